@@ -1,0 +1,36 @@
+# Two commands do everything: `make run` and `make test`. The rest is for those who work on the package.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help run test check bench docs clean
+help:  ## Show this list.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+run: $(READY)  ## Train on the embedded digits by federated dropout; open the report it names.
+	$(BIN)/feddrop run
+
+check: $(READY)  ## Lint, types, import rules.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_imports.py
+
+test: check  ## Everything CI runs: check, then all tests.
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+bench: $(READY)  ## Speed, as ratios to a peer or a physical limit measured in the same run.
+	$(BIN)/python benchmarks/run_all.py
+
+docs: $(READY)  ## Build the documentation into site/.
+	$(BIN)/mkdocs build --strict
+
+clean:  ## Remove what the other targets made.
+	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

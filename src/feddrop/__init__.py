@@ -1,0 +1,1 @@
+"""feddrop: federated dropout over wireless edge devices, with the radio in the loop."""

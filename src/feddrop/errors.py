@@ -1,0 +1,44 @@
+"""The errors feddrop raises on purpose. Each message says what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FeddropError(Exception):
+    """Base of every error that feddrop raises on purpose."""
+
+
+class ConfigError(FeddropError, ValueError):
+    """A setting that cannot be used."""
+
+
+class DataError(FeddropError):
+    """A data set that is missing or damaged."""
+
+
+class SubnetError(FeddropError):
+    """A subnet that cannot be cut from this network."""
+
+
+class FrameError(FeddropError):
+    """Bytes that are not a valid frame for this network."""
+
+
+class RunError(FeddropError):
+    """A run that cannot start, go on or be resumed."""
+
+
+class InfeasibleError(FeddropError):
+    """No rates and shares meet the deadline and the energy budgets."""
+
+
+def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
+    """Return ``given`` if it is allowed, else raise a ConfigError that names the nearest allowed word."""
+    words = sorted(allowed)
+    if given in words:
+        return given
+    near = difflib.get_close_matches(str(given), words, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{what} is {given!r}; it must be one of {', '.join(map(repr, words))}.{hint}")
