@@ -1,0 +1,203 @@
+"""The networks of the paper, and what a network costs: parameters and FLOPs, counted and never typed in.
+
+Both networks pool *before* their activation. Tanh and ReLU are monotone, so the largest value stays the largest: the
+result is the same, from a quarter of the activation work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddrop.errors import ConfigError, one_of
+from feddrop.seeds import derive
+
+_LENET = ((6, 16), (120, 84))
+_ALEXNET = ((64, 192, 384, 256, 256), (4096, 4096))
+_ALEXNET_POOLED = (1, 2, 5)
+
+
+def lenet(
+    *,
+    num_classes: int = 100,
+    input_shape: Sequence[int] = (3, 32, 32),
+    channels: Sequence[int] = _LENET[0],
+    hidden: Sequence[int] = _LENET[1],
+) -> nn.Sequential:
+    """LeNet-5: two 5 x 5 convolutions with 2 x 2 pools, three linear layers, tanh.
+
+    Args:
+        num_classes: number of outputs.
+        input_shape: shape of one sample, ``(channels, height, width)``; at least 16 x 16 pixels.
+        channels: output channels of ``conv1``, ``conv2``.
+        hidden: widths of ``fc1``, ``fc2``.
+    """
+    colours, *pixels = _check("lenet", num_classes, input_shape, channels, hidden, widths=_LENET, smallest=16)
+    height, width = (((side - 4) // 2 - 4) // 2 for side in pixels)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (before, after) in enumerate(pairwise((colours, *channels)), 1):
+        layers[f"conv{i}"] = nn.Conv2d(before, after, 5)
+        layers[f"pool{i}"] = nn.MaxPool2d(2)
+        layers[f"act{i}"] = nn.Tanh()
+    return _with_head(layers, (channels[-1] * height * width, *hidden, num_classes), nn.Tanh)
+
+
+def alexnet(
+    *,
+    num_classes: int = 100,
+    input_shape: Sequence[int] = (3, 32, 32),
+    channels: Sequence[int] = _ALEXNET[0],
+    hidden: Sequence[int] = _ALEXNET[1],
+) -> nn.Sequential:
+    """AlexNet for small images: five 3 x 3 convolutions, 2 x 2 pools after 1, 2 and 5, three linear layers, ReLU.
+
+    Args:
+        num_classes: number of outputs.
+        input_shape: shape of one sample, ``(channels, height, width)``; at least 8 x 8 pixels.
+        channels: output channels of ``conv1`` to ``conv5``.
+        hidden: widths of ``fc1``, ``fc2``.
+    """
+    colours, *pixels = _check("alexnet", num_classes, input_shape, channels, hidden, widths=_ALEXNET, smallest=8)
+    height, width = (side // 2 ** len(_ALEXNET_POOLED) for side in pixels)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (before, after) in enumerate(pairwise((colours, *channels)), 1):
+        layers[f"conv{i}"] = nn.Conv2d(before, after, 3, padding=1)
+        if i in _ALEXNET_POOLED:
+            layers[f"pool{i}"] = nn.MaxPool2d(2)
+        layers[f"act{i}"] = nn.ReLU()
+    return _with_head(layers, (channels[-1] * height * width, *hidden, num_classes), nn.ReLU)
+
+
+def build(name: str, *, num_classes: int, input_shape: Sequence[int], width: float = 1.0, seed: int) -> nn.Sequential:
+    """Build a network by name, its first parameters drawn from the seed; torch's own random state is left alone.
+
+    Args:
+        name: ``"lenet"`` or ``"alexnet"``.
+        num_classes: number of outputs.
+        input_shape: shape of one sample, ``(channels, height, width)``.
+        width: factor on every hidden width, rounded, at least 1.
+        seed: the run's root seed.
+    """
+    factory, (channels, hidden) = {"lenet": (lenet, _LENET), "alexnet": (alexnet, _ALEXNET)}[
+        one_of("model", name, ("lenet", "alexnet"))
+    ]
+    if not (math.isfinite(width) and width > 0):
+        raise ConfigError(f"width is {width}; it must be a positive number (1 is the network as published).")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
+        torch.default_generator.manual_seed(derive(seed, "init"))
+        return factory(
+            num_classes=num_classes,
+            input_shape=input_shape,
+            channels=[max(1, round(width * count)) for count in channels],
+            hidden=[max(1, round(width * count)) for count in hidden],
+        )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of parameters of any network, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def layer_flops(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
+    """Forward FLOPs of one sample in every convolution and linear layer: 2 x multiply-adds, biases not counted.
+
+    One sample of zeros goes through the network, in evaluation mode, and the shapes that really occur are counted. A
+    layer called twice counts twice, a layer never called counts 0; work outside such layers (norms, activations) is
+    left out.
+
+    Args:
+        model: any network; it is left as it was.
+        input_shape: shape of one sample, without the batch.
+
+    Returns:
+        FLOPs by layer name, in the network's order.
+    """
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _COUNTED)}
+    flops = dict.fromkeys(layers, 0)
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, *, name: str) -> None:
+        flops[name] += 2 * _multiply_adds(layer, inputs, output)
+
+    modes = [(module, module.training) for module in model.modules()]
+    hooks = [layer.register_forward_hook(partial(count, name=name)) for name, layer in layers.items()]
+    first = next(model.parameters(), torch.empty(0))
+    try:
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(torch.zeros(1, *input_shape, dtype=first.dtype, device=first.device))
+    except RuntimeError as error:
+        raise ConfigError(f"The network does not take a sample of shape {tuple(input_shape)}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return flops
+
+
+def forward_flops(model: nn.Module, input_shape: Sequence[int]) -> int:
+    """Forward FLOPs of one sample: the sum of :func:`layer_flops`."""
+    return sum(layer_flops(model, input_shape).values())
+
+
+_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_COUNTED = (*_CONV, *_TRANSPOSED, nn.Linear)
+
+
+def _multiply_adds(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> int:
+    """Multiply-adds of one call: every output value (transposed: every input value) meets one slice of the weight."""
+    values = inputs[0] if isinstance(layer, _TRANSPOSED) else output
+    return values.numel() * int(layer.weight[0].numel())
+
+
+def _with_head(
+    layers: OrderedDict[str, nn.Module], widths: Sequence[int], activation: type[nn.Module]
+) -> nn.Sequential:
+    """Close a convolutional body with linear layers ``fc1``, ``fc2``, ...; no activation after the last."""
+    layers["flatten"] = nn.Flatten()
+    last = len(widths) - 1
+    for i, (before, after) in enumerate(pairwise(widths), 1):
+        layers[f"fc{i}"] = nn.Linear(before, after)
+        if i < last:
+            layers[f"fc_act{i}"] = activation()
+    return nn.Sequential(layers)
+
+
+def _check(
+    name: str,
+    num_classes: int,
+    input_shape: Sequence[int],
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    *,
+    widths: tuple[tuple[int, ...], tuple[int, ...]],
+    smallest: int,
+) -> tuple[int, int, int]:
+    """Check a network's arguments and return its input shape ``(channels, height, width)``."""
+    if num_classes < 1:
+        raise ConfigError(f"num_classes is {num_classes}; it must be at least 1.")
+    for what, given, default in (("channels", channels, widths[0]), ("hidden", hidden, widths[1])):
+        if len(given) != len(default) or min(given) < 1:
+            raise ConfigError(
+                f"{name}: {what} is {tuple(given)}; it must be {len(default)} positive widths, such as {default}."
+            )
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise ConfigError(
+            f"{name}: input_shape is {tuple(input_shape)}; it must be (channels, height, width), such as (3, 32, 32)."
+        )
+    colours, height, width = input_shape
+    if min(height, width) < smallest:
+        raise ConfigError(
+            f"{name}: input_shape is {tuple(input_shape)}; its pools leave nothing of images that small. "
+            f"The smallest that works is ({colours}, {smallest}, {smallest}): enlarge the images."
+        )
+    return colours, height, width
