@@ -1,1 +1,73 @@
-"""feddrop: federated dropout over wireless edge devices, with the radio in the loop."""
+"""feddrop: federated dropout over wireless edge devices, with the radio in the loop.
+
+Names are loaded when they are first used, so that ``import feddrop`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddrop.config import RunConfig
+    from feddrop.data import Dataset, from_arrays, load, partition
+    from feddrop.errors import FeddropError
+    from feddrop.method import Assignment, Method, Update
+    from feddrop.methods.feddrop import feddrop
+    from feddrop.models import alexnet, lenet
+    from feddrop.runs import Run, resume, run
+    from feddrop.seeds import derive
+    from feddrop.subnets.cut import SubnetConfig
+    from feddrop.training import TrainConfig
+
+_HOMES = {
+    "Assignment": "method",
+    "Dataset": "data",
+    "FeddropError": "errors",
+    "Method": "method",
+    "Run": "runs",
+    "RunConfig": "config",
+    "SubnetConfig": "subnets.cut",
+    "TrainConfig": "training",
+    "Update": "method",
+    "alexnet": "models",
+    "derive": "seeds",
+    "feddrop": "methods.feddrop",
+    "from_arrays": "data",
+    "lenet": "models",
+    "load": "data",
+    "partition": "data",
+    "resume": "runs",
+    "run": "runs",
+}
+
+__all__ = [
+    "Assignment",
+    "Dataset",
+    "FeddropError",
+    "Method",
+    "Run",
+    "RunConfig",
+    "SubnetConfig",
+    "TrainConfig",
+    "Update",
+    "alexnet",
+    "derive",
+    "feddrop",
+    "from_arrays",
+    "lenet",
+    "load",
+    "partition",
+    "resume",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'feddrop' has no attribute {name!r}")
+    return getattr(import_module(f"feddrop.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,176 @@
+"""The command line. Thin: each command reads its arguments, calls the package, and shows what came back."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from feddrop.errors import FeddropError
+
+if TYPE_CHECKING:
+    from feddrop.runs import Run
+
+app = App(
+    name="feddrop",
+    help="Federated dropout over wireless edge devices, with the radio in the loop.\n\n"
+    "Start with `feddrop run`: it trains on embedded data in under a minute and writes a report.",
+    version_flags=["--version"],
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative=())]
+
+
+@app.command
+def run(
+    config: Path | None = None,
+    *,
+    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 -- cyclopts copies it
+    out: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Train a network by federated dropout and write a report.
+
+    Parameters
+    ----------
+    config:
+        TOML configuration; without one, the embedded digits are learned by ten devices at rate 0.3.
+    set_:
+        Change one setting, e.g. --set train.lr=0.05 --set rate=0.2; may be repeated.
+    out:
+        Run folder, new or empty. Default: runs/<data>-<model>-<time>.
+    json_:
+        Print one JSON line a round and nothing else.
+    """
+    from feddrop.config import RunConfig
+    from feddrop.runs import Run
+
+    settings = RunConfig.from_file(config, set_) if config else RunConfig.from_toml("", set_)
+    folder = out or Path("runs") / f"{settings.data.name}-{settings.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    command = shlex.join(["feddrop", *sys.argv[1:]])
+    _drive(lambda: Run(settings, folder, command=command), folder, json_)
+
+
+@app.command
+def resume(folder: Path, *, json_: Json = False) -> None:
+    """Go on with a run where it stopped; the outcome is that of a run never interrupted.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    json_:
+        Print one JSON line a round and nothing else.
+    """
+    from feddrop.config import RunConfig
+    from feddrop.runs import Run
+
+    settings = RunConfig.from_file(folder / "config.toml")
+    _drive(lambda: Run(settings, folder, resume=True), folder, json_)
+
+
+@app.command
+def report(folders: list[Path], /, *, out: Path | None = None) -> None:
+    """Write report.html for a run, or one page that compares several.
+
+    Parameters
+    ----------
+    folders:
+        One run folder, or several to compare.
+    out:
+        Where to write. Default: report.html in the run folder, or comparison.html here.
+    """
+    from feddrop.report import write_comparison, write_report
+
+    if len(folders) == 1:
+        _say(f"Report: {write_report(folders[0], out)}")
+    else:
+        _say(f"Comparison: {write_comparison(folders, out or Path('comparison.html'))}")
+
+
+@app.command
+def data(name: str, *, path: Path | None = None, download: bool = False, json_: Json = False) -> None:
+    """Show a data set, or fetch it.
+
+    Parameters
+    ----------
+    name:
+        digits, cifar10, cifar100 or fashion_mnist.
+    path:
+        The archive or its folder.
+    download:
+        Fetch it from its official site into the cache folder.
+    json_:
+        Print JSON.
+    """
+    from feddrop.data import load
+
+    dataset = load(name, path=path, download=download)
+    about: dict[str, Any] = {
+        "name": dataset.name,
+        "train": len(dataset.train_y),
+        "test": len(dataset.test_y),
+        "input_shape": list(dataset.input_shape),
+        "classes": dataset.num_classes,
+    }
+    if json_:
+        print(json.dumps(about))
+    else:
+        _say("\n".join(f"{key:12} {value}" for key, value in about.items()))
+
+
+def main() -> None:
+    """Run the command line: our own errors are one clear line and exit code 2."""
+    try:
+        app()
+    except FeddropError as error:
+        from rich.console import Console
+
+        Console(stderr=True).print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+
+
+def _drive(start: Any, folder: Path, as_json: bool) -> None:
+    """Run to the end or to Ctrl-C, showing every round, and write the report."""
+    from feddrop.report import write_report
+    from feddrop.show import show
+
+    if not as_json:
+        _say("Preparing data and network ...")
+    job: Run = start()
+    stop: list[int] = []
+
+    def on_interrupt(number: int, _: Any) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        stop.append(number)
+        print("\nStopping after this round (Ctrl-C again: at once) ...", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        for record in job if as_json else show(job):
+            if as_json:
+                print(json.dumps(record), flush=True)
+            if stop:
+                break
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not job.round:
+        return
+    page = write_report(folder)
+    if not as_json:
+        if job.round < job.config.rounds:
+            _say(f"Stopped after round {job.round} of {job.config.rounds}. Go on with: feddrop resume {folder}")
+        _say(f"Report: {page}")
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,45 @@
+"""Parameters as plain dictionaries of tensors, and the running weighted mean they are folded into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+"""Every parameter and every float buffer of a network, by name, on the CPU."""
+
+
+def from_model(model: nn.Module) -> Params:
+    """Copy the parameters and float buffers (norm statistics) of a network."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in named if t.is_floating_point()}
+
+
+@torch.no_grad()
+def load_into(model: nn.Module, params: Params) -> None:
+    """Copy values into the parameters and float buffers of a network, in place; step counters of norms start anew."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in params:
+            tensor.copy_(params[name])
+        elif name.endswith("num_batches_tracked"):
+            tensor.zero_()
+
+
+class WeightedMean:
+    """A running weighted mean of parameters: one tensor of room for each, however many are added."""
+
+    def __init__(self, like: Params) -> None:
+        self.total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+        self.weight = 0.0
+
+    def add(self, name: str, tensor: Tensor, weight: float) -> None:
+        """Add ``weight * tensor``; say the weight itself once, with :meth:`count`."""
+        self.total[name].add_(tensor, alpha=weight)
+
+    def count(self, weight: float) -> None:
+        """Count a contributor of this weight."""
+        self.weight += weight
+
+    def mean(self) -> Params:
+        """Return the mean over what was counted."""
+        return {name: total / self.weight for name, total in self.total.items()}

@@ -1,0 +1,245 @@
+"""A round, as the paper tells it: generation, push, computation, pull, aggregation.
+
+Server and device meet only in bytes: ``push`` ends in a frame and ``compute`` begins with one, ``compute`` ends in a frame
+and ``pull`` begins with one. So the bytes are measured, not estimated, and an executor has nothing to move but bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from feddrop.errors import FrameError
+from feddrop.method import Assignment, Batches, Method, State, Update
+from feddrop.params import Params
+from feddrop.subnets import frames
+from feddrop.subnets.frames import Header
+from feddrop.subnets.piece import Subnet, gather, to_device_shape
+
+
+class Reply(NamedTuple):
+    """What comes back from a device: a frame, or the reason why there is none; and how long it computed."""
+
+    frame: bytes
+    error: str
+    seconds: float
+
+
+class Executor(Protocol):
+    """Runs devices: takes subnet frames, gives replies in the same order, holding only a few at a time."""
+
+    def compute(self, pushed: Iterable[bytes]) -> Iterator[Reply]:
+        """Let devices train on the subnets in these frames."""
+        ...
+
+    def evaluate(self, whole: Params) -> tuple[float, float]:
+        """Return mean loss and accuracy of the whole network on the test set."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and free what was held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRound:
+    """What one device did in one round.
+
+    Attributes:
+        device: device number.
+        rate: dropout rate γ.
+        samples: samples trained on.
+        loss: mean training loss; None where nothing usable came back.
+        push_bytes: size of the frame sent to the device.
+        pull_bytes: size of the frame that came back.
+        kept: parameters in the subnet.
+        status: ``"ok"``, or why the update was refused.
+        seconds: wall time of the device's computation.
+    """
+
+    device: int
+    rate: float
+    samples: int
+    loss: float | None
+    push_bytes: int
+    pull_bytes: int
+    kept: int
+    status: str
+    seconds: float
+
+
+class RoundResult(NamedTuple):
+    """A round's outcome: new parameters and state, and what each device did."""
+
+    params: Params
+    state: State
+    devices: list[DeviceRound]
+
+
+def generate(method: Method, assignment: Assignment) -> Subnet:
+    """Generation: choose the device's subnet."""
+    return method.cut(assignment)
+
+
+def push(whole: Params, subnet: Subnet, assignment: Assignment, *, dtype: str = "float32") -> bytes:
+    """Push: write the subnet's kept weights, scaled, into a frame."""
+    values = {}
+    for name, piece in subnet.items():
+        kept = gather(whole[name], piece)
+        values[name] = kept if piece.scale == 1.0 else kept * piece.scale
+    header = Header(
+        kind="subnet",
+        round=assignment.round,
+        device=assignment.device,
+        seed=assignment.seed,
+        rate=assignment.rate,
+        level=assignment.level,
+        dtype=dtype,
+    )
+    return frames.encode(header, subnet, values, assignment.masks)
+
+
+def compute(
+    method: Method,
+    data: bytes,
+    batches_for: Callable[[Assignment], Batches],
+    weights: Mapping[str, tuple[int, ...]] | None = None,
+) -> bytes:
+    """Computation, on the device: read the subnet, train it on local data, write the update.
+
+    Args:
+        method: the method, as the server has it.
+        data: the pushed frame.
+        batches_for: gives the local minibatches for an assignment.
+        weights: shapes of the tensors whose masks travel, for methods that send masks.
+    """
+    frame = frames.parse(data)
+    head = frame.header
+    shapes = weights or {}
+    masks = frames.decode_masks(frame, shapes)
+    assignment = Assignment(
+        round=head.round, device=head.device, seed=head.seed, rate=head.rate, level=head.level, masks=masks
+    )
+    subnet = method.cut(assignment)
+    kept = frames.decode(frame, subnet, _bits(shapes))
+    values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
+    update = method.local(subnet, values, assignment, batches_for(assignment))
+    if not math.isfinite(update.loss):
+        raise FrameError(f"training loss became {update.loss}: training diverged. Lower the learning rate.")
+    header = Header(
+        kind="update",
+        round=head.round,
+        device=head.device,
+        seed=head.seed,
+        rate=head.rate,
+        level=head.level,
+        dtype=head.dtype,
+        samples=update.samples,
+        loss=update.loss,
+    )
+    return frames.encode(header, update.subnet, update.values, update.masks)
+
+
+def pull(
+    data: bytes, assignment: Assignment, subnet: Subnet, weights: Mapping[str, tuple[int, ...]] | None = None
+) -> Update:
+    """Pull: read an update and check that it answers this assignment.
+
+    Raises:
+        FrameError: the frame is damaged, or answers something else.
+    """
+    frame = frames.parse(data)
+    head = frame.header
+    asked = ("update", assignment.round, assignment.device, assignment.seed)
+    if (head.kind, head.round, head.device, head.seed) != asked:
+        raise FrameError(
+            f"device {assignment.device} answered with kind {head.kind!r}, round {head.round}, device {head.device}; "
+            f"an update for round {assignment.round} was due."
+        )
+    shapes = weights or {}
+    return Update(
+        device=head.device,
+        samples=head.samples,
+        loss=head.loss,
+        subnet=subnet,
+        values=frames.decode(frame, subnet, _bits(shapes)),
+        masks=frames.decode_masks(frame, shapes),
+    )
+
+
+def aggregate(method: Method, state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
+    """Aggregation: fold the updates, as they arrive, into the whole network."""
+    return method.merge(state, whole, updates)
+
+
+def run_round(
+    method: Method,
+    executor: Executor,
+    whole: Params,
+    state: State,
+    *,
+    round_: int,
+    rates: Mapping[int, float],
+    seed: int,
+    dtype: str = "float32",
+    weights: Mapping[str, tuple[int, ...]] | None = None,
+) -> RoundResult:
+    """Run one round over the devices that have a rate, and return the new network.
+
+    An update that is damaged or not finite is left out, and the round goes on without that device.
+    """
+    under_way: list[tuple[Assignment, Subnet, int]] = []
+    done: list[DeviceRound] = []
+
+    def pushed() -> Iterator[bytes]:
+        for assignment in method.plan(state, whole, round_, rates, seed):
+            subnet = generate(method, assignment)
+            frame = push(whole, subnet, assignment, dtype=dtype)
+            under_way.append((assignment, subnet, len(frame)))
+            yield frame
+
+    def updates() -> Iterator[Update]:
+        for reply in executor.compute(pushed()):
+            assignment, subnet, push_bytes = under_way.pop(0)
+            update: Update | None = None
+            status = reply.error
+            if not status:
+                try:
+                    update = pull(reply.frame, assignment, subnet, weights)
+                except FrameError as refused:
+                    status = str(refused)
+            done.append(
+                DeviceRound(
+                    device=assignment.device,
+                    rate=assignment.rate,
+                    samples=update.samples if update else 0,
+                    loss=update.loss if update else None,
+                    push_bytes=push_bytes,
+                    pull_bytes=len(reply.frame),
+                    kept=sum(piece.size for piece in subnet.values()),
+                    status=status or "ok",
+                    seconds=reply.seconds,
+                )
+            )
+            if update:
+                yield update
+
+    new, new_state = aggregate(method, state, whole, updates())
+    return RoundResult(new, new_state, done)
+
+
+def answer(work: Callable[[], bytes]) -> Reply:
+    """Run a device's computation and time it; a failure of that device becomes a reply, not an exception."""
+    started = time.perf_counter()
+    try:
+        frame, error = work(), ""
+    except FrameError as failure:
+        frame, error = b"", str(failure)
+    return Reply(frame, error, time.perf_counter() - started)
+
+
+def _bits(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

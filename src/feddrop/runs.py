@@ -1,0 +1,318 @@
+"""A run from start to end: it saves after every round, and resumes to the same bits.
+
+A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (a line a
+round), ``checkpoints/`` and ``report.html``.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+import platform
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from feddrop import checkpoints, data, models, params
+from feddrop.config import RunConfig
+from feddrop.data import Dataset
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import Processes, Serial, Task
+from feddrop.method import MethodFactory, State
+from feddrop.methods.feddrop import feddrop
+from feddrop.params import Params
+from feddrop.rounds import DeviceRound, Executor, run_round
+from feddrop.seeds import derive
+from feddrop.subnets.masks import check_rate
+
+Record = dict[str, Any]
+"""One line of ``metrics.jsonl``."""
+
+
+class Run:
+    """A run under way. Iterate over it: each round is saved, then its record is given.
+
+    Stop whenever you like; what has been given has been saved. ``feddrop resume`` goes on from there.
+
+    Args:
+        config: what to run.
+        out: the run folder: new or empty, unless resuming.
+        model: a network of your own in place of ``config.model``.
+        dataset: data of your own in place of ``config.data.name``.
+        resume: whether to go on with what the folder holds.
+        command: how the run was started, for the report.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: str | Path,
+        *,
+        model: nn.Module | None = None,
+        dataset: Dataset | None = None,
+        resume: bool = False,
+        command: str = "",
+    ) -> None:
+        self.config, self.folder = config, Path(out)
+        self._prepare_folder(resume)
+        self.dataset = dataset or data.load(
+            config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
+        )
+        self.model = copy.deepcopy(model) if model is not None else self._build_model()
+        labels = self.dataset.train_y.numpy()
+        self.parts = data.partition(
+            labels,
+            devices=config.data.devices,
+            how=config.data.partition,
+            alpha=config.data.alpha,
+            classes_per_device=config.data.classes_per_device,
+            seed=derive(config.seed, "partition"),
+        )
+        self.rates = read_rates(config.rate, config.data.devices)
+        self.params: Params = params.from_model(self.model)
+        self.state: State = {}
+        self.round = 0
+        self._describe(command, resume)
+        if resume:
+            self._load()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the rounds done so far."""
+        return checkpoints.read_lines(self.folder / "metrics.jsonl")
+
+    def __iter__(self) -> Iterator[Record]:
+        config = self.config
+        factory = method_factory(config)
+        method = factory(copy.deepcopy(self.model), self.dataset.input_shape)
+        if self.round == 0:
+            self.state = method.init(self.params)
+        if self.round >= config.rounds:
+            return
+        executor = self._executor(factory)
+        try:
+            while self.round < config.rounds:
+                started = time.perf_counter()
+                result = run_round(
+                    method,
+                    executor,
+                    self.params,
+                    self.state,
+                    round_=self.round + 1,
+                    rates=dict(enumerate(self.rates)),
+                    seed=config.seed,
+                    dtype=config.execution.wire,
+                )
+                self.params, self.state = result.params, result.state
+                self.round += 1
+                test_loss = test_accuracy = None
+                if self.round % config.eval_every == 0 or self.round == config.rounds:
+                    test_loss, test_accuracy = executor.evaluate(self.params)
+                record = self._record(result.devices, test_loss, test_accuracy, time.perf_counter() - started)
+                self._save(record)
+                yield record
+        finally:
+            executor.close()
+
+    def _record(
+        self, devices: list[DeviceRound], test_loss: float | None, test_accuracy: float | None, wall_s: float
+    ) -> Record:
+        good = [device for device in devices if device.loss is not None]
+        samples = sum(device.samples for device in good)
+        return {
+            "round": self.round,
+            "train_loss": sum(d.samples * (d.loss or 0.0) for d in good) / samples,
+            "test_loss": _finite(test_loss),
+            "test_accuracy": test_accuracy,
+            "push_bytes": sum(device.push_bytes for device in devices),
+            "pull_bytes": sum(device.pull_bytes for device in devices),
+            "latency_s": None,
+            "energy_j": None,
+            "wall_s": round(wall_s, 4),
+            "devices": [
+                {
+                    "device": d.device,
+                    "rate": d.rate,
+                    "share": None,
+                    "samples": d.samples,
+                    "push_bytes": d.push_bytes,
+                    "pull_bytes": d.pull_bytes,
+                    "latency_s": None,
+                    "energy_j": None,
+                    "loss": d.loss,
+                    "status": d.status,
+                }
+                for d in devices
+            ],
+        }
+
+    def _save(self, record: Record) -> None:
+        """Save metrics first: a kill in between costs this round, which is then computed again to the same bits."""
+        checkpoints.append_line(self.folder / "metrics.jsonl", record)
+        groups = {"params": self.params, "state": self.state}
+        checkpoints.save_checkpoint(self.folder / "checkpoints", self.round, groups)
+
+    def _load(self) -> None:
+        loaded = checkpoints.load_checkpoint(self.folder / "checkpoints")
+        if loaded is None:
+            self.round = 0
+        else:
+            self.round, groups = loaded
+            shapes = {name: tensor.shape for name, tensor in self.params.items()}
+            if {name: tensor.shape for name, tensor in groups["params"].items()} != shapes:
+                raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
+            self.params = {name: groups["params"][name] for name in self.params}
+            self.state = groups.get("state", {})
+        checkpoints.cut_lines(self.folder / "metrics.jsonl", self.round)
+
+    def _prepare_folder(self, resume: bool) -> None:
+        config_file = self.folder / "config.toml"
+        if not resume:
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
+            checkpoints.write_atomically(config_file, self.config.to_toml().encode())
+        elif not config_file.exists():
+            raise RunError(
+                f"{self.folder} holds no config.toml: it is not a run folder. Name one that `feddrop run` made."
+            )
+
+    def _build_model(self) -> nn.Module:
+        return models.build(
+            self.config.model.name,
+            num_classes=self.dataset.num_classes,
+            input_shape=self.dataset.input_shape,
+            width=self.config.model.width,
+            seed=self.config.seed,
+        )
+
+    def _executor(self, factory: MethodFactory) -> Executor:
+        execution = self.config.execution
+        task = Task(
+            model=copy.deepcopy(self.model),
+            factory=factory,
+            train_x=self.dataset.train_x,
+            train_y=self.dataset.train_y,
+            test_x=self.dataset.test_x,
+            test_y=self.dataset.test_y,
+            parts=[torch.from_numpy(part) for part in self.parts],
+            train=self.config.train,
+            threads=execution.threads,
+            torch_device=execution.device,
+        )
+        return Processes(task, execution.workers) if execution.executor == "processes" else Serial(task)
+
+    def _describe(self, command: str, resume: bool) -> None:
+        """Write ``run.json``, or on resume check that network and data are those of the start."""
+        path = self.folder / "run.json"
+        whole = [p for p in self.model.parameters()]
+        counts = data.class_counts(self.dataset.train_y.numpy(), self.parts, self.dataset.num_classes)
+        about = {
+            "feddrop": _version(),
+            "command": command or "feddrop run config.toml",
+            "parameters": sum(p.numel() for p in whole),
+            "weights": sum(p.numel() for p in whole if p.ndim >= 2),
+            "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
+            "samples": [len(part) for part in self.parts],
+            "class_names": list(self.dataset.class_names),
+            "class_counts": counts.tolist(),
+            "data_crc32": _fingerprint(self.dataset),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "cpu": platform.processor() or platform.machine(),
+        }
+        if resume and path.exists():
+            before = json.loads(path.read_text())
+            for key, what in (("parameters", "network"), ("data_crc32", "data"), ("class_counts", "partition")):
+                if before.get(key) != about[key]:
+                    raise RunError(f"{self.folder} was started with another {what}. Give the same one to resume it.")
+            return
+        checkpoints.write_atomically(path, json.dumps(about, indent=1).encode())
+
+
+def run(
+    config: RunConfig, out: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None
+) -> list[Record]:
+    """Run to the end, write the report, and return the records, one a round.
+
+    A model that is given ends with the trained parameters.
+    """
+    job = Run(config, out, model=model, dataset=dataset)
+    return _finish(job, model)
+
+
+def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None) -> list[Record]:
+    """Go on with a run where it stopped; give the same model and data where they were your own."""
+    job = Run(RunConfig.from_file(Path(folder) / "config.toml"), folder, model=model, dataset=dataset, resume=True)
+    return _finish(job, model)
+
+
+def _finish(job: Run, model: nn.Module | None) -> list[Record]:
+    from feddrop.report import write_report
+
+    for _ in job:
+        pass
+    if model is not None:
+        params.load_into(model, job.params)
+    write_report(job.folder)
+    return job.records
+
+
+def method_factory(config: RunConfig) -> MethodFactory:
+    """Return the factory that a configuration names."""
+    return partial(
+        feddrop,
+        subnet=config.subnet,
+        train_config=config.train,
+        rounds=config.rounds,
+        rule=config.aggregation.rule,
+        factor=config.aggregation.factor,
+    )
+
+
+def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
+    """Return one rate a device: from one number, a list, or a file (``.json`` list, or ``.csv`` with a column rate)."""
+    if isinstance(rate, str):
+        rate = _rates_from_file(Path(rate))
+    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
+    if len(rates) != devices:
+        raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one a device, or one for all.")
+    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
+
+
+def _rates_from_file(path: Path) -> tuple[float, ...]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
+    with suppress(ValueError, KeyError, TypeError):
+        if path.suffix == ".json":
+            return tuple(float(value) for value in json.loads(text))
+        rows = list(csv.DictReader(text.splitlines()))
+        return tuple(float(row["rate"]) for row in rows)
+    raise ConfigError(f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column named rate.")
+
+
+def _fingerprint(dataset: Dataset) -> int:
+    crc = 0
+    for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
+        crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
+    return crc
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("feddrop")

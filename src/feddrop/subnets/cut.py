@@ -1,0 +1,141 @@
+"""Cutting a subnet out of a network: which layers are dropped, at which level, and what is kept of every tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from feddrop import params
+from feddrop.errors import ConfigError, one_of
+from feddrop.subnets.masks import check_rate, kept_positions
+from feddrop.subnets.piece import Piece, Subnet, whole
+from feddrop.subnets.units import UnitGraph, trace, unit_pieces
+
+LEVELS = ("weight", "unit")
+COUNTS = ("exact", "bernoulli")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubnetConfig:
+    """What is dropped, and how it is counted.
+
+    Attributes:
+        level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
+        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each on its own.
+        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers that are dropped.
+        layer_rates: rates of single layers, by name, in place of the device's own rate.
+        biases: whether the biases of dropped layers are dropped too (weight level). Norm parameters never are.
+    """
+
+    level: str = "weight"
+    count: str = "exact"
+    layers: str | tuple[str, ...] = "all"
+    layer_rates: Mapping[str, float] = field(default_factory=dict)
+    biases: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("subnet.level", self.level, LEVELS)
+        one_of("subnet.count", self.count, COUNTS)
+        if isinstance(self.layers, str):
+            one_of("subnet.layers", self.layers, ("all", "linear"))
+        for name, rate in self.layer_rates.items():
+            check_rate(rate, f"subnet.layer_rates[{name!r}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """What cutting needs to know of a network.
+
+    Attributes:
+        shapes: shape of every parameter and float buffer, in the network's order.
+        weights: the tensors that may be dropped, with the name of the layer they belong to.
+        biases: the biases of those layers, likewise.
+        linear: the names of the fully-connected layers.
+        units: the groups of coupled units; None at the weight level.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    weights: dict[str, str]
+    biases: dict[str, str]
+    linear: frozenset[str]
+    units: UnitGraph | None
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers that may be dropped."""
+        return list(dict.fromkeys(self.weights.values()))
+
+
+def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "weight") -> Blueprint:
+    """Read off a network what cutting needs; at the unit level, find its coupled units."""
+    weights: dict[str, str] = {}
+    biases: dict[str, str] = {}
+    linear = set()
+    for layer, module in model.named_modules():
+        own = {f"{layer}.{name}" if layer else name: p for name, p in module.named_parameters(recurse=False)}
+        if any(p.ndim >= 2 for p in own.values()):  # norms hold vectors only, and are kept
+            weights |= {name: layer for name, p in own.items() if p.ndim >= 2}
+            biases |= {name: layer for name, p in own.items() if p.ndim < 2}
+        if isinstance(module, nn.Linear):
+            linear.add(layer)
+    return Blueprint(
+        shapes={name: tuple(tensor.shape) for name, tensor in params.from_model(model).items()},
+        weights=weights,
+        biases=biases,
+        linear=frozenset(linear),
+        units=trace(model, input_shape) if level == "unit" else None,
+    )
+
+
+def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
+    """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
+    allowed = plan.layers
+    named = [*config.layer_rates, *(config.layers if not isinstance(config.layers, str) else ())]
+    for name in named:
+        one_of("a layer of subnet.layers or subnet.layer_rates", name, allowed)
+    chosen = _chosen_layers(plan, config)
+
+    def rate_of(layer: str, rate: float) -> float:
+        return config.layer_rates.get(layer, rate) if layer in chosen else 0.0
+
+    def cut_weights(seed: int, rate: float) -> Subnet:
+        check_rate(rate)
+        droppable = plan.weights | plan.biases if config.biases else plan.weights
+        subnet: Subnet = {}
+        for name, shape in plan.shapes.items():
+            keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
+            index = kept_positions(seed, name, math.prod(shape), keep, config.count)
+            scale = 1.0 / keep
+            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else whole(shape)
+        return subnet
+
+    def cut_units(seed: int, rate: float) -> Subnet:
+        check_rate(rate)
+        graph = plan.units
+        if graph is None:
+            raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
+        kept = {}
+        for group, size in graph.groups.items():
+            keep = math.sqrt(1.0 - max(rate_of(layer, rate) for layer in graph.producers[group]))
+            index = kept_positions(seed, group, size, keep, config.count)
+            if index is not None:
+                kept[group] = index
+        return unit_pieces(graph, plan.shapes, kept)
+
+    return cut_units if config.level == "unit" else cut_weights
+
+
+def _chosen_layers(plan: Blueprint, config: SubnetConfig) -> frozenset[str]:
+    if config.layers == "linear":
+        return plan.linear | frozenset(config.layer_rates)
+    if config.layers == "all":
+        return frozenset(plan.layers)
+    return frozenset(config.layers) | frozenset(config.layer_rates)
+
+
+def parameter_count(subnet: Subnet) -> int:
+    """Count the values a subnet keeps."""
+    return sum(piece.size for piece in subnet.values())

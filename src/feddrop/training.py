@@ -1,0 +1,127 @@
+"""Local training on one device: minibatches and SGD on a subnet. Shared by every method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from feddrop import params
+from feddrop.errors import ConfigError, one_of
+from feddrop.method import Batches
+from feddrop.params import Params
+from feddrop.seeds import derive, permutation
+from feddrop.subnets.piece import Subnet, scatter
+
+SCHEDULES = ("constant", "cosine", "linear")
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Local SGD.
+
+    Attributes:
+        lr: learning rate η in the first round.
+        schedule: how the learning rate goes from ``lr`` to ``lr * lr_end`` over the rounds.
+        lr_end: share of the learning rate left in the last round (cosine, linear).
+        momentum: momentum within a round; it starts anew in every round.
+        weight_decay: L2 penalty.
+        batch_size: samples a step.
+        epochs: passes over the local data a round.
+    """
+
+    lr: float = 0.1
+    schedule: str = "constant"
+    lr_end: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("train.schedule", self.schedule, SCHEDULES)
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ConfigError(f"train.lr is {self.lr!r}; it must be a number above 0.")
+        for name, high in (("momentum", 1.0), ("weight_decay", math.inf), ("lr_end", math.inf)):
+            if not 0.0 <= getattr(self, name) < high:
+                raise ConfigError(f"train.{name} is {getattr(self, name)!r}; it must be a number in [0, {high:g}).")
+        for name in ("batch_size", "epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"train.{name} is {getattr(self, name)!r}; it must be at least 1.")
+
+    def lr_at(self, round_: int, rounds: int) -> float:
+        """Return the learning rate of a round, from 1 to ``rounds``."""
+        if self.schedule == "constant":
+            return self.lr
+        done = (round_ - 1) / max(1, rounds - 1)
+        left = (1.0 + math.cos(math.pi * done)) / 2.0 if self.schedule == "cosine" else 1.0 - done
+        return self.lr * (self.lr_end + (1.0 - self.lr_end) * left)
+
+
+class LocalBatches:
+    """The minibatches of one device in one round: each epoch in a new order, drawn from the device's seed."""
+
+    def __init__(
+        self, x: Tensor, y: Tensor, part: Tensor, config: TrainConfig, seed: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """Take the samples ``x[part], y[part]``; nothing is copied but the batch under way."""
+        self.samples = len(part)
+        self._x, self._y, self._part, self._config, self._seed, self._device = x, y, part, config, seed, device
+
+    def __len__(self) -> int:
+        return math.ceil(self.samples / self._config.batch_size) * self._config.epochs
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for epoch in range(self._config.epochs):
+            order = permutation(derive(self._seed, "order", epoch), self.samples)
+            for batch in self._part[torch.from_numpy(order)].split(self._config.batch_size):
+                yield self._x[batch].to(self._device), self._y[batch].to(self._device)
+
+
+def train(model: nn.Module, subnet: Subnet, batches: Batches, config: TrainConfig, *, lr: float, loss: Loss) -> float:
+    """Train a network in place by SGD and return the mean loss over the samples seen.
+
+    Where the subnet holds a tensor with zeros in between (weight level), gradients of dropped weights are zeroed before
+    every step. A dropped weight starts at zero and gets no gradient, so neither momentum nor weight decay moves it.
+    """
+    model.train()
+    named = dict(model.named_parameters())
+    masked = [name for name, piece in subnet.items() if name in named and not piece.dense]
+    masks = [scatter(torch.ones(subnet[name].size), subnet[name]).to(named[name].device) for name in masked]
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    total: Tensor | float = 0.0
+    seen = 0
+    for x, y in batches:
+        value = loss(model(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
+        for name, mask in zip(masked, masks, strict=True):
+            grad = named[name].grad
+            if grad is not None:
+                grad.mul_(mask)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = total + value.detach() * len(y)
+        seen += len(y)
+    return float(total) / max(1, seen)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, batch_size: int = 500) -> tuple[float, int]:
+    """Return the summed loss and the number of right answers over these samples."""
+    model.eval()
+    where = next(model.parameters()).device
+    total, right = 0.0, 0
+    for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        outputs, targets = model(xs.to(where)), ys.to(where)
+        total += float(loss(outputs, targets)) * len(ys)
+        right += int((outputs.argmax(1) == targets).sum())
+    return total, right
+
+
+def change(model: nn.Module, before: Params) -> Params:
+    """Return how far every parameter and float buffer of a network has moved from ``before``."""
+    return {name: tensor - before[name] for name, tensor in params.from_model(model).items()}
