@@ -1,0 +1,344 @@
+"""The data sets known by name: where they are looked for, how they are read, how they are fetched.
+
+Files are only ever parsed, never unpickled or unpacked to disk, and every size, label and class count is checked. A
+checksum is asked of downloads alone: an archive of the user's may hold the same images in another order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.data.dataset import Dataset, assemble, rank_in_class, resize
+from feddrop.data.download import bar, download
+from feddrop.errors import ConfigError, DataError, one_of
+from feddrop.seeds import derive
+
+Bytes = npt.NDArray[np.uint8]
+Images = tuple[Bytes, Bytes]
+"""Images ``[N, C, H, W]`` and their labels ``[N]``."""
+
+_CHUNK = 1 << 22
+_DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cifar:
+    """One of the two CIFAR sets, in its official binary form: records of label bytes and 3 x 32 x 32 pixels.
+
+    Attributes:
+        archive: name of the official archive.
+        folder: the archive's one folder.
+        train: training files and their numbers of images.
+        test: test files and their numbers of images.
+        names: the file that names the classes.
+        label_bytes: label bytes before the pixels; the last one counts.
+        classes: number of classes.
+        base: address of the folder the archive is fetched from.
+        sha256: checksum of the official archive.
+    """
+
+    archive: str
+    folder: str
+    train: Mapping[str, int]
+    test: Mapping[str, int]
+    names: str
+    label_bytes: int
+    classes: int
+    base: str = "https://www.cs.toronto.edu/~kriz/"
+    sha256: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What to fetch, with checksums."""
+        return {self.archive: self.sha256}
+
+    def find(self, root: Path) -> Path | None:
+        """The archive or the extracted folder: ``root`` itself, or in it."""
+        first = next(iter(self.train))
+        for place in (root, root / self.folder):
+            if (place / first).is_file():
+                return place
+        return next((place for place in (root, root / self.archive) if place.is_file()), None)
+
+    def read(self, place: Path, *, progress: bool) -> tuple[Images, Images, list[str]]:
+        """Read training and test images and the class names."""
+        sizes = {name: count * (self.label_bytes + 3072) for name, count in (*self.train.items(), *self.test.items())}
+        read = _read_archive if place.is_file() else _read_folder
+        data = read(place, self.folder, sizes, self.names, progress=progress)
+        names = data[self.names].tobytes().decode("utf-8", "replace").split()
+        if len(names) != self.classes:
+            raise DataError(f"{place}: {self.names} names {len(names)} classes instead of {self.classes}.")
+        train, test = (
+            self._records(place, np.concatenate([data[name] for name in files])) for files in (self.train, self.test)
+        )
+        return train, test, names
+
+    def _records(self, place: Path, data: Bytes) -> Images:
+        records = data.reshape(-1, self.label_bytes + 3072)
+        labels = records[:, self.label_bytes - 1].copy()
+        _check_balance(place, labels, self.classes)
+        return records[:, self.label_bytes :].reshape(-1, 3, 32, 32), labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fashion:
+    """Fashion-MNIST, in its four official files.
+
+    Attributes:
+        folder: where downloads go.
+        files: name and checksum of training images and labels, test images and labels.
+        train: number of training images.
+        test: number of test images.
+        names: names of the classes.
+        base: address of the folder the files are fetched from.
+    """
+
+    folder: str = "fashion_mnist"
+    files: Mapping[str, str]
+    train: int = 60_000
+    test: int = 10_000
+    names: Sequence[str]
+    base: str = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+
+    def find(self, root: Path) -> Path | None:
+        """The folder that holds the files: ``root`` itself, or in it."""
+        first = next(iter(self.files))
+        return next((place for place in (root / self.folder, root) if (place / first).is_file()), None)
+
+    def read(self, place: Path, *, progress: bool) -> tuple[Images, Images, list[str]]:  # noqa: ARG002 -- takes 0.3 s
+        """Read training and test images and the class names."""
+        train_x, train_y, test_x, test_y = (place / name for name in self.files)
+        sets = []
+        for images, labels, count in ((train_x, train_y, self.train), (test_x, test_y, self.test)):
+            found = _read_idx(labels, (count,))
+            _check_balance(labels, found, len(self.names))
+            sets.append((_read_idx(images, (count, 28, 28))[:, None], found))
+        return sets[0], sets[1], list(self.names)
+
+
+SOURCES: dict[str, Cifar | Fashion] = {
+    "cifar10": Cifar(
+        archive="cifar-10-binary.tar.gz",
+        folder="cifar-10-batches-bin",
+        train={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+        test={"test_batch.bin": 10_000},
+        names="batches.meta.txt",
+        label_bytes=1,
+        classes=10,
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ),
+    "cifar100": Cifar(
+        archive="cifar-100-binary.tar.gz",
+        folder="cifar-100-binary",
+        train={"train.bin": 50_000},
+        test={"test.bin": 10_000},
+        names="fine_label_names.txt",
+        label_bytes=2,
+        classes=100,
+        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    ),
+    "fashion_mnist": Fashion(
+        files={
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+        names=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+    ),
+}
+
+DATASETS = ("digits", *SOURCES)
+
+
+def load(
+    name: str,
+    *,
+    path: str | Path | None = None,
+    download: bool = False,
+    train_limit: int | None = None,
+    image_size: int = 32,
+    progress: bool = True,
+) -> Dataset:
+    """Load a data set by name, every channel normalised to mean 0 and deviation 1 over its training images.
+
+    ``digits`` (8 x 8 pixels, enlarged) comes with scikit-learn; a fifth of each class, always the same, is for testing.
+    The others are looked for in ``path`` if given, else in the folder named by the environment variable FEDDROP_DATA
+    and then in the cache folder.
+
+    Args:
+        name: ``"digits"``, ``"cifar10"``, ``"cifar100"`` (fine labels) or ``"fashion_mnist"``.
+        path: the official archive, its extracted folder, or a folder with either.
+        download: fetch what is missing into ``path``, or else into the cache folder.
+        train_limit: use this many training images only, as many of each class as possible; always the same ones.
+        image_size: height and width of the images; others are resized by bilinear interpolation.
+        progress: show a progress bar when it takes long.
+    """
+    one_of("data set", name, DATASETS)
+    if image_size < 1:
+        raise ConfigError(f"image_size is {image_size}; it must be at least 1.")
+    if name == "digits":
+        if path is not None:
+            raise ConfigError("digits comes with scikit-learn and has no path; leave path out.")
+        (x, y), (test_x, test_y), names = _digits()
+    else:
+        place = locate(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
+        (x, y), (test_x, test_y), names = SOURCES[name].read(place, progress=progress)
+    if train_limit is not None:
+        if not 1 <= train_limit <= len(y):
+            raise ConfigError(f"train_limit is {train_limit}; {name} has {len(y)} training images to choose from.")
+        ranks = rank_in_class(y, derive(0, "train_limit", name))
+        kept = np.sort(np.lexsort((y, ranks))[:train_limit])
+        x, y = x[kept], y[kept]
+    return assemble(name, resize(x, image_size), y, resize(test_x, image_size), test_y, names)
+
+
+def locate(name: str, *, path: str | Path | None = None) -> Path | None:
+    """Where :func:`load` finds the files of a data set; None if it does not (or needs none: digits)."""
+    if one_of("data set", name, DATASETS) == "digits":
+        return None
+    return next((place for root in _roots(path) if (place := SOURCES[name].find(root))), None)
+
+
+def cache_folder() -> Path:
+    """Where downloads go: ``feddrop`` in XDG_CACHE_HOME, or in ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddrop"
+
+
+def _roots(path: str | Path | None) -> list[Path]:
+    """The places to look in, in order."""
+    if path is not None:
+        return [Path(path).expanduser()]
+    given = os.environ.get("FEDDROP_DATA")
+    if not given:
+        return [cache_folder()]
+    root = Path(given).expanduser()
+    if not root.is_dir():
+        raise DataError(f"FEDDROP_DATA is {given!r}, which is not a folder; set it to the folder that holds the data.")
+    return [root, cache_folder()]
+
+
+def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) -> Path:
+    """Download a data set that is missing, or say how to get it."""
+    source = SOURCES[name]
+    folder = cache_folder() if path is None else Path(path).expanduser()
+    if isinstance(source, Fashion):
+        folder = folder / source.folder
+    if not fetch:
+        looked = " or ".join(str(root) for root in _roots(path))
+        raise DataError(
+            f"The data set {name} is not in {looked}. Get it with `feddrop data {name} --download`, "
+            f"or put {', '.join(source.files)} from {source.base} into {folder}, "
+            "or set FEDDROP_DATA to the folder that has it."
+        )
+    for file, sha256 in source.files.items():
+        if not (folder / file).is_file():
+            download(source.base + file, folder / file, sha256=sha256, progress=progress)
+    return folder / source.archive if isinstance(source, Cifar) else folder
+
+
+def _digits() -> tuple[Images, Images, list[str]]:
+    """The handwritten digits that come with scikit-learn: 1,797 images, values 0 to 16."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.uint8)
+    test = rank_in_class(y, derive(0, "digits", "test")) < np.round(0.2 * np.bincount(y))[y]
+    return (x[~test], y[~test]), (x[test], y[test]), [str(digit) for digit in range(10)]
+
+
+def _read_archive(place: Path, folder: str, sizes: dict[str, int], names: str, *, progress: bool) -> dict[str, Bytes]:
+    """Read known members of a .tar.gz, to the end, so that gzip's own checksum is checked too."""
+    found: dict[str, Bytes] = {}
+    try:
+        with (
+            gzip.open(place) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+            bar(f"Reading {place.name}", sum(sizes.values()), show=progress) as advance,
+        ):
+            for member in archive:
+                top, _, name = member.name.removeprefix("./").partition("/")
+                if top != folder or not member.isreg() or (name not in sizes and name != names):
+                    continue
+                file = archive.extractfile(member)
+                if file is not None:
+                    found[name] = _read_sized(place, name, file, member.size, sizes.get(name), advance)
+            while stream.read(_CHUNK):
+                pass
+    except _DAMAGED as error:
+        raise DataError(f"{place} cannot be read ({error}); it is damaged or incomplete: get it again.") from error
+    _check_complete(place, [f"{folder}/{name}" for name in (*sizes, names) if name not in found])
+    return found
+
+
+def _read_folder(place: Path, folder: str, sizes: dict[str, int], names: str, *, progress: bool) -> dict[str, Bytes]:  # noqa: ARG001
+    """Read the known files of an extracted archive."""
+    _check_complete(place, [name for name in (*sizes, names) if not (place / name).is_file()])
+    found = {}
+    try:
+        for name in (*sizes, names):
+            with (place / name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                found[name] = _read_sized(place, name, file, size, sizes.get(name), lambda _: None)
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {error}.") from error
+    return found
+
+
+def _read_sized(
+    place: Path, name: str, file: IO[bytes], size: int, expected: int | None, advance: Callable[[int], None]
+) -> Bytes:
+    """Read a file of a known size; without one (a list of names) up to 64 KiB. The size is checked before reading."""
+    if size != expected if expected is not None else size > 1 << 16:
+        raise DataError(f"{place}: {name} has {size} bytes instead of {expected or 'a few hundred'}; get it again.")
+    data = bytearray()
+    while chunk := file.read(min(_CHUNK, size + 1 - len(data))):
+        data += chunk
+        advance(len(chunk))
+    if len(data) != size:
+        raise DataError(f"{place}: {name} ends after {len(data)} of {size} bytes; get it again.")
+    return np.frombuffer(data, np.uint8)
+
+
+def _read_idx(place: Path, shape: tuple[int, ...]) -> Bytes:
+    """Read a gzipped IDX file of bytes with this very shape."""
+    header = bytes((0, 0, 8, len(shape))) + b"".join(side.to_bytes(4, "big") for side in shape)
+    size = len(header) + int(np.prod(shape))
+    try:
+        with gzip.open(place) as file:
+            data = file.read(size + 1)
+    except FileNotFoundError as error:
+        raise DataError(f"{place.parent} is incomplete: it has no {place.name}.") from error
+    except _DAMAGED as error:
+        raise DataError(f"{place} cannot be read ({error}); it is damaged or incomplete: get it again.") from error
+    if len(data) != size or not data.startswith(header):
+        raise DataError(f"{place} is not an IDX file of bytes with shape {shape}; get it again.")
+    return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
+
+
+def _check_complete(place: Path, missing: list[str]) -> None:
+    if missing:
+        raise DataError(f"{place} is incomplete: it has no {', '.join(missing)}.")
+
+
+def _check_balance(place: Path, labels: Bytes, classes: int) -> None:
+    """All these data sets hold equally many images of every class: a cheap test that it is the right one."""
+    counts = np.bincount(labels, minlength=classes)
+    if len(counts) != classes or counts.min() != counts.max():
+        raise DataError(
+            f"{place} does not hold {len(labels) // classes} images of each of {classes} classes, as it should: "
+            "it is damaged, or another data set."
+        )
