@@ -1,0 +1,45 @@
+"""What tests share: one thread, small real data, small networks."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from torch import nn
+
+from feddrop.data import Dataset, load
+
+torch.set_num_threads(1)
+
+
+class TinyNet(nn.Module):
+    """Conv, norm, residual, linear: every kind of tensor a subnet meets, in 2,000 parameters."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+        self.norm1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc1 = nn.Linear(8, 16)
+        self.fc2 = nn.Linear(16, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm1(self.conv1(x)))
+        x = x + torch.relu(self.conv2(x))
+        x = torch.relu(self.fc1(x.mean((2, 3))))
+        return self.fc2(x)
+
+
+@pytest.fixture
+def tiny() -> TinyNet:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TinyNet()
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load("digits", image_size=16)

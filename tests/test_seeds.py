@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from feddrop.seeds import derive, generator, permutation, words
+
+M64 = 2**64 - 1
+
+
+def philox_4x64_10(key: int, counter: int) -> list[int]:
+    """The generator as its authors specify it (Salmon et al., 2011), one block at a time."""
+    c = [(counter >> (64 * i)) & M64 for i in range(4)]
+    k = [key & M64, (key >> 64) & M64]
+    for _ in range(10):
+        product0, product1 = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
+        c = [(product1 >> 64) ^ c[1] ^ k[0], product1 & M64, (product0 >> 64) ^ c[3] ^ k[1], product0 & M64]
+        k = [(k[0] + 0x9E3779B97F4A7C15) & M64, (k[1] + 0xBB67AE8584CAA73B) & M64]
+    return c
+
+
+@pytest.mark.parametrize("key", [0, 1, 14321382303959324032, M64])
+def test_words_are_philox_by_its_specification(key):
+    raw = [word for block in range(1, 4) for word in philox_4x64_10(key, block)]
+    halves = [half for word in raw for half in (word & 0xFFFFFFFF, word >> 32)]
+    assert words(key, 24).tolist() == halves
+    assert words(key, 7).tolist() == halves[:7]
+
+
+def test_golden_vectors():
+    assert derive(0) == 11730765846984475443
+    assert derive(0, "mask", 1, 2) == 14321382303959324032
+    assert words(5, 5).tolist() == [888999057, 3151414882, 226028104, 2536266856, 4123169955]
+    assert permutation(3, 6).tolist() == [3, 2, 5, 4, 0, 1]
+
+
+def test_labels_do_not_run_into_each_other():
+    seeds = [derive(0), derive(0, ""), derive(0, "a", "bc"), derive(0, "ab", "c"), derive(0, 1), derive(0, "1")]
+    seeds += [derive(1), derive(0, 0), derive(0, 256), derive(0, 0, 1), derive(2**100)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed <= M64 for seed in seeds)
+
+
+def test_permutation_is_one_and_looks_random():
+    order = permutation(7, 10_000)
+    assert sorted(order) == list(range(10_000))
+    assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+
+
+def test_generator_repeats():
+    assert generator(9).normal(size=3).tolist() == generator(9).normal(size=3).tolist()
