@@ -111,9 +111,9 @@ class Fashion:
     base: str = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 
     def find(self, root: Path) -> Path | None:
-        """The folder that holds the files: ``root`` itself, or in it."""
-        first = next(iter(self.files))
-        return next((place for place in (root / self.folder, root) if (place / first).is_file()), None)
+        """The folder that holds all the files: ``root`` itself, or in it."""
+        places = (root / self.folder, root)
+        return next((place for place in places if all((place / name).is_file() for name in self.files)), None)
 
     def read(self, place: Path, *, progress: bool) -> tuple[Images, Images, list[str]]:  # noqa: ARG002 -- takes 0.3 s
         """Read training and test images and the class names."""
@@ -237,16 +237,18 @@ def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) 
     folder = cache_folder() if path is None else Path(path).expanduser()
     if isinstance(source, Fashion):
         folder = folder / source.folder
+    elif folder.name == source.archive:
+        folder = folder.parent
+    missing = [file for file in source.files if not (folder / file).is_file()]
     if not fetch:
         looked = " or ".join(str(root) for root in _roots(path))
         raise DataError(
             f"The data set {name} is not in {looked}. Get it with `feddrop data {name} --download`, "
-            f"or put {', '.join(source.files)} from {source.base} into {folder}, "
+            f"or put {', '.join(missing)} from {source.base} into {folder}, "
             "or set FEDDROP_DATA to the folder that has it."
         )
-    for file, sha256 in source.files.items():
-        if not (folder / file).is_file():
-            download(source.base + file, folder / file, sha256=sha256, progress=progress)
+    for file in missing:
+        download(source.base + file, folder / file, sha256=source.files[file], progress=progress)
     return folder / source.archive if isinstance(source, Cifar) else folder
 
 
@@ -320,8 +322,6 @@ def _read_idx(place: Path, shape: tuple[int, ...]) -> Bytes:
     try:
         with gzip.open(place) as file:
             data = file.read(size + 1)
-    except FileNotFoundError as error:
-        raise DataError(f"{place.parent} is incomplete: it has no {place.name}.") from error
     except _DAMAGED as error:
         raise DataError(f"{place} cannot be read ({error}); it is damaged or incomplete: get it again.") from error
     if len(data) != size or not data.startswith(header):
