@@ -1,0 +1,210 @@
+"""The unit level: a subnet that is a really smaller dense network.
+
+Dropping a unit of a hidden layer removes a row of the weights that produce it, a column of the weights that read it,
+and its entry in every bias and norm in between. Layers tied by a residual connection must drop the same units. Which
+positions of which tensors belong together is a :class:`UnitGraph`, found by :func:`feddrop.subnets.trace.trace`; this
+module cuts along it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from feddrop.errors import SubnetError
+from feddrop.subnets.piece import Index, Piece, Subnet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One dimension of a tensor that follows the units of a group.
+
+    Attributes:
+        dim: the dimension.
+        group: the group it follows.
+        block: consecutive positions each unit owns (H·W after a flatten of C × H × W).
+        role: "in" if the dimension is summed over (the fan-in of a weight), else "out".
+    """
+
+    dim: int
+    group: str
+    block: int
+    role: Literal["in", "out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitGraph:
+    """The hidden units of a network and the tensor dimensions that follow them.
+
+    Attributes:
+        groups: units in each hidden group, named after the first layer that produces it, in forward order.
+        axes: hidden dimensions of every parameter and floating-point buffer.
+        layers: the layers that produce each group; more than one where layers are coupled.
+        kinds: what every layer that has units is: "conv" or "linear".
+        norms: hidden dimensions of the shape that each norm module normalises over.
+        whole: why each remaining layer keeps all its units.
+    """
+
+    groups: Mapping[str, int]
+    axes: Mapping[str, tuple[Axis, ...]]
+    layers: Mapping[str, tuple[str, ...]]
+    kinds: Mapping[str, Literal["conv", "linear"]]
+    norms: Mapping[str, tuple[Axis, ...]]
+    whole: Mapping[str, str]
+
+
+def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, Index]) -> Subnet:
+    """Return what a subnet with these units keeps of every tensor.
+
+    A weight is scaled by units/kept for the group it reads, so that the input of a kept unit keeps its mean over random
+    subnets; biases, norms and buffers are not scaled.
+
+    Args:
+        graph: the network's units.
+        shapes: shape of every tensor at the server; one the graph does not know is kept whole.
+        kept: sorted units kept, by group, ``[kept_units]`` each; a group not named is kept whole.
+    """
+    _check_groups(graph, kept)
+    for group, index in kept.items():
+        units = graph.groups[group]
+        if index.ndim != 1 or not len(index) or index[0] < 0 or index[-1] >= units or (np.diff(index) <= 0).any():
+            raise SubnetError(
+                f"The units kept of {group!r} must be sorted, different, at least one, and below {units}."
+            )
+    cut = {group: index for group, index in kept.items() if len(index) < graph.groups[group]}
+    sizes = {**graph.groups, **{group: len(index) for group, index in cut.items()}}
+    return {name: _piece(shape, graph.axes.get(name, ()), graph.groups, sizes, cut) for name, shape in shapes.items()}
+
+
+def shrink(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.Module:
+    """Return a smaller dense copy of a network, with room for the given number of units in each group.
+
+    Parameters and cut buffers are zero, to be loaded; other buffers are copied. No whole tensor is copied on the way,
+    and ``model`` is untouched.
+
+    Args:
+        model: the network the graph was traced from.
+        graph: its units.
+        sizes: units by group; a group not named keeps its size.
+    """
+    _check_groups(graph, sizes)
+    for group, size in sizes.items():
+        if not 1 <= size <= graph.groups[group]:
+            raise SubnetError(f"{group!r} cannot have {size} units; it has 1 to {graph.groups[group]}.")
+    sizes = {**graph.groups, **sizes}
+
+    def smaller(name: str, tensor: Tensor) -> Tensor:
+        axes = graph.axes.get(name, ())
+        if not axes and not isinstance(tensor, nn.Parameter):
+            return tensor.detach().clone()
+        return torch.zeros(_cut_shape(tuple(tensor.shape), axes, sizes), dtype=tensor.dtype, device=tensor.device)
+
+    small = structural_copy(model, smaller)
+    for name, module in small.named_modules():
+        _correct(module, graph.norms.get(name, ()), sizes)
+    return small
+
+
+def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) -> nn.Module:
+    """Copy a network with every parameter and buffer replaced; tensors shared within it stay shared.
+
+    Args:
+        model: the network to copy.
+        replace: from the name and the tensor to its replacement.
+    """
+    # What deepcopy finds in its memo it takes as already copied, so the tensors themselves are never copied.
+    memo: dict[int, object] = {}
+    for name, parameter in model.named_parameters():
+        value = replace(name, parameter)
+        memo[id(parameter)] = value if value is parameter else nn.Parameter(value, parameter.requires_grad)
+    for name, buffer in model.named_buffers():
+        memo[id(buffer)] = replace(name, buffer)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):  # a plain attribute; deepcopy refuses one that carries a gradient
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def _check_groups(graph: UnitGraph, given: Mapping[str, object]) -> None:
+    unknown = [group for group in given if group not in graph.groups]
+    if unknown:
+        raise SubnetError(f"No hidden group is called {unknown[0]!r}; there are {', '.join(map(repr, graph.groups))}.")
+
+
+def _cut_shape(shape: tuple[int, ...], axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    cut = list(shape)
+    for axis in axes:
+        cut[axis.dim] = axis.block * sizes[axis.group]
+    return tuple(cut)
+
+
+def _piece(
+    shape: tuple[int, ...],
+    axes: tuple[Axis, ...],
+    units: Mapping[str, int],
+    sizes: Mapping[str, int],
+    cut: Mapping[str, Index],
+) -> Piece:
+    positions: list[Index | None] = [None] * len(shape)
+    scale = 1.0
+    for axis in axes:
+        if axis.group in cut:
+            positions[axis.dim] = _spread(cut[axis.group], axis.block)
+            if axis.role == "in":
+                scale *= units[axis.group] / sizes[axis.group]
+    return Piece(shape=shape, index=_flat(shape, positions), sub_shape=_cut_shape(shape, axes, sizes), scale=scale)
+
+
+def _spread(index: Index, block: int) -> Index:
+    """Replace every entry i by i·block, ..., i·block + block - 1."""
+    if block == 1:
+        return index.astype(np.int64, copy=False)
+    return (index[:, None] * block + np.arange(block)).reshape(-1)
+
+
+def _flat(shape: tuple[int, ...], positions: list[Index | None]) -> Index | None:
+    """Return the sorted flat positions of the product of per-dimension positions (None: all), or None if all are."""
+    flat: Index | None = None
+    span = 1  # flat length of the dimensions walked so far, innermost first
+    for size, kept in zip(reversed(shape), reversed(positions), strict=True):
+        if flat is not None:
+            rows = np.arange(size) if kept is None else kept
+            flat = (rows[:, None] * span + flat).reshape(-1)
+        elif kept is not None:
+            flat = _spread(kept, span)
+        span *= size
+    return flat
+
+
+def _correct(module: nn.Module, norm: tuple[Axis, ...], sizes: Mapping[str, int]) -> None:
+    """Make a module's attributes agree with its cut tensors."""
+    weight = module._parameters.get("weight")
+    if isinstance(module, _ConvNd) and weight is not None:
+        if module.transposed:  # a grouped one is never cut
+            module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
+        else:
+            if module.groups > 1:  # convolution groups are kept or dropped whole
+                module.groups = module.groups * weight.shape[0] // module.out_channels
+            module.in_channels, module.out_channels = weight.shape[1] * module.groups, weight.shape[0]
+    elif isinstance(module, nn.Linear) and weight is not None:
+        module.out_features, module.in_features = weight.shape
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.numel()
+    elif isinstance(module, _NormBase) and norm:
+        (module.num_features,) = _cut_shape((module.num_features,), norm, sizes)
+    elif isinstance(module, nn.GroupNorm) and norm:
+        (channels,) = _cut_shape((module.num_channels,), norm, sizes)
+        if module.num_groups > 1:
+            module.num_groups = module.num_groups * channels // module.num_channels
+        module.num_channels = channels
+    elif isinstance(module, nn.LayerNorm) and norm:
+        module.normalized_shape = _cut_shape(tuple(module.normalized_shape), norm, sizes)
