@@ -67,12 +67,15 @@ def test_digits_are_sklearns_images():
     assert mine == sorted((image.tobytes(), label) for image, label in zip(theirs, real.target.tolist(), strict=True))
 
 
-def test_digits_are_enlarged_bilinearly():
-    small, large = data.load("digits", image_size=8), data.load("digits", image_size=32)
-    by_hand = torch.nn.functional.interpolate(small.train_x, size=(32, 32), mode="bilinear", align_corners=False)
-    by_hand = (by_hand - by_hand.mean()) / by_hand.std(correction=0)
-    assert torch.allclose(by_hand, large.train_x, atol=1e-4)
-    assert data.load("digits", image_size=5).input_shape == (1, 5, 5)
+def test_digits_are_resized_bilinearly():
+    given = data.load("digits", image_size=8).train_x
+    large = torch.nn.functional.interpolate(given, size=(32, 32), mode="bilinear", align_corners=False)
+    # Shrinking must weigh all pixels, not pick some: a triangle, two new pixels wide, around the centre of each new pixel.
+    tent = torch.tensor([5.0, 7, 7, 5, 3, 1, 0, 0]) / 28
+    ramp = torch.stack([tent, tent.flip(0)])
+    for size, by_hand in ((32, large), (2, ramp @ given @ ramp.T)):
+        by_hand = (by_hand - by_hand.mean()) / by_hand.std(correction=0)
+        assert torch.allclose(by_hand, data.load("digits", image_size=size).train_x, atol=1e-4)
 
 
 def test_train_limit_is_balanced_and_repeatable():

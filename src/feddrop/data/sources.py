@@ -307,11 +307,9 @@ def _read_sized(
     if size != expected if expected is not None else size > 1 << 16:
         raise DataError(f"{place}: {name} has {size} bytes instead of {expected or 'a few hundred'}; get it again.")
     data = bytearray()
-    while chunk := file.read(min(_CHUNK, size + 1 - len(data))):
+    while chunk := file.read(_CHUNK):
         data += chunk
         advance(len(chunk))
-    if len(data) != size:
-        raise DataError(f"{place}: {name} ends after {len(data)} of {size} bytes; get it again.")
     return np.frombuffer(data, np.uint8)
 
 
