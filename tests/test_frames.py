@@ -107,7 +107,9 @@ def test_what_is_not_finite_is_refused_at_both_ends(bad):
 def test_overflow_of_a_small_dtype_is_refused():
     values = example_values() | {"conv.bias": torch.tensor([1.0, 1e5, 2.0])}
     with pytest.raises(FrameError, match="bfloat16"):
-        frames.encode(Header(kind="update", round=1, device=0, seed=0, rate=0, dtype="float16"), example_subnet(), values)
+        frames.encode(
+            Header(kind="update", round=1, device=0, seed=0, rate=0, dtype="float16"), example_subnet(), values
+        )
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def load_checkpoint(folder: Path) -> tuple[int, dict[str, dict[str, Tensor]]] | 
     """Load the newest checkpoint that is whole: its round and its groups; None where there is none yet."""
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 round_ = int(file.metadata()["round"])
                 groups: dict[str, dict[str, Tensor]] = {}
                 for key in file.keys():  # noqa: SIM118 -- not a dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing as mp
 import pickle
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,6 +29,15 @@ from feddrop.training import LocalBatches, Loss, TrainConfig, evaluate
 _TEST_CHUNK = 1000  # test samples a task; fixed, so that sums do not depend on the number of workers
 
 
+class Samples(NamedTuple):
+    """Everybody's data: training inputs ``[N, ...]`` and targets ``[N]``, and the test set."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """All that the device side needs to know; what a worker process is given.
@@ -35,10 +45,7 @@ class Task:
     Attributes:
         model: the network, as a template.
         factory: builds the method for it.
-        train_x: training inputs of all devices ``[N, ...]``.
-        train_y: training targets ``[N]``.
-        test_x: test inputs.
-        test_y: test targets.
+        samples: the data of all devices.
         parts: sample numbers of each device, ``[K]`` tensors.
         train: local SGD.
         loss: ``(outputs, targets) -> mean loss``.
@@ -48,10 +55,7 @@ class Task:
 
     model: nn.Module
     factory: MethodFactory
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
+    samples: Samples
     parts: list[Tensor]
     train: TrainConfig
     loss: Loss = nn.functional.cross_entropy
@@ -65,14 +69,15 @@ class DeviceHost:
     def __init__(self, task: Task) -> None:
         torch.set_num_threads(task.threads)
         self.task = task
-        self.model = task.model.to(task.torch_device)
-        self.method = task.factory(self.model, tuple(task.train_x.shape[1:]))
+        self.model = copy.deepcopy(task.model).to(task.torch_device)  # training overwrites it
+        self.method = task.factory(self.model, tuple(task.samples.train_x.shape[1:]))
         self.weights = {name: tuple(p.shape) for name, p in self.model.named_parameters() if p.ndim >= 2}
 
     def batches(self, assignment: Assignment) -> LocalBatches:
         """Return a device's minibatches of this round."""
         task, part = self.task, self.task.parts[assignment.device]
-        return LocalBatches(task.train_x, task.train_y, part, task.train, assignment.seed, task.torch_device)
+        x, y = task.samples.train_x, task.samples.train_y
+        return LocalBatches(x, y, part, task.train, assignment.seed, task.torch_device)
 
     def compute(self, frame: bytes) -> Reply:
         """Run one device. What the user's own layers draw (dropout) is seeded by the frame as well."""
@@ -83,7 +88,8 @@ class DeviceHost:
     def evaluate(self, start: int) -> tuple[float, int]:
         """Return summed loss and right answers over one chunk of the test set, with the parameters loaded last."""
         chunk = slice(start, start + _TEST_CHUNK)
-        return evaluate(self.model, self.task.test_x[chunk], self.task.test_y[chunk], loss=self.task.loss)
+        samples = self.task.samples
+        return evaluate(self.model, samples.test_x[chunk], samples.test_y[chunk], loss=self.task.loss)
 
 
 class Serial:
@@ -100,7 +106,7 @@ class Serial:
     def evaluate(self, whole: Params) -> tuple[float, float]:
         """Return mean loss and accuracy on the test set."""
         params.load_into(self._host.model, whole)
-        count = len(self._host.task.test_y)
+        count = len(self._host.task.samples.test_y)
         return _mean((self._host.evaluate(start) for start in range(0, count, _TEST_CHUNK)), count)
 
     def close(self) -> None:
@@ -116,12 +122,12 @@ class Processes:
             raise RunError(f"workers is {workers}; at least 1 is needed.")
         context = mp.get_context("spawn")  # fork is unsafe beside threads and CUDA
         self._links: list[Connection] = []
-        self._test_count = len(task.test_y)
+        self._test_count = len(task.samples.test_y)
         with tempfile.TemporaryDirectory(prefix="feddrop-") as folder:
-            for name in _SHARED:
-                np.save(Path(folder) / name, getattr(task, name).numpy())
+            for name, tensor in task.samples._asdict().items():
+                np.save(Path(folder) / name, tensor.numpy())
             # Pickled here, by value: multiprocessing's own pickler would make workers share the network's weights.
-            bare = pickle.dumps(replace(task, **{name: torch.empty(0) for name in _SHARED}))
+            bare = pickle.dumps(replace(task, samples=Samples(*[torch.empty(0)] * 4)))
             for _ in range(workers):
                 ours, theirs = context.Pipe()
                 context.Process(target=_work, args=(theirs, bare, folder), daemon=True).start()
@@ -137,7 +143,7 @@ class Processes:
     def evaluate(self, whole: Params) -> tuple[float, float]:
         """Return mean loss and accuracy on the test set, its chunks spread over the workers."""
         for link in self._links:
-            link.send(("load", {name: tensor.numpy() for name, tensor in whole.items()}))
+            self._send(link, ("load", {name: tensor.numpy() for name, tensor in whole.items()}))
         for link in self._links:
             self._receive(link)
         starts = range(0, self._test_count, _TEST_CHUNK)
@@ -161,7 +167,7 @@ class Processes:
                 if call is None:
                     break
                 link = idle.pop()
-                link.send(call)
+                self._send(link, call)
                 busy[link], sent = sent, sent + 1
             while due in ready:
                 yield ready.pop(due)
@@ -171,25 +177,31 @@ class Processes:
             else:
                 if not busy:
                     return
-                for link in wait(list(busy)):
-                    assert isinstance(link, Connection)  # noqa: S101 -- narrows wait()'s type
+                for done in wait(list(busy)):
+                    link = cast(Connection, done)
                     ready[busy.pop(link)] = self._receive(link)
                     idle.append(link)
+
+    def _send(self, link: Connection, call: tuple[str, Any]) -> None:
+        try:
+            link.send(call)
+        except OSError:
+            raise RunError(_DEAD) from None
 
     def _receive(self, link: Connection) -> Any:
         try:
             good, value = link.recv()
-        except EOFError:
-            raise RunError(
-                "a worker process died (killed, or out of memory). Finished rounds are saved: resume the run, with "
-                "fewer workers if memory is short."
-            ) from None
+        except (EOFError, OSError):
+            raise RunError(_DEAD) from None
         if not good:
             raise RunError(f"a worker process failed:\n{value}")
         return value
 
 
-_SHARED = ("train_x", "train_y", "test_x", "test_y")
+_DEAD = (
+    "a worker process died (killed, or out of memory). Finished rounds are saved: resume the run, with fewer workers "
+    "if memory is short."
+)
 
 
 def _work(link: Connection, pickled: bytes, folder: str) -> None:
@@ -197,8 +209,8 @@ def _work(link: Connection, pickled: bytes, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends the round first
     try:
         task: Task = pickle.loads(pickled)  # noqa: S301 -- from our own parent process
-        mapped = {n: torch.from_numpy(np.load(Path(folder) / f"{n}.npy", mmap_mode="c")) for n in _SHARED}
-        host = DeviceHost(replace(task, **mapped))
+        arrays = [np.load(Path(folder) / f"{name}.npy", mmap_mode="c") for name in Samples._fields]
+        host = DeviceHost(replace(task, samples=Samples(*map(torch.from_numpy, arrays))))
         link.send((True, None))
         while True:
             name, argument = link.recv()

@@ -3,8 +3,8 @@
 A method is five pure functions; its state is passed in and out. The server calls ``init``, ``plan`` and ``merge``; the
 device calls ``local``; both call ``cut``, and get the same subnet. Nothing in a method knows how devices are run.
 
-How other methods fit: where a mask follows from the data (FedDST, PruneFL) it stands in ``Assignment.masks`` and travels
-as bits; a device that changes its mask or chooses what to upload after training (FedDST, FedDD) says so in
+How other methods fit: where a mask follows from the data (FedDST, PruneFL) it stands in ``Assignment.masks`` and
+travels as bits; a device that changes its mask or chooses what to upload after training (FedDST, FedDD) says so in
 ``Update.masks``; width per minibatch (FjORD) is a matter of ``local`` alone; what is not a weight (PruneFL's scores)
 travels in a frame of its own.
 """

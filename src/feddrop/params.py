@@ -11,8 +11,17 @@ Params = dict[str, Tensor]
 
 def from_model(model: nn.Module) -> Params:
     """Copy the parameters and float buffers (norm statistics) of a network."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in _floats(model)}
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter and float buffer of a network."""
+    return {name: tuple(tensor.shape) for name, tensor in _floats(model)}
+
+
+def _floats(model: nn.Module) -> list[tuple[str, Tensor]]:
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in named if t.is_floating_point()}
+    return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
 @torch.no_grad()

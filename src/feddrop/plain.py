@@ -82,7 +82,7 @@ def update(
     velocity: Params = {}
     for epoch in range(train.epochs):
         order = torch.from_numpy(permutation(derive(device_seed, "order", epoch), len(y)))
-        for batch in order.split(train.batch_size):
+        for batch in torch.split(order, train.batch_size):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
             model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """A round, as the paper tells it: generation, push, computation, pull, aggregation.
 
-Server and device meet only in bytes: ``push`` ends in a frame and ``compute`` begins with one, ``compute`` ends in a frame
-and ``pull`` begins with one. So the bytes are measured, not estimated, and an executor has nothing to move but bytes.
+Server and device meet only in bytes: ``push`` ends in a frame and ``compute`` begins with one, ``compute`` ends in a
+frame and ``pull`` begins with one. So bytes are measured, not estimated, and an executor has only bytes to move.
 """
 
 from __future__ import annotations

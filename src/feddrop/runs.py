@@ -26,7 +26,7 @@ from feddrop import checkpoints, data, models, params
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError
-from feddrop.executors import Processes, Serial, Task
+from feddrop.executors import Processes, Samples, Serial, Task
 from feddrop.method import MethodFactory, State
 from feddrop.methods.feddrop import feddrop
 from feddrop.params import Params
@@ -93,7 +93,7 @@ class Run:
     def __iter__(self) -> Iterator[Record]:
         config = self.config
         factory = method_factory(config)
-        method = factory(copy.deepcopy(self.model), self.dataset.input_shape)
+        method = factory(self.model, self.dataset.input_shape)
         if self.round == 0:
             self.state = method.init(self.params)
         if self.round >= config.rounds:
@@ -197,12 +197,9 @@ class Run:
     def _executor(self, factory: MethodFactory) -> Executor:
         execution = self.config.execution
         task = Task(
-            model=copy.deepcopy(self.model),
+            model=self.model,
             factory=factory,
-            train_x=self.dataset.train_x,
-            train_y=self.dataset.train_y,
-            test_x=self.dataset.test_x,
-            test_y=self.dataset.test_y,
+            samples=Samples(self.dataset.train_x, self.dataset.train_y, self.dataset.test_x, self.dataset.test_y),
             parts=[torch.from_numpy(part) for part in self.parts],
             train=self.config.train,
             threads=execution.threads,
@@ -213,7 +210,7 @@ class Run:
     def _describe(self, command: str, resume: bool) -> None:
         """Write ``run.json``, or on resume check that network and data are those of the start."""
         path = self.folder / "run.json"
-        whole = [p for p in self.model.parameters()]
+        whole = list(self.model.parameters())
         counts = data.class_counts(self.dataset.train_y.numpy(), self.parts, self.dataset.num_classes)
         about = {
             "feddrop": _version(),

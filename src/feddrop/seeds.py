@@ -4,8 +4,8 @@ Nothing is global and nothing is stored: whoever needs randomness derives it fro
 what it is for, e.g. ``derive(root, "mask", round, device)``. So a resumed run needs no generator state, and a device
 regenerates its mask from a number.
 
-Streams that must agree between machines are built from the raw 64-bit words of Philox-4x64-10 (a counter-based generator
-whose stream NumPy documents as stable) and integer arithmetic only; golden vectors in the tests pin them.
+Streams that must agree between machines are built from the raw 64-bit words of Philox-4x64-10 (a counter-based
+generator whose stream NumPy documents as stable) and integer arithmetic only; golden vectors in the tests pin them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Label = int | str
 def derive(root: int, *labels: Label) -> int:
     """Derive a 64-bit seed from a root seed and labels.
 
-    Every part is hashed (BLAKE2b, 8 bytes) with its type and length, so ``("a", "bc")`` and ``("ab", "c")`` differ, as do
-    ``1`` and ``"1"``.
+    Every part is hashed (BLAKE2b, 8 bytes) with its type and length, so ``("a", "bc")`` and ``("ab", "c")`` differ, as
+    do ``1`` and ``"1"``.
 
     Args:
         root: any non-negative integer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from feddrop.errors import ConfigError, one_of
 from feddrop.method import Batches
 from feddrop.params import Params
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.piece import Subnet, scatter
+from feddrop.subnets.piece import Piece, Subnet, scatter
 
 SCHEDULES = ("constant", "cosine", "linear")
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -78,7 +78,7 @@ class LocalBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for epoch in range(self._config.epochs):
             order = permutation(derive(self._seed, "order", epoch), self.samples)
-            for batch in self._part[torch.from_numpy(order)].split(self._config.batch_size):
+            for batch in torch.split(self._part[torch.from_numpy(order)], self._config.batch_size):
                 yield self._x[batch].to(self._device), self._y[batch].to(self._device)
 
 
@@ -87,26 +87,36 @@ def train(model: nn.Module, subnet: Subnet, batches: Batches, config: TrainConfi
 
     Where the subnet holds a tensor with zeros in between (weight level), gradients of dropped weights are zeroed before
     every step. A dropped weight starts at zero and gets no gradient, so neither momentum nor weight decay moves it.
+    The step is torch.optim.SGD's, to the bit; importing that brings torch's compiler along, two seconds a process.
     """
     model.train()
-    named = dict(model.named_parameters())
-    masked = [name for name, piece in subnet.items() if name in named and not piece.dense]
-    masks = [scatter(torch.ones(subnet[name].size), subnet[name]).to(named[name].device) for name in masked]
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = list(named.values())
+    masks = [_mask(subnet[name], p.device) for name, p in named.items()]
+    velocity: list[Tensor | None] = [None] * len(weights)
     total: Tensor | float = 0.0
     seen = 0
     for x, y in batches:
         value = loss(model(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
-        for name, mask in zip(masked, masks, strict=True):
-            grad = named[name].grad
-            if grad is not None:
-                grad.mul_(mask)
-        optimizer.step()
-        optimizer.zero_grad()
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(value, weights, allow_unused=True)
+        with torch.no_grad():
+            for i, (w, g, mask) in enumerate(zip(weights, gradients, masks, strict=True)):
+                if g is None:
+                    continue
+                if mask is not None:
+                    g.mul_(mask)
+                if config.weight_decay:
+                    g = g.add(w, alpha=config.weight_decay)
+                if config.momentum:
+                    g = velocity[i] = g.clone() if (v := velocity[i]) is None else v.mul_(config.momentum).add_(g)
+                w.add_(g, alpha=-lr)
         total = total + value.detach() * len(y)
         seen += len(y)
     return float(total) / max(1, seen)
+
+
+def _mask(piece: Piece, device: torch.device) -> Tensor | None:
+    return None if piece.dense else scatter(torch.ones(piece.size), piece).to(device)
 
 
 @torch.no_grad()
@@ -115,7 +125,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, batch_size: 
     model.eval()
     where = next(model.parameters()).device
     total, right = 0.0, 0
-    for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    for xs, ys in zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True):
         outputs, targets = model(xs.to(where)), ys.to(where)
         total += float(loss(outputs, targets)) * len(ys)
         right += int((outputs.argmax(1) == targets).sum())

@@ -15,7 +15,7 @@ from feddrop.errors import RunError, one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params, WeightedMean
 from feddrop.seeds import derive
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter
+from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
 from feddrop.subnets.piece import Subnet, from_device_shape, gather, scatter
 from feddrop.subnets.units import shrink
 from feddrop.training import Loss, TrainConfig, change, train
@@ -61,7 +61,7 @@ def feddrop(
             return model
         if shapes not in smaller:
             smaller.clear()
-            smaller[shapes] = shrink(model, plan_of.units, {n: p.sub_shape for n, p in pieces.items()})
+            smaller[shapes] = shrink(model, plan_of.units, kept_units(plan_of.units, pieces))
         return smaller[shapes]
 
     def init(_: Params) -> State:

@@ -12,7 +12,8 @@ from feddrop import params
 from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.piece import Piece, Subnet, whole
-from feddrop.subnets.units import UnitGraph, trace, unit_pieces
+from feddrop.subnets.trace import trace
+from feddrop.subnets.units import UnitGraph, unit_pieces
 
 LEVELS = ("weight", "unit")
 COUNTS = ("exact", "bernoulli")
@@ -82,7 +83,7 @@ def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "w
         if isinstance(module, nn.Linear):
             linear.add(layer)
     return Blueprint(
-        shapes={name: tuple(tensor.shape) for name, tensor in params.from_model(model).items()},
+        shapes=params.shapes(model),
         weights=weights,
         biases=biases,
         linear=frozenset(linear),
@@ -119,7 +120,7 @@ def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subn
             raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
         kept = {}
         for group, size in graph.groups.items():
-            keep = math.sqrt(1.0 - max(rate_of(layer, rate) for layer in graph.producers[group]))
+            keep = math.sqrt(1.0 - max(rate_of(layer, rate) for layer in graph.layers[group]))
             index = kept_positions(seed, group, size, keep, config.count)
             if index is not None:
                 kept[group] = index
@@ -136,6 +137,8 @@ def _chosen_layers(plan: Blueprint, config: SubnetConfig) -> frozenset[str]:
     return frozenset(config.layers) | frozenset(config.layer_rates)
 
 
-def parameter_count(subnet: Subnet) -> int:
-    """Count the values a subnet keeps."""
-    return sum(piece.size for piece in subnet.values())
+def kept_units(graph: UnitGraph, subnet: Subnet) -> dict[str, int]:
+    """Return how many units of every group a subnet keeps."""
+    return {
+        axis.group: subnet[name].sub_shape[axis.dim] // axis.block for name, axes in graph.axes.items() for axis in axes
+    }

@@ -1,8 +1,8 @@
 """The byte format of a subnet going down and of an update coming up. ``docs/frames.md`` specifies it.
 
-A frame is a 64-byte header, the bits of a mask only where no seed can regenerate it, one scale a tensor for 8-bit values,
-and the kept values in the network's order. Both ends know the network; the header's digest proves that they mean the same
-tensors, shapes and counts. Everything is checked before anything is used: a frame is taken whole or refused whole.
+A frame is a 64-byte header, the bits of a mask only where no seed can regenerate it, one scale a tensor for 8-bit
+values, and the kept values in the network's order. Both ends know the network; a digest proves that they mean
+the same tensors, shapes and counts. Everything is checked before anything is used: taken whole or refused whole.
 """
 
 from __future__ import annotations

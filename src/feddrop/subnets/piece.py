@@ -1,7 +1,7 @@
 """What a subnet keeps of one tensor, and how its values are taken out and put back.
 
-Both mask levels end in the same thing: the sorted flat positions that are kept. At the weight level the device holds the
-whole tensor with zeros in between; at the unit level the kept positions *are* a smaller dense tensor.
+Both mask levels end in the same thing: the sorted flat positions that are kept. At the weight level the device holds
+the whole tensor with zeros in between; at the unit level the kept positions *are* a smaller dense tensor.
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""``python -m feddrop``."""
+
+from feddrop.cli import main
+
+main()
