@@ -70,7 +70,7 @@ def test_digits_are_sklearns_images():
 def test_digits_are_resized_bilinearly():
     given = data.load("digits", image_size=8).train_x
     large = torch.nn.functional.interpolate(given, size=(32, 32), mode="bilinear", align_corners=False)
-    # Shrinking must weigh all pixels, not pick some: a triangle, two new pixels wide, around the centre of each new pixel.
+    # Shrinking must weigh all pixels, not pick some: by a triangle around the centre of each new pixel.
     tent = torch.tensor([5.0, 7, 7, 5, 3, 1, 0, 0]) / 28
     ramp = torch.stack([tent, tent.flip(0)])
     for size, by_hand in ((32, large), (2, ramp @ given @ ramp.T)):
