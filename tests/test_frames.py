@@ -83,7 +83,7 @@ def test_masks_travel_only_where_they_are_given():
     data = frames.encode(HEADER, example_subnet(), example_values(), masks)
     frame = frames.parse(data)
     assert frame.header.masked
-    assert len(data) == HEADER_BYTES + 2 + 12 * 4
+    assert len(data) == HEADER_BYTES + 4 + 12 * 4
     read = frames.decode_masks(frame, {"conv.weight": (3, 4)})
     assert (read["conv.weight"] == masks["conv.weight"]).all()
     assert torch.equal(frames.decode(frame, example_subnet(), 12)["conv.bias"], example_values()["conv.bias"])

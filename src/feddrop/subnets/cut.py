@@ -10,7 +10,7 @@ from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError, one_of
-from feddrop.subnets.masks import check_rate, kept_positions
+from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Piece, Subnet, whole
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph, unit_pieces
@@ -118,15 +118,56 @@ def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subn
         graph = plan.units
         if graph is None:
             raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
+        if rate not in shares:
+            rates = {layer: rate_of(layer, rate) for layer in plan.layers}
+            shares[rate] = unit_shares(plan, graph, rates)
         kept = {}
         for group, size in graph.groups.items():
-            keep = math.sqrt(1.0 - max(rate_of(layer, rate) for layer in graph.layers[group]))
-            index = kept_positions(seed, group, size, keep, config.count)
+            index = kept_positions(seed, group, size, shares[rate][group], config.count)
             if index is not None:
                 kept[group] = index
         return unit_pieces(graph, plan.shapes, kept)
 
+    shares: dict[float, dict[str, float]] = {}
     return cut_units if config.level == "unit" else cut_weights
+
+
+def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of units kept in every group, so that the subnet has the size that the rates ask for.
+
+    A share sqrt(1-γ) of the units leaves 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but sqrt(1-γ)
+    of the first and the last layer, whose outer side is kept. All shares are therefore multiplied by one factor, a
+    little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level, to within rounding.
+
+    Args:
+        plan: the network.
+        graph: its units.
+        rates: γ of every layer.
+    """
+    wanted = {group: math.sqrt(1.0 - max(rates[layer] for layer in graph.layers[group])) for group in graph.groups}
+    target = sum(
+        math.prod(shape) * (1.0 - rates[plan.weights[name]] if name in plan.weights else 1.0)
+        for name, shape in plan.shapes.items()
+    )
+
+    def shares(factor: float) -> dict[str, float]:
+        return {group: share * factor if share < 1.0 else 1.0 for group, share in wanted.items()}
+
+    def size(factor: float) -> int:
+        kept = {group: kept_count(graph.groups[group], share) for group, share in shares(factor).items()}
+        total = 0
+        for name, shape in plan.shapes.items():
+            sides = list(shape)
+            for axis in graph.axes.get(name, ()):
+                sides[axis.dim] = kept[axis.group] * axis.block
+            total += math.prod(sides)
+        return total
+
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if size(middle) <= target else (low, middle)
+    return shares(min((low, high), key=lambda factor: abs(size(factor) - target)))
 
 
 def _chosen_layers(plan: Blueprint, config: SubnetConfig) -> frozenset[str]:

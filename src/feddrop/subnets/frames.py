@@ -86,10 +86,15 @@ def encode(header: Header, subnet: Subnet, values: Mapping[str, Tensor], masks: 
     """
     one_of("wire dtype", header.dtype, DTYPES)
     dtype = DTYPES[header.dtype]
+    count = sum(piece.size for piece in subnet.values())
     bits = np.packbits(np.concatenate([m.reshape(-1) for m in masks.values()])) if masks else np.empty(0, np.uint8)
-    total = sum(piece.size for piece in subnet.values())
-    scales = np.zeros(len(subnet) if header.dtype == "int8" else 0, "<f4")
-    body = torch.empty(total, dtype=dtype)
+    scales_at = HEADER_BYTES + _padded(len(bits))
+    values_at = scales_at + (4 * len(subnet) if dtype == torch.int8 else 0)
+    data = np.empty(values_at + count * dtype.itemsize, np.uint8)
+    data[HEADER_BYTES:scales_at] = 0
+    data[HEADER_BYTES : HEADER_BYTES + len(bits)] = bits
+    scales = data[scales_at:values_at].view("<f4")
+    body = torch.from_numpy(data[values_at:]).view(dtype)
     at = 0
     for row, (name, piece) in enumerate(subnet.items()):
         part = values[name].reshape(-1)
@@ -106,12 +111,10 @@ def encode(header: Header, subnet: Subnet, values: Mapping[str, Tensor], masks: 
         body[at : at + piece.size] = part
         at += piece.size
     head = replace(header, masked=masks is not None)
-    sections = [bits.tobytes(), scales.tobytes(), _as_bytes(body)]
-    prefix = _pack(head, digest(subnet), total, crc=0)
-    crc = zlib.crc32(prefix[:_CRC_AT])
-    for section in sections:
-        crc = zlib.crc32(section, crc)
-    return b"".join([_pack(head, digest(subnet), total, crc), *sections])
+    _pack(data, head, digest(subnet), count, crc=0)
+    crc = zlib.crc32(data[HEADER_BYTES:].data, zlib.crc32(data[:_CRC_AT].data))
+    _pack(data, head, digest(subnet), count, crc)
+    return data.tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +172,10 @@ def decode_masks(frame: Frame, shapes: Mapping[str, tuple[int, ...]]) -> Masks |
     if not frame.header.masked:
         return None
     bits = sum(math.prod(shape) for shape in shapes.values())
-    if len(frame.data) < HEADER_BYTES + _bytes_for(bits):
+    length = (bits + 7) // 8
+    if len(frame.data) < HEADER_BYTES + length:
         raise FrameError(f"frame of {len(frame.data)} bytes is too short for {bits} mask bits.")
-    raw = np.frombuffer(frame.data, np.uint8, _bytes_for(bits), HEADER_BYTES)
+    raw = np.frombuffer(frame.data, np.uint8, length, HEADER_BYTES)
     flat = np.unpackbits(raw, count=bits).astype(bool)
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     return {
@@ -199,7 +203,7 @@ def decode(frame: Frame, subnet: Subnet, mask_bits: int = 0) -> dict[str, Tensor
             "between server and device."
         )
     dtype = DTYPES[frame.header.dtype]
-    start = HEADER_BYTES + (_bytes_for(mask_bits) if frame.header.masked else 0)
+    start = HEADER_BYTES + (_padded((mask_bits + 7) // 8) if frame.header.masked else 0)
     scale_count = len(subnet) if dtype == torch.int8 else 0
     values_at = start + 4 * scale_count
     expected = values_at + frame.count * dtype.itemsize
@@ -222,8 +226,9 @@ def decode(frame: Frame, subnet: Subnet, mask_bits: int = 0) -> dict[str, Tensor
     return values
 
 
-def _bytes_for(bits: int) -> int:
-    return (bits + 7) // 8
+def _padded(length: int) -> int:
+    """Round up to whole 4-byte words, so that values stay aligned."""
+    return (length + 3) // 4 * 4
 
 
 def _largest(values: Tensor) -> float:
@@ -234,17 +239,14 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def _as_bytes(body: Tensor) -> bytes:
-    return body.view(torch.uint8).numpy().tobytes()
-
-
-def _pack(header: Header, stated: bytes, count: int, crc: int) -> bytes:
-    level = LEVELS.index(header.level) | (_MASKED if header.masked else 0)
-    return _LAYOUT.pack(
+def _pack(data: npt.NDArray[np.uint8], header: Header, stated: bytes, count: int, crc: int) -> None:
+    _LAYOUT.pack_into(
+        data.data,
+        0,
         MAGIC,
         VERSION,
         KINDS.index(header.kind),
-        level,
+        LEVELS.index(header.level) | (_MASKED if header.masked else 0),
         _CODES[header.dtype],
         header.round,
         header.device,

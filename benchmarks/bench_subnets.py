@@ -1,0 +1,89 @@
+"""Unit-level subnets save real time; frames run at memory speed."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from feddrop import params
+from feddrop.method import Assignment
+from feddrop.models import build
+from feddrop.rounds import push
+from feddrop.subnets import frames
+from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
+from feddrop.subnets.units import shrink
+
+REPEATS = 5
+
+
+def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Time one step of SGD."""
+    weights = list(network.parameters())
+    started = time.perf_counter()
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), weights)
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.add_(gradient, alpha=-0.01)
+    return time.perf_counter() - started
+
+
+def timed(call):
+    """Return what a call gives and how long it took."""
+    started = time.perf_counter()
+    value = call()
+    return value, time.perf_counter() - started
+
+
+def main() -> None:
+    """Print both tables."""
+    torch.set_num_threads(1)
+    console = Console()
+    model = build("alexnet", num_classes=100, input_shape=(3, 32, 32), seed=0)
+    whole = params.from_model(model)
+    plan = blueprint(model, (3, 32, 32), level="unit")
+    cut = cutter(plan, SubnetConfig(level="unit"))
+    x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))
+    networks = {0.0: model}
+    for rate in (0.2, 0.5, 0.75):
+        networks[rate] = shrink(model, plan.units, kept_units(plan.units, cut(1, rate)))
+    times: dict[float, list[float]] = {rate: [] for rate in networks}
+    for _ in range(REPEATS):
+        for rate, network in networks.items():
+            times[rate].append(step_seconds(network, x, y))
+    table = Table(title="AlexNet, unit level: one local step of 32 samples, 1 thread")
+    for column in ("rate", "parameters", "seconds", "ratio"):
+        table.add_column(column, justify="right")
+    for rate, seconds in times.items():
+        count = sum(p.numel() for p in networks[rate].parameters())
+        table.add_row(f"{rate}", f"{count:,}", f"{median(seconds):.3f}", f"{median(seconds) / median(times[0.0]):.2f}")
+    console.print(table)
+
+    table = Table(title="AlexNet frames against a copy of the same bytes (GB/s of frame)")
+    for column in ("level", "rate", "MB", "cut s", "encode", "decode", "copy"):
+        table.add_column(column, justify="right")
+    for level in ("weight", "unit"):
+        cut = cutter(blueprint(model, (3, 32, 32), level=level), SubnetConfig(level=level))
+        for rate in (0.0, 0.5, 0.9):
+            rows = []
+            for _ in range(REPEATS):
+                subnet, cut_s = timed(lambda c=cut, r=rate: c(1, r))
+                job = Assignment(round=1, device=0, seed=1, rate=rate, level=level)
+                frame, encode_s = timed(lambda s=subnet, j=job: push(whole, s, j))
+                _, decode_s = timed(lambda s=subnet, f=frame: frames.decode(frames.parse(f), s))
+                _, copy_s = timed(lambda f=frame: np.frombuffer(f, np.uint8).copy())
+                rows.append((cut_s, encode_s, decode_s, copy_s))
+            cut_s, *speeds = (median(column) for column in zip(*rows, strict=True))
+            size = len(frame)
+            cells = [f"{size / 1e9 / seconds:.2f}" for seconds in speeds]
+            table.add_row(level, f"{rate}", f"{size / 1e6:.1f}", f"{cut_s:.2f}", *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

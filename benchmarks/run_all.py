@@ -1,0 +1,11 @@
+"""Run every benchmark of this folder, one after another. Close other programs first: all use both cores."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+if __name__ == "__main__":
+    for script in sorted(Path(__file__).parent.glob("bench_*.py")):
+        print(f"\n== {script.name}", flush=True)
+        runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,162 @@
+"""Cutting: both levels, layer choices, sizes on the wire."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from feddrop import params
+from feddrop.errors import ConfigError
+from feddrop.method import Assignment
+from feddrop.models import alexnet, lenet
+from feddrop.rounds import push
+from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
+from feddrop.subnets.piece import from_device_shape, gather, scatter, to_device_shape
+
+
+def cut_of(model, shape, **settings):
+    config = SubnetConfig(**settings)
+    return cutter(blueprint(model, shape, level=config.level), config)
+
+
+@pytest.mark.parametrize("build", [lenet, alexnet])
+@pytest.mark.parametrize("level", ["weight", "unit"])
+def test_bytes_on_the_wire(build, level):
+    """Must hold: (1-γ) x weights x 4 + biases x 4, within 0.1 % and 128 bytes; unit level within rounding of units."""
+    model = build()
+    whole = params.from_model(model)
+    weights = sum(t.numel() for t in whole.values() if t.ndim >= 2)
+    biases = sum(t.numel() for t in whole.values() if t.ndim < 2)
+    cut = cut_of(model, (3, 32, 32), level=level)
+    for rate in (0.0, 0.2, 0.5, 0.9):
+        subnet = cut(11, rate)
+        frame = push(whole, subnet, Assignment(round=1, device=0, seed=11, rate=rate, level=level))
+        expected = (1 - rate) * weights * 4 + biases * 4
+        slack = 0.001 * expected + 128
+        if level == "unit":  # one unit more or less in the layer whose units are largest
+            slack += 4 * largest_unit(subnet)
+        assert abs(len(frame) - expected) <= slack, (rate, len(frame), expected)
+
+
+def largest_unit(subnet):
+    """Parameters that come and go with one unit of the subnet."""
+    shapes = [piece.sub_shape for name, piece in subnet.items() if name.endswith("weight")]
+    out = [math.prod(shape[1:]) for shape in shapes]
+    read = [math.prod(after) // before[0] for before, after in zip(shapes, shapes[1:], strict=False)]
+    return max(a + b for a, b in zip(out, [*read, 0], strict=True))
+
+
+def test_exact_count_per_layer_and_scale(tiny):
+    subnet = cut_of(tiny, (1, 16, 16))(1, 0.25)
+    for name, piece in subnet.items():
+        size = math.prod(piece.shape)
+        if len(piece.shape) >= 2:
+            assert piece.size == math.floor(0.75 * size + 0.5)
+            assert piece.scale == 1 / 0.75
+        else:
+            assert piece.index is None
+            assert piece.scale == 1.0
+
+
+def test_layers_are_masked_independently_and_by_seed(tiny):
+    cut = cut_of(tiny, (1, 16, 16))
+    first, again, other = cut(1, 0.5), cut(1, 0.5), cut(2, 0.5)
+    assert all(np.array_equal(first[n].index, again[n].index) for n in tiny_weights(tiny))
+    assert not np.array_equal(first["conv2.weight"].index, other["conv2.weight"].index)
+    assert not np.array_equal(first["fc1.weight"].index, first["conv2.weight"].index[: first["fc1.weight"].size])
+
+
+def tiny_weights(model):
+    return [name for name, p in model.named_parameters() if p.ndim >= 2]
+
+
+def test_choice_of_layers(tiny):
+    whole_ones = {
+        name for name, piece in cut_of(tiny, (1, 16, 16), layers="linear")(1, 0.5).items() if piece.index is None
+    }
+    assert {"conv1.weight", "conv2.weight"} <= whole_ones
+    assert "fc1.weight" not in whole_ones
+    named = cut_of(tiny, (1, 16, 16), layers=("conv2",), layer_rates={"fc2": 0.75})(1, 0.5)
+    assert named["conv2.weight"].size == tiny.conv2.weight.numel() // 2
+    assert named["fc2.weight"].size == tiny.fc2.weight.numel() // 4
+    assert named["fc1.weight"].index is None
+    with pytest.raises(ConfigError, match="Did you mean 'fc1'"):
+        cut_of(tiny, (1, 16, 16), layers=("fc_1",))
+
+
+def test_unit_level_by_layer(tiny):
+    cut = cut_of(tiny, (1, 16, 16), level="unit", layers="linear")
+    subnet = cut(1, 0.75)
+    assert subnet["conv1.weight"].sub_shape == (8, 1, 3, 3)
+    assert subnet["fc1.weight"].sub_shape[0] < 16
+    assert subnet["fc2.weight"].sub_shape == (10, subnet["fc1.weight"].sub_shape[0])
+
+
+def test_coupled_layers_share_one_subset(tiny):
+    subnet = cut_of(tiny, (1, 16, 16), level="unit")(5, 0.5)
+    rows = {name: np.unique(subnet[name].index // (tiny.get_parameter(name)[0].numel())) for name in tiny_weights(tiny)}
+    assert np.array_equal(rows["conv1.weight"], rows["conv2.weight"])  # conv1 + conv2 meet in the residual sum
+    assert np.array_equal(subnet["norm1.running_mean"].index, rows["conv1.weight"])
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.3, 0.5, 0.8, 0.95])
+def test_unit_size_is_the_weight_level_size(rate):
+    """Wide layers, so that rounding is small: the unit-level subnet is as large as the rate says."""
+    model = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 500), nn.ReLU(), nn.Linear(500, 60))
+    subnet = cut_of(model, (300,), level="unit")(1, rate)
+    weights = 300 * 400 + 400 * 500 + 500 * 60
+    assert sum(p.size for p in subnet.values()) == pytest.approx((1 - rate) * weights + 960, rel=0.01, abs=1000)
+
+
+def test_unit_subnet_keeps_the_mean_of_what_a_unit_reads():
+    """Over random subnets, the pre-activation of a kept unit has the mean of the whole network's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Identity(), nn.Linear(40, 3))
+    whole = params.from_model(model)
+    cut = cut_of(model, (6,), level="unit")
+    x = torch.randn(6)
+    outputs = []
+    for seed in range(3000):
+        subnet = cut(seed, 0.5)
+        w = {n: to_device_shape(gather(whole[n], p) * p.scale, p) for n, p in subnet.items()}
+        outputs.append(w["2.weight"] @ (w["0.weight"] @ x + w["0.bias"]) + w["2.bias"])
+    got, error = torch.stack(outputs).mean(0), torch.stack(outputs).std(0) / math.sqrt(3000)
+    assert ((got - model(x)).abs() < 5 * error).all()
+
+
+def test_weight_masks_are_unbiased(tiny):
+    """E[w * m] = w (the paper, below eq. Eq:DropoutMask)."""
+    w = tiny.fc1.weight.detach()
+    for count in ("exact", "bernoulli"):
+        cut = cut_of(tiny, (1, 16, 16), count=count)
+        total = torch.zeros_like(w)
+        for seed in range(2000):
+            piece = cut(seed, 0.5)["fc1.weight"]
+            total += scatter(gather(w, piece) * piece.scale, piece)
+        assert ((total / 2000 - w).abs() <= 6 * w.abs() / math.sqrt(2000)).all()
+
+
+@pytest.mark.parametrize("level", ["weight", "unit"])
+def test_pieces_go_out_and_back(tiny, level):
+    subnet = cut_of(tiny, (1, 16, 16), level=level)(3, 0.6)
+    for name, tensor in params.from_model(tiny).items():
+        piece = subnet[name]
+        kept = gather(tensor, piece)
+        slow = [v for i, v in enumerate(tensor.flatten().tolist()) if piece.index is None or i in set(piece.index)]
+        assert kept.tolist() == slow
+        held = to_device_shape(kept, piece)
+        assert tuple(held.shape) == piece.sub_shape
+        assert torch.equal(from_device_shape(held, piece), kept)
+        padded = scatter(kept, piece)
+        assert torch.equal(gather(padded, piece), kept)
+        assert padded.count_nonzero() == kept.count_nonzero()
+
+
+def test_kept_units_match_the_pieces(tiny):
+    plan = blueprint(tiny, (1, 16, 16), level="unit")
+    subnet = cutter(plan, SubnetConfig(level="unit"))(3, 0.5)
+    assert kept_units(plan.units, subnet)["fc1"] == subnet["fc1.bias"].size

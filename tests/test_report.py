@@ -1,0 +1,700 @@
+"""The report: what it says is what the run folder says, and nothing in the folder can break it.
+
+The metrics here are drawn at random: they test reading and drawing, not learning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from feddrop import report
+from feddrop.errors import ConfigError, RunError
+from feddrop.report import maps, quantities, style
+from feddrop.report.partition import is_upright
+from feddrop.seeds import derive, generator
+
+PARAMETERS = 1000
+HOSTILE = "</title></svg><script>alert(1)</script><img src=x onerror=alert(1)> $\\frac{1$ & \"'\x00\x1b\ud800\n]]> cat"
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+def write_run(
+    folder: Path,
+    rounds: int = 6,
+    devices: int = 4,
+    classes: int = 5,
+    *,
+    radio: bool = True,
+    vary: bool = True,
+    absent: float = 0.0,
+    config: str = "",
+    class_names: list[str] | None = None,
+    seed: int = 0,
+    **info: Any,
+) -> list[dict[str, Any]]:
+    """Write a run folder of random but consistent metrics, and return the metrics."""
+    g = generator(derive(seed, "report test"))
+    rates = g.uniform(0.1, 0.5, devices)
+    lines = []
+    for n in range(1, rounds + 1):
+        entries = []
+        for k in range(devices):
+            if k != n % devices and g.random() < absent:
+                continue
+            rate = float(rates[k] + (g.uniform(-0.1, 0.1) if vary else 0))
+            size = int(PARAMETERS * 4 * (1 - rate)) + 128
+            entry: dict[str, Any] = {
+                "device": k, "rate": rate, "share": None, "samples": 100 + k, "push_bytes": size, "pull_bytes": size,
+                "latency_s": None, "energy_j": None, "binding": None, "status": "ok", "loss": float(g.uniform(0, 2)),
+            }  # fmt: skip
+            if radio:
+                entry |= {
+                    "share": 1 / devices,
+                    "latency_s": float(g.uniform(0.5, 1.2)),
+                    "energy_j": float(g.uniform(10, 30)),
+                    "binding": ("deadline", "energy", "none", "rate cap")[int(g.integers(4))],
+                }
+            entries.append(entry)
+        lines.append(
+            {
+                "round": n,
+                "train_loss": 2.0 / n,
+                "test_loss": 2.2 / n,
+                "test_accuracy": float(0.9 * (1 - 1 / (n + 1)) + 0.01 * g.random()),
+                "push_bytes": sum(e["push_bytes"] for e in entries),
+                "pull_bytes": sum(e["pull_bytes"] for e in entries),
+                "latency_s": max(e["latency_s"] for e in entries) if radio else None,
+                "energy_j": sum(e["energy_j"] for e in entries) if radio else None,
+                "wall_s": 0.5,
+                "devices": entries,
+            }
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_metrics(folder, lines)
+    limits = "[radio]\ndeadline_s = 1.2\nenergy_budget_j = 30.0\n" if radio else ""
+    text = f'rounds = {rounds}\n[data]\nname = "digits"\n[model]\nname = "lenet"\n{limits}{config}'
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    facts = {
+        "feddrop": "0.1.0", "command": "feddrop run config.toml", "parameters": PARAMETERS, "python": "3.12",
+        "class_names": class_names or [f"kind {c}" for c in range(classes)],
+        "class_counts": g.integers(0, 50, (devices, classes)).tolist(),
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(facts | info), encoding="utf-8")
+    return lines
+
+
+def write_metrics(folder: Path, lines: list[dict[str, Any]]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """A page taken apart: tags with attributes, text by tag, and whether every tag is closed in its turn."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.raw = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(self.raw)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    def of(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
+
+    def attributes(self, name: str) -> list[str]:
+        return [str(attributes[name]) for _, attributes in self.tags if name in attributes]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(report.write_report(folder))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "first"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_hold_what_the_lines_say_whichever_devices_are_there(folder: Path) -> None:
+    lines = write_run(folder, rounds=9, devices=5, absent=0.5)
+    lines[3]["devices"].append(dict(lines[3]["devices"][0], device=40, rate=0.125))
+    lines[5]["test_accuracy"] = None
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    assert run.devices.tolist() == [*sorted({e["device"] for line in lines for e in line["devices"]})]
+    assert run.rounds.tolist() == list(range(1, 10))
+    assert np.isnan(run.by_round["test_accuracy"][5])
+    for r, line in enumerate(lines):
+        there = {e["device"]: e for e in line["devices"]}
+        for k, device in enumerate(run.devices):
+            assert run.active[r, k] == (device in there)
+            expected = there[device]["rate"] if device in there else np.nan
+            np.testing.assert_equal(run.by_device["rate"][r, k], expected)
+
+
+def test_the_saving_is_counted_frame_by_frame(folder: Path) -> None:
+    lines = write_run(folder, absent=0.4)
+    lines[2]["devices"][0] |= {"push_bytes": 0, "pull_bytes": 0, "status": "left out", "rate": 0.0}
+    lines[3]["devices"][0] |= {"pull_bytes": 0, "status": "rejected"}
+    for line in lines:
+        line |= {key: sum(e[key] for e in line["devices"]) for key in ("push_bytes", "pull_bytes")}
+    write_metrics(folder, lines)
+    sent = full = 0
+    for entry in (e for line in lines for e in line["devices"]):
+        for key in ("push_bytes", "pull_bytes"):
+            sent += entry[key]
+            full += 4 * PARAMETERS * (entry[key] > 0)
+    run = report.load_run(folder)
+    assert run.saving == pytest.approx(1 - sent / full, rel=1e-12)
+    rates = [e["rate"] for line in lines for e in line["devices"] if e["status"] != "left out"]
+    assert run.mean_rate == pytest.approx(np.mean(rates), rel=1e-12)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300])
+def test_a_last_line_cut_off_is_left_out(folder: Path, cut: int) -> None:
+    write_run(folder, rounds=4)
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[: -1 - cut])
+    assert report.load_run(folder).rounds.tolist() == [1, 2, 3]
+    assert "Rounds" in page_of(folder).of("dt")
+
+
+def test_numbers_that_are_none_leave_a_gap(folder: Path) -> None:
+    lines = write_run(folder)
+    lines[2] |= {"train_loss": float("nan"), "test_loss": float("inf")}
+    write_metrics(folder, lines)
+    assert np.isnan(report.load_run(folder).by_round["test_loss"][2])
+    page_of(folder)
+
+
+def broken(what: str, folder: Path) -> None:
+    lines = write_run(folder)
+    match what:
+        case "no folder":
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+        case "no config":
+            (folder / "config.toml").unlink()
+        case "bad config":
+            (folder / "config.toml").write_text("a = = 1")
+        case "no metrics":
+            (folder / "metrics.jsonl").unlink()
+        case "no rounds":
+            (folder / "metrics.jsonl").write_text("")
+        case "bad line":
+            (folder / "metrics.jsonl").write_text("{\n" + json.dumps(lines[0]) + "\n")
+        case "list line":
+            (folder / "metrics.jsonl").write_text("[1]\n")
+        case "twice":
+            write_metrics(folder, [lines[0], lines[0]])
+        case "word":
+            write_metrics(folder, [lines[0] | {"test_loss": "low"}])
+        case "true":
+            write_metrics(folder, [lines[0] | {"round": True}])
+        case "too large":
+            write_metrics(folder, [lines[0] | {"wall_s": 10**400}])
+        case "device twice":
+            write_metrics(folder, [lines[0] | {"devices": lines[0]["devices"][:1] * 2}])
+        case "device":
+            write_metrics(folder, [lines[0] | {"devices": [3]}])
+        case "bad json":
+            (folder / "run.json").write_text("{")
+        case "ragged":
+            (folder / "run.json").write_text('{"class_counts": [[1, 2], [3]]}')
+        case "negative":
+            (folder / "run.json").write_text('{"class_counts": [[1, -2]]}')
+        case "names":
+            (folder / "run.json").write_text('{"class_counts": [[1, 2]], "class_names": ["a"]}')
+        case "deadline":
+            (folder / "config.toml").write_text('[radio]\ndeadline_s = "soon"')
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("no folder", "is not a folder.*feddrop run"),
+        ("no config", "has no config.toml.*feddrop run"),
+        ("bad config", "config.toml is not valid TOML"),
+        ("no metrics", "has no metrics.jsonl.*first round"),
+        ("no rounds", "no finished round"),
+        ("bad line", "line 1 is not valid JSON"),
+        ("list line", "line 1 must be an object"),
+        ("twice", "line 2: round 1 comes after round 1"),
+        ("word", "'test_loss' is 'low'.*number or null"),
+        ("true", "'round' is True.*whole number"),
+        ("too large", "'wall_s' is 1000"),
+        ("device twice", "device 0 appears twice"),
+        ("device", "every device must be an object, not 3"),
+        ("bad json", "run.json is not valid JSON.*Delete"),
+        ("ragged", "'class_counts' must be a table"),
+        ("negative", "'class_counts' must be a table"),
+        ("names", "'class_names' must list 2 names"),
+        ("deadline", "'deadline_s' is 'soon'"),
+    ],
+)
+def test_a_broken_folder_says_what_is_wrong_and_leaves_no_page(folder: Path, what: str, said: str) -> None:
+    broken(what, folder)
+    with pytest.raises(RunError, match=f"(?s){said}"):
+        report.write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_run_did(folder: Path) -> None:
+    lines = write_run(folder)
+    page = page_of(folder)
+    assert page.of("h1") == ["first"]
+    assert page.of("h2") == ["Learning", "Traffic", "Devices", "Radio", "Data", "Numbers", "Setup"]
+    assert "lenet on digits · 1,000 parameters · 4 devices · 6 rounds" in page.of("p")
+    tiles = dict(zip(page.of("dt")[:6], page.of("dd")[:12:2], strict=True))  # each has a number, then a note
+    assert tiles["Test accuracy"] == f"{100 * lines[-1]['test_accuracy']:.1f}"
+    assert tiles["Rounds"] == "6"
+    notes = " ".join(page.of("dd"))
+    saved = 1 - sum(x["push_bytes"] + x["pull_bytes"] for x in lines) / (6 * 4 * 2 * 4 * PARAMETERS)
+    assert f"{100 * saved:.1f} % less than full float32 models" in notes
+    assert f"{quantities.in_seconds(sum(x['latency_s'] for x in lines) / 6)} a round" in notes
+    assert page.of("code") == ["feddrop run config.toml"]
+    assert {"deadline_s", "1.2", "energy_budget_j", "30.0"} <= {*page.of("dt"), *page.of("dd")}
+    assert {"Dropout rates", "Dropout rates by round", "Bandwidth shares", "Latency by device", "What binds"} <= {
+        *page.of("h3")
+    }
+    assert f"{100 * lines[3]['test_accuracy']:.2f} %" in page.of("td")
+
+
+def test_the_page_stands_alone(folder: Path) -> None:
+    write_run(folder, devices=12, rounds=50)
+    page = page_of(folder)
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "iframe", "object", "embed", "base", "form", "foreignobject"}
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    for reference in page.attributes("href") + page.attributes("src") + page.attributes("xlink:href"):
+        assert reference.startswith(("#", "data:image/png;base64,"))
+    assert not re.search(r"(?i)@import|https?://|url\((?!#)", page.raw)
+
+
+def test_ids_are_unique_and_every_reference_finds_one(folder: Path) -> None:
+    write_run(folder, devices=12, rounds=50)
+    page = page_of(folder)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    targets = {ref[1:] for ref in page.attributes("href") if ref.startswith("#")}
+    targets |= {target for ref in page.attributes("clip-path") for target in re.findall(r"url\(#(.*?)\)", ref)}
+    assert targets
+    assert targets <= set(ids)
+
+
+def test_figures_take_their_colours_from_the_page(folder: Path) -> None:
+    write_run(folder)
+    page = page_of(folder)
+    styles = " ".join(a["style"] or "" for tag, a in page.tags if tag in ("path", "text", "use") and "style" in a)
+    assert "var(--ink)" in styles
+    assert "var(--series-0)" in styles
+    fixed = set(re.findall(r"#[0-9a-f]{6}", styles))
+    assert fixed <= {colour for colour, _ in maps.BINDINGS.values()}  # the key to an image, whose colours are fixed
+    sheet = (Path(report.__file__).parent / "style.css").read_text()
+    light, dark = sheet.split("@media screen and (prefers-color-scheme: dark)")
+    for n, (day, night) in enumerate(zip(style.SERIES, style.DARK_SERIES, strict=True)):
+        assert f"--series-{n}: {day};" in light
+        assert f"--series-{n}: {night};" in dark
+
+
+def test_without_radio_no_word_of_it(folder: Path) -> None:
+    write_run(folder, radio=False, vary=False)
+    page = page_of(folder)
+    assert "Radio" not in page.of("h2")
+    assert not {"Simulated time", "Energy"} & {*page.of("dt")}
+    assert not {"Bandwidth shares", "Dropout rates by round"} & {*page.of("h3")}
+    assert "latency" not in page.of("th")
+
+
+def test_without_facts_their_sections_are_left_out(folder: Path) -> None:
+    write_run(folder)
+    (folder / "run.json").unlink()
+    page = page_of(folder)
+    assert "Data" not in page.of("h2")
+    assert not page.of("code")
+    assert "pushed and pulled" in page.of("dd")
+
+
+def test_what_was_never_measured_is_not_drawn(folder: Path) -> None:
+    lines = write_run(folder)
+    for line in lines:
+        line |= dict.fromkeys(("test_accuracy", "test_loss", "train_loss", "wall_s"))
+        line["devices"] = []
+        line |= {"push_bytes": 0, "pull_bytes": 0, "latency_s": None, "energy_j": None}
+    write_metrics(folder, lines)
+    page = page_of(folder)
+    assert page.of("h2") == ["Data", "Numbers", "Setup"]
+
+
+def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
+    lines = write_run(folder)
+    assert "Every device kept the deadline" in " ".join(page_of(folder).of("p"))
+    lines[0]["devices"][0]["latency_s"] = 1.2 * (1 + 1e-9)  # rounding: still kept
+    lines[2]["devices"][1]["latency_s"] = 1.5
+    lines[4]["devices"][3]["latency_s"] = 1.25
+    lines[5]["devices"][2]["status"] = "left out"
+    write_metrics(folder, lines)
+    said = " ".join(page_of(folder).of("p"))
+    assert "went over the deadline 2 times of 24 (using up to 125.00 % of it)" in said
+    assert "the energy budget" not in said.split("went over")[1].split(".")[0]
+    assert "left out of a round 1 times" in said
+    image = np.asarray(report.map_figure(report.load_run(folder), "latency_s").axes[0].images[0].get_array())
+    orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
+    assert np.argwhere(orange).tolist() == [[1, 2], [3, 4]]
+
+
+def test_hostile_strings_stay_text(tmp_path: Path) -> None:
+    folder = tmp_path / "<script>alert(1)<!--"
+    key = json.dumps("</dt><script>k")
+    config = f'[evil]\n{key} = {json.dumps("</dd><script>alert(2)</script>")}\nlist = ["<b>", "$x"]\n'
+    write_run(folder, class_names=[HOSTILE] * 5, config=config, command=HOSTILE, cpu=HOSTILE, python="<i>")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["devices"][0] |= {"binding": "<script>", "status": "<script>"}
+    write_metrics(folder, lines)
+    page = page_of(folder)
+    assert not {"script", "i", "b", "img"} & {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", page.raw)
+    assert page.of("h1") == ["<script>alert(1)<!--"]
+    assert "</dd><script>alert(2)</script>" in page.of("dd")
+    assert any("<script>alert(1)</script>" in text and "$\\frac{1$" in text for text in page.of("code"))
+    assert sum(text.startswith("</title></svg>") for text in page.of("text")) == 5
+
+    other = tmp_path / "$\\frac{"
+    write_run(other)
+    both = Page(report.write_comparison([folder, other], tmp_path / "both.html"))
+    assert not {"script", "b"} & {tag for tag, _ in both.tags}
+    assert {"<script>alert(1)<!--", "$\\frac{"} <= {*both.of("text")}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 10, 10), (2, 1, 2), (3, 30, 3), (200, 3, 120)])
+@pytest.mark.parametrize("radio", [True, False])
+def test_runs_of_odd_shapes_are_drawn(folder: Path, shape: tuple[int, int, int], radio: bool) -> None:
+    rounds, devices, classes = shape
+    write_run(folder, rounds, devices, classes, radio=radio)
+    page = page_of(folder)
+    assert f"{devices} device{'s' * (devices > 1)} · {rounds} round{'s' * (rounds > 1)}" in " ".join(page.of("p"))
+
+
+def test_a_huge_run_makes_a_small_page(folder: Path) -> None:
+    write_run(folder, rounds=500, devices=100, classes=100, absent=0.2)
+    path = report.write_report(folder)
+    assert path.stat().st_size < 2_000_000
+    assert "100 devices · 500 rounds" in " ".join(Page(path).of("p"))
+
+
+def test_maps_of_runs_too_large_to_draw_are_thinned(folder: Path) -> None:
+    write_run(folder, rounds=4, devices=3)
+    run = report.load_run(folder)
+    assert [part.tolist() for part in maps.shown(run)] == [[0, 1, 2, 3], [0, 1, 2]]
+    many = type("Large", (), {"rounds": np.arange(5000), "devices": np.arange(2500)})()
+    rounds, devices = maps.shown(many)
+    assert len(devices) <= maps.MOST_DEVICES
+    assert len(rounds) * len(devices) <= maps.MOST_CELLS
+    assert set(np.diff(rounds)) == {rounds[1] - rounds[0]}
+
+
+def test_the_same_run_gives_the_same_bytes_whatever_the_users_settings(folder: Path, tmp_path: Path) -> None:
+    write_run(folder)
+    first = report.write_report(folder).read_bytes()
+    with mpl.rc_context({"text.usetex": True, "axes.grid": True, "font.size": 40, "svg.fonttype": "path"}):
+        before = dict(mpl.rcParams)
+        again = report.write_report(folder, tmp_path / "deep" / "er" / "again.html")
+        assert dict(mpl.rcParams) == before
+    assert again.read_bytes() == first
+    assert report.write_report(folder, tmp_path) == tmp_path / "report.html"
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(folder)
+    path = report.write_report(folder)
+    path.write_text("old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RunError, match="No space left"):
+        report.write_report(folder)
+    assert path.read_text() == "old"
+    assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "metrics.jsonl", "report.html", "run.json"]
+
+
+def test_importing_the_report_loads_neither_matplotlib_nor_torch() -> None:
+    code = "import sys, feddrop.report; print([m for m in ('matplotlib', 'torch') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_drawing_never_loads_pyplot(folder: Path) -> None:
+    write_run(folder)
+    code = "import sys, feddrop.report as r; r.write_report(sys.argv[1]); print('matplotlib.pyplot' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_public_names() -> None:
+    assert report.__all__ == sorted(report.__all__)
+    assert all(hasattr(report, name) for name in report.__all__)
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_results_and_only_what_differs(tmp_path: Path) -> None:
+    lines = {}
+    for n, rate in enumerate((0.0, 0.3)):
+        lines[n] = write_run(tmp_path / f"rate-{rate}", rounds=5 + 3 * n, seed=n, config=f"[subnet]\nrate = {rate}\n")
+    path = report.write_comparison([tmp_path / "rate-0.0", tmp_path / "rate-0.3"], tmp_path / "compared.html")
+    page = Page(path)
+    assert page.of("h1") == ["2 runs compared"]
+    assert {f"Accuracy by {x}" for x in ("round", "traffic", "simulated time")} <= {*page.of("h3")}
+    assert page.of("th").count("setting") == 1
+    cells = page.of("td")
+    assert [c for c in cells if c in ("rounds", "subnet.rate", "data.name", "radio.deadline_s")] == [
+        "rounds",
+        "subnet.rate",
+    ]
+    aim = min(max(line["test_accuracy"] for line in run) for run in lines.values())
+    assert f"Every run reached {100 * aim:.1f} %" in " ".join(page.of("p"))
+    for run in lines.values():
+        sent, reached = 0, 0
+        for line in run:
+            sent += line["push_bytes"] + line["pull_bytes"]
+            reached = line["round"]
+            if line["test_accuracy"] >= aim:
+                break
+        assert str(reached) in cells
+        assert quantities.in_bytes(sent) in cells
+
+
+def test_a_comparison_without_radio_has_no_time(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    lines = write_run(tmp_path / "b", radio=False)
+    write_metrics(tmp_path / "b", [line | {"test_accuracy": None} for line in lines])
+    page = Page(report.write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path))
+    assert "Accuracy by round" in page.of("h3")
+    assert not any("time" in title for title in page.of("h3"))
+    assert not any("to it" in head for head in page.of("th"))
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    for parent in ("old", "new"):
+        write_run(tmp_path / parent / "run")
+    page = Page(report.write_comparison([tmp_path / "old" / "run", tmp_path / "new" / "run"], tmp_path / "c.html"))
+    assert {"old/run", "new/run"} <= {*page.of("text")}
+    assert "Nothing: all runs have the same configuration." in page.of("p")
+    page = Page(report.write_comparison([tmp_path / "old" / "run"] * 2, tmp_path / "c.html"))
+    assert {"run (1)", "run (2)"} <= {*page.of("text")}
+
+
+@pytest.mark.parametrize("given", [[], "runs/first"])
+def test_a_comparison_needs_a_list(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="list of run folders"):
+        report.write_comparison(given, tmp_path)
+
+
+def test_many_runs_are_drawn(tmp_path: Path) -> None:
+    folders = [tmp_path / f"run {n}" for n in range(14)]
+    for n, path in enumerate(folders):
+        write_run(path, seed=n, radio=False)
+    figure = report.accuracy_figure([report.load_run(path) for path in folders])
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in figure.axes[0].lines}
+    assert len(looks) == 14
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_curves_pass_through_the_numbers(folder: Path) -> None:
+    lines = write_run(folder)
+    lines[1]["test_accuracy"] = None
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    line = report.accuracy_figure(run).axes[0].lines[0]
+    kept = [x for x in lines if x["test_accuracy"] is not None]
+    np.testing.assert_allclose(line.get_xdata(), [x["round"] for x in kept])
+    np.testing.assert_allclose(line.get_ydata(), [100 * x["test_accuracy"] for x in kept])
+    line = report.accuracy_figure(run, against="time").axes[0].lines[0]
+    seconds = list(itertools.accumulate(x["latency_s"] for x in lines))
+    np.testing.assert_allclose(line.get_xdata(), [seconds[x["round"] - 1] for x in kept])
+    line = report.loss_figure(run, against="bytes").axes[0].lines[0]
+    sent = list(itertools.accumulate(x["push_bytes"] + x["pull_bytes"] for x in lines))
+    np.testing.assert_allclose(line.get_xdata(), np.array(sent) / 1e3)
+
+
+def test_maps_carry_the_values_in_their_opacity(folder: Path) -> None:
+    write_run(folder, absent=0.4)
+    run = report.load_run(folder)
+    image = np.asarray(report.map_figure(run, "rate").axes[0].images[0].get_array())
+    rate = run.by_device["rate"].T
+    assert image.shape == (*rate.shape, 4)
+    there = np.isfinite(rate)
+    assert (image[~there, 3] == 0).all()
+    np.testing.assert_allclose(image[there, 3], 0.05 + 0.95 * rate[there] / np.nanmax(rate), atol=0.5 / maps.LEVELS)
+
+
+def test_budgets_of_their_own_are_drawn_as_percent(folder: Path) -> None:
+    write_run(folder)
+    text = (folder / "config.toml").read_text().replace("30.0", "[30.0, 40.0, 50.0]")
+    (folder / "config.toml").write_text(text)
+    run = report.load_run(folder)
+    np.testing.assert_equal(run.budget_j, [30.0, 40.0, 50.0, np.nan])
+    axes = report.limit_figure(run, "energy_j").axes[0]
+    assert axes.get_title("left") == "energy of a device, % of its budget"
+    used = 100 * run.by_device["energy_j"][:, :3] / run.budget_j[:3]
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), used.max(axis=1))
+    page_of(folder)
+
+
+@pytest.mark.parametrize("shape", [(10, 10), (3, 2), (10, 100), (50, 10), (60, 200), (1, 1)])
+def test_circle_area_is_the_number_of_samples(shape: tuple[int, int]) -> None:
+    g = generator(derive(0, "partition", *shape))
+    counts = np.stack([g.multinomial(500, g.dirichlet(np.full(shape[0], 0.3))) for _ in range(shape[1])], axis=1)
+    figure = report.partition_figure(counts)
+    circles = figure.axes[0].collections[0]
+    places, sizes = np.asarray(circles.get_offsets()), circles.get_sizes()
+    assert len(places) == np.count_nonzero(counts)
+    shown = np.zeros(counts.shape)
+    for (x, y), size in zip(places.astype(int), sizes, strict=True):
+        shown[(x, y) if is_upright(*shape) else (y, x)] = size
+    np.testing.assert_allclose(shown / shown.max(), counts / counts.max(), atol=1e-9)
+    bars = figure.axes[0].child_axes[0].patches
+    if shape[0] <= 40:
+        assert sorted(max(b.get_height(), b.get_width()) for b in bars) == pytest.approx(sorted(counts.sum(axis=1)))
+
+
+@pytest.mark.parametrize("counts", [[], [1, 2], [[0, 0]], [[1, -1]]])
+def test_a_partition_that_cannot_be_drawn_is_an_error(counts: Any) -> None:
+    with pytest.raises(ConfigError, match="devices by classes"):
+        report.partition_figure(counts)
+
+
+def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
+    write_run(folder, radio=False)
+    run = report.load_run(folder)
+    for draw in (report.map_figure, report.device_figure):
+        with pytest.raises(ConfigError, match="no 'share' to draw"):
+            draw(run, "share")
+    with pytest.raises(ConfigError, match="no 'latency_s' to draw"):
+        report.limit_figure(run, "latency_s")
+    with pytest.raises(ConfigError, match="no 'binding' to draw"):
+        report.binding_figure(run)
+    with pytest.raises(ConfigError, match="Did you mean 'rate'"):
+        report.device_figure(run, "rates")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
+        report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no run"):
+        report.accuracy_figure([])
+    with pytest.raises(ConfigError, match="1 class names for 2 classes"):
+        report.partition_figure([[1, 2]], ["a"])
+
+
+def test_labels_are_moved_apart_and_keep_their_order() -> None:
+    g = generator(derive(0, "labels"))
+    for count in range(1, 12):
+        wanted = g.uniform(0, 60, count)
+        moved = np.array(style.spread(wanted, 10.0))
+        assert np.array_equal(np.argsort(moved), np.argsort(wanted))
+        assert (np.diff(np.sort(moved)) >= 10 - 1e-9).all()
+        assert moved.min() >= 0
+    np.testing.assert_allclose(style.spread(np.array([5.0, 50.0]), 10.0), [5.0, 50.0])
+    np.testing.assert_allclose(style.spread(np.array([52.0, 50.0]), 10.0), [56.0, 46.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (quantities.in_bytes(0), "0 B"),
+        (quantities.in_bytes(999), "999 B"),
+        (quantities.in_bytes(999_900), "1.00 MB"),
+        (quantities.in_bytes(58_249_000), "58.2 MB"),
+        (quantities.in_seconds(0.0123), "12.3 ms"),
+        (quantities.in_seconds(1.2), "1.20 s"),
+        (quantities.in_seconds(119), "119 s"),
+        (quantities.in_seconds(600), "10.0 min"),
+        (quantities.in_seconds(9000), "2.50 h"),
+        (quantities.in_joules(29_400), "29.4 kJ"),
+        (quantities.in_joules(float("nan")), "–"),
+        (quantities.in_percent(0.94231), "94.2 %"),
+        (quantities.plain(123456.0), "123,456"),
+        (quantities.plain(0.000012), "1.20e-05"),
+        (quantities.plain(-0.5), "-0.500"),
+    ],
+)
+def test_numbers_are_written_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected
+
+
+# --- colours ---------------------------------------------------------------------------------------------------------
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear sRGB
+EYES = {
+    "typical": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.052]],
+    "deutan": [[0.3673, 0.8606, -0.228], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+def linear(colour: str) -> Any:
+    value = np.array(maps._rgb(colour))
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: Any) -> Any:
+    cone = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
+    lab = np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    return lab @ np.cbrt(np.clip(cone @ rgb, 0, None))
+
+
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("palette", [style.SERIES, style.DARK_SERIES, (style.MAP, style.OVER, style.CAP)])
+def test_colours_can_be_told_apart_by_all_eyes(palette: tuple[str, ...], eyes: str) -> None:
+    seen = [oklab(np.clip(np.array(EYES[eyes]) @ linear(colour), 0, 1)) for colour in palette]
+    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 0.1
+
+
+@pytest.mark.parametrize(("palette", "ground"), [(style.SERIES, "#ffffff"), (style.DARK_SERIES, "#181b20")])
+def test_colours_stand_out_from_the_page(palette: tuple[str, ...], ground: str) -> None:
+    def light(colour: str) -> float:
+        return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour)) + 0.05
+
+    for colour in palette:
+        dim, bright = sorted((light(colour), light(ground)))
+        assert bright / dim >= 3
