@@ -27,7 +27,7 @@ class TrainConfig:
     Attributes:
         lr: learning rate η in the first round.
         schedule: how the learning rate goes from ``lr`` to ``lr * lr_end`` over the rounds.
-        lr_end: share of the learning rate left in the last round (cosine, linear).
+        lr_end: share of the learning rate left when the rounds are over (cosine, linear).
         momentum: momentum within a round; it starts anew in every round.
         weight_decay: L2 penalty.
         batch_size: samples a step.
@@ -57,7 +57,7 @@ class TrainConfig:
         """Return the learning rate of a round, from 1 to ``rounds``."""
         if self.schedule == "constant":
             return self.lr
-        done = (round_ - 1) / max(1, rounds - 1)
+        done = (round_ - 1) / rounds
         left = (1.0 + math.cos(math.pi * done)) / 2.0 if self.schedule == "cosine" else 1.0 - done
         return self.lr * (self.lr_end + (1.0 - self.lr_end) * left)
 
