@@ -1,0 +1,95 @@
+"""Rates and shares for a round: the paper's P1, solved exactly, by its Algorithm 1, or by simpler schemes.
+
+    >>> problem = Problem(weight=..., comm_s=..., compute_s=..., upload_j=..., compute_j=...,
+    ...                   deadline_s=2.0, budget_j=30.0, max_rate=0.9)
+    >>> allocation = allocate(problem)
+    >>> allocation.rate, allocation.share, allocation.binding
+
+NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocate.problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocate import baselines, exact, exact_subband, primal_dual
+from feddrop.allocate.allocation import Allocation, Multipliers, Status
+from feddrop.allocate.feasible import POLICIES, Shortfall, diagnose, settle
+from feddrop.allocate.problem import Problem
+from feddrop.allocate.subband import SubbandProblem
+from feddrop.errors import ConfigError, one_of
+
+__all__ = [
+    "METHODS",
+    "POLICIES",
+    "Allocation",
+    "Multipliers",
+    "Problem",
+    "Shortfall",
+    "Status",
+    "SubbandProblem",
+    "allocate",
+    "diagnose",
+]
+
+METHODS = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+
+
+def allocate(
+    problem: Problem | SubbandProblem,
+    method: str = "exact",
+    *,
+    policy: str = "error",
+    seed: int | None = None,
+    rate: npt.ArrayLike | None = None,
+    warm: Allocation | None = None,
+) -> Allocation:
+    """Choose rates and shares for a round, or for every round of a batch.
+
+    Args:
+        problem: what the devices need, and what there is.
+        method: ``"exact"`` is the optimum; ``"primal-dual"`` the paper's Algorithm 1; ``"equal"`` splits the band
+            equally and ``"random"`` at random, with the best rates for that; ``"fixed"`` gives every device the same
+            ``rate``, and the band in proportion to need; ``"none"`` is the paper's ideal without dropout.
+        policy: what to do when no allocation meets the constraints: ``"error"``, ``"leave-out"`` the fewest devices, or
+            ``"stretch"`` the deadline to the smallest that does.
+        seed: of the random split; the other methods take no notice of it.
+        rate: of the fixed method: a scalar or one a device.
+        warm: an earlier allocation for primal-dual to start from; the other methods take no notice of it.
+
+    Raises:
+        InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline and
+            bandwidth that would do.
+    """
+    one_of("method", method, METHODS)
+    if method == "none":
+        return baselines.none(problem)
+    if method == "fixed":
+        if rate is None:
+            raise ConfigError("The method 'fixed' needs a rate, e.g. rate=0.3.")
+        if not np.all(np.asarray(rate) <= problem.max_rate):
+            raise ConfigError(
+                f"The fixed rate {rate} is above max_rate {problem.max_rate}; lower it or raise max_rate."
+            )
+        problem = replace(problem, max_rate=np.asarray(rate, dtype=np.float64))
+    problem, active = settle(problem, policy, equal=method == "equal")
+    if method == "equal":
+        return baselines.equal(problem, active)
+    if method == "fixed":
+        return baselines.fixed(problem, active)
+    if method == "random":
+        if seed is None:
+            raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+        return baselines.random(problem, active, seed=seed)
+    if isinstance(problem, SubbandProblem):
+        if method == "primal-dual":
+            raise ConfigError(
+                "The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'."
+            )
+        return exact_subband.solve(problem, active)
+    if method == "primal-dual":
+        return primal_dual.solve(problem, active, warm=warm)
+    return exact.solve(problem, active)

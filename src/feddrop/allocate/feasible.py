@@ -1,0 +1,198 @@
+"""Can the deadline and the budgets be met at all, and what would it take?
+
+P1 is feasible if and only if the least shares, those at which every device drops as much as it may (rate θ), fit into
+the band. A scheme that splits the band equally needs more: every device's least share must be at most 1/K. Both are
+one number, the *load*: the band asked for, relative to the band there is. It falls as the deadline grows and as
+devices leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feddrop.allocate.allocation import AnyProblem
+from feddrop.allocate.problem import BoolArray, FloatArray, numbers, total
+from feddrop.errors import ConfigError, InfeasibleError, one_of
+
+POLICIES = ("error", "leave-out", "stretch")
+_FITS = 1.0 + 2.0**-40
+"""A load that is over 1 by rounding alone still fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why a round is infeasible, and what would make it feasible.
+
+    Attributes:
+        round: which round of a batch it is; None for a single round.
+        devices: who cannot take part even with the whole band, or, if there is none, who asks for most of it.
+        constraints: what holds each of them: ``"deadline"`` or ``"energy"``.
+        least_share: smallest share each of them needs at the highest rate; inf where no share does.
+        load: band that all devices need together, relative to what there is; inf if no bandwidth would do. Under
+            density noise, where a wider band lets in more noise, it is a lower estimate;
+            :func:`feddrop.radio.smallest_bandwidth` has the true one.
+        deadline_s: smallest deadline that would do; inf if none does.
+        equal: whether the band must be split equally.
+    """
+
+    round: int | None
+    devices: list[int]
+    constraints: list[str]
+    least_share: list[float]
+    load: float
+    deadline_s: float
+    equal: bool
+
+    def __str__(self) -> str:
+        need = "; ".join(
+            f"device {device} cannot meet its {word} with any share of the band"
+            if np.isinf(share)
+            else f"device {device} needs {share:.3g} of the band to meet its {word}"
+            for device, word, share in zip(self.devices, self.constraints, self.least_share, strict=True)
+        )
+        split = " when the band is split equally" if self.equal else ""
+        late = "none would do" if np.isinf(self.deadline_s) else f"{_up(self.deadline_s)} s"
+        wide = "none would do" if np.isinf(self.load) else f"{_up(self.load)} times the present one"
+        where = "" if self.round is None else f"Round {self.round} of the batch: "
+        return (
+            f"{where}No rates and shares meet the deadline and the energy budgets{split}. "
+            f"At the highest rate allowed, {need}. Smallest deadline: {late}. Smallest bandwidth: {wide}. "
+            "Change them, raise max_rate, or choose the policy 'leave-out' or 'stretch'."
+        )
+
+
+def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
+    """Explain why a round is infeasible; None if it is feasible.
+
+    Args:
+        problem: one round; of a batch, the first infeasible round is explained.
+        equal: whether the band must be split equally.
+    """
+    present = everyone(problem)
+    least = problem.least_share(_top(problem))
+    over = ~(_load(least, present, equal) <= _FITS)
+    if not over.any():
+        return None
+    if len(problem.shape) == 2:
+        index = int(np.argmax(over))
+        shortfall = diagnose(_one_round(problem, index), equal=equal)
+        return shortfall and replace(shortfall, round=index)
+    order = np.argsort(np.where(present, -least, 0.0), kind="stable")
+    alone = int(np.sum(present & ~(least <= _FITS)))
+    worst = order[: min(alone or 3, 5, int(present.sum()))]
+    by_energy = problem.least_share(_top(problem), np.inf)
+    return Shortfall(
+        round=None,
+        devices=[int(k) for k in worst],
+        constraints=["energy" if by_energy[k] >= least[k] else "deadline" for k in worst],
+        least_share=[float(least[k]) for k in worst],
+        load=float(_load(least, present, equal)[0]),
+        deadline_s=float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0]),
+        equal=equal,
+    )
+
+
+def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[AnyProblem, BoolArray]:
+    """Make a problem feasible as the policy says.
+
+    Args:
+        problem: a round or a batch of rounds.
+        policy: ``"error"`` raises InfeasibleError; ``"leave-out"`` leaves out the fewest devices, those that need
+            most of the band; ``"stretch"`` takes the smallest deadline that does, round by round.
+        equal: whether the band must be split equally.
+
+    Returns:
+        The problem to solve, and which devices have a part in it, ``[..., num_devices]``.
+    """
+    one_of("policy", policy, POLICIES)
+    active = everyone(problem)
+    if not active.any(axis=-1).all():
+        raise ConfigError("No device is present; a round needs at least one.")
+    least = problem.least_share(_top(problem))
+    fits = _load(least, active, equal) <= _FITS
+    if fits.all():
+        return problem, active
+    if policy == "leave-out":
+        active = np.where(fits, active, _fewest_left_out(least, active, equal))
+        if active.any(axis=-1).all():
+            return problem, active
+    elif policy == "stretch":
+        factor = np.where(fits, 1.0, _stretch(problem, active, equal))
+        if np.isfinite(factor).all():
+            longer = problem.deadline_s * (factor if len(problem.shape) == 2 else factor[0])
+            return replace(problem, deadline_s=longer), active
+    raise InfeasibleError(str(diagnose(problem, equal=equal)))
+
+
+def _one_round(problem: AnyProblem, index: int) -> AnyProblem:
+    def pick(value: Any) -> Any:
+        return np.broadcast_to(value, problem.shape)[index]
+
+    values: dict[str, Any] = {name: pick(getattr(problem, name)) for name in numbers(problem)}
+    return replace(problem, **values, present=None if problem.present is None else pick(problem.present))
+
+
+def everyone(problem: AnyProblem) -> BoolArray:
+    """Which devices are present, of the problem's shape."""
+    if problem.present is None:
+        return np.ones(problem.shape, dtype=np.bool_)
+    return np.broadcast_to(problem.present, problem.shape)
+
+
+def _top(problem: AnyProblem) -> FloatArray:
+    return 1.0 / (1.0 - problem.max_rate)
+
+
+def _load(least: FloatArray, active: BoolArray, equal: bool) -> FloatArray:
+    """Band asked for, relative to what there is, ``[..., 1]``."""
+    asked = np.where(active, least, 0.0)
+    return np.max(asked, axis=-1, keepdims=True) * total(active) if equal else total(asked)
+
+
+def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolArray:
+    """Keep as many devices as fit. For any number kept, those with the smallest least shares fit best."""
+    asked = np.where(active, least, np.inf)
+    order = np.argsort(asked, axis=-1, kind="stable")
+    ranked = np.take_along_axis(asked, order, axis=-1)
+    loads = ranked * np.arange(1, ranked.shape[-1] + 1) if equal else np.cumsum(ranked, axis=-1)
+    # Under an equal split the load may dip below 1 again: take the largest number that fits.
+    count = np.max(np.where(loads <= 1.0, np.arange(1, ranked.shape[-1] + 1), 0), axis=-1, keepdims=True)
+    kept = np.zeros(active.shape, dtype=np.bool_)
+    np.put_along_axis(kept, order, np.arange(ranked.shape[-1]) < count, axis=-1)
+    return kept
+
+
+def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
+    """Smallest factor on the deadline at which the load fits, ``[..., 1]``; inf where the budgets forbid any."""
+
+    def load(factor: FloatArray) -> FloatArray:
+        return _load(problem.least_share(_top(problem), factor), active, equal)
+
+    never = ~(load(np.full((*problem.shape[:-1], 1), np.inf)) <= 1.0)
+    high = np.where(never, np.inf, 1.0)
+    low = np.zeros_like(high)
+    while (over := ~(load(high) <= 1.0) & ~never).any():
+        low, high = np.where(over, high, low), np.where(over, 2 * high, high)
+    # The load is convex in the factor, so its chord meets 1 on the feasible side; halving guards against a slow end.
+    f_low, f_high = load(low), load(high)
+    for number in range(200):
+        with np.errstate(all="ignore"):
+            chord = high - (high - low) * (1.0 - f_high) / (f_low - f_high)
+        inside = (chord > low) & (chord < high) & (number % 2 == 0)
+        middle = np.where(inside, chord, 0.5 * (low + high))
+        if not ((middle > low) & (middle < high) & (high - low > 1e-13 * high) & ~never).any():
+            break
+        f = load(middle)
+        fine = f <= 1.0
+        high, f_high = np.where(fine, middle, high), np.where(fine, f, f_high)
+        low, f_low = np.where(fine, low, middle), np.where(fine, f_low, f)
+    return high
+
+
+def _up(value: float) -> str:
+    """Four significant digits, rounded up: a value that does is shown as one that does."""
+    digits = 10.0 ** (3 - np.floor(np.log10(value)))
+    return f"{np.ceil(value * digits) / digits:.4g}"
