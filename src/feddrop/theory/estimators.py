@@ -1,0 +1,228 @@
+"""What the bounds ask of a network, measured: curvature, gradient noise and norms at one point, on one batch.
+
+Nothing here forms a Hessian: it is only multiplied with vectors, by differentiating twice. Every estimate comes with
+its error.
+
+The values are local. The paper's A, L and G hold for all parameters; what is measured holds at this point, on these
+samples. So a bound with these values is the best guess of the bound, not a guarantee.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from feddrop.errors import ConfigError
+from feddrop.seeds import derive, words
+from feddrop.training import Loss
+
+Tick = Callable[[], None]
+"""Called after every gradient and every Hessian-vector product, to show progress."""
+
+
+def no_tick() -> None:
+    """Show nothing."""
+
+
+class Estimate(NamedTuple):
+    """A value and its error: one standard error, or for eigenvalues a bound."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ± {self.error:.1g}"
+
+
+def mean_of(draws: list[float]) -> Estimate:
+    """Return the mean of independent draws, and its standard error."""
+    values = np.array(draws)
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
+
+
+def signs(seed: int, count: int, like: Tensor) -> Tensor:
+    """Draw ``[count]`` random signs ±1 (Rademacher), of the type and place of ``like``."""
+    bits = np.unpackbits(words(seed, -(-count // 32)).view(np.uint8), count=count)
+    return torch.from_numpy(bits).to(like) * 2 - 1
+
+
+class Point:
+    """A network at a point w, and a batch: the loss F, its gradient anywhere and its Hessian at w.
+
+    All parameters together are one flat vector ``[P]``, in the network's order. The network is copied and put into
+    evaluation mode; the copy computes in ``dtype``.
+
+    Attributes:
+        model: the copy.
+        w: the parameters, ``[P]``.
+        shapes: their tensors' names and shapes.
+        samples: samples in the batch.
+        input_shape: shape of one sample.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        *,
+        loss: Loss = nn.functional.cross_entropy,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if len(x) < 2 or len(x) != len(y):
+            raise ConfigError(
+                f"the batch has {len(x)} samples and {len(y)} labels; give two samples or more, all labelled."
+            )
+        self.model = copy.deepcopy(model).eval().to(dtype)
+        self._x, self._y, self._loss = x.to(dtype), y, loss
+        named = dict(self.model.named_parameters())
+        self.shapes = {name: tuple(p.shape) for name, p in named.items()}
+        self._sizes = [p.numel() for p in named.values()]
+        self.w = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        self.samples, self.input_shape = len(x), tuple(x.shape[1:])
+        self._graph: tuple[Tensor, Tensor] | None = None
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """View a flat vector ``[P]`` as the network's tensors."""
+        parts = torch.split(flat, self._sizes)
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Undo :meth:`split`; a tensor not named is zero."""
+        parts = [tensors.get(name, self.w.new_zeros(shape)) for name, shape in self.shapes.items()]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def value(self, w: Tensor) -> Tensor:
+        """Return the loss F(w) over the batch."""
+        return self._loss(functional_call(self.model, self.split(w), (self._x,)), self._y)
+
+    def gradient(self, w: Tensor | None = None) -> Tensor:
+        """Return the gradient g(w), ``[P]``; at the point itself by default."""
+        w = (self.w if w is None else w).detach().requires_grad_()
+        return torch.autograd.grad(self.value(w), w)[0]
+
+    def hessian_times(self, v: Tensor) -> Tensor:
+        """Return H v, ``[P]``, with H the Hessian at the point. The graph of the gradient is built once and kept."""
+        if self._graph is None:
+            w = self.w.clone().requires_grad_()
+            self._graph = w, torch.autograd.grad(self.value(w), w, create_graph=True)[0]
+        w, gradient = self._graph
+        return torch.autograd.grad(gradient, w, v, retain_graph=True)[0]
+
+    def sample_gradients(self, chunk: int) -> Iterator[Tensor]:
+        """Give the gradients of the single samples at the point, ``[<= chunk, P]`` at a time."""
+
+        def value(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return self._loss(functional_call(self.model, self.split(w), (x[None],)), y[None])
+
+        each = vmap(grad(value), in_dims=(None, 0, 0))
+        for x, y in zip(torch.split(self._x, chunk), torch.split(self._y, chunk), strict=True):
+            yield each(self.w, x, y)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """The gradient at a point, as an estimate for all data from the batch.
+
+    Attributes:
+        grad_norm_sq: ‖g(w)‖², freed of what the batch's own noise adds to it; may come out negative where g is small.
+        noise: σ², the variance of the gradient of one sample (Assumption 6).
+    """
+
+    grad_norm_sq: Estimate
+    noise: Estimate
+
+
+def slope(point: Point, *, chunk: int = 32, tick: Tick = no_tick) -> Slope:
+    """Measure the gradient's norm and the noise of single samples, ``chunk`` of them at a time."""
+    mean, count = point.gradient(), point.samples
+    tick()
+    spread, along = [], []
+    for gradients in point.sample_gradients(chunk):
+        spread += ((gradients - mean).square().sum(1) * count / (count - 1)).tolist()
+        along += (2 * gradients @ mean).tolist()
+        tick()
+    noise = mean_of(spread)
+    return Slope(
+        grad_norm_sq=Estimate(float(mean.square().sum()) - noise.value / count, mean_of(along).error), noise=noise
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curvature:
+    """The Hessian at a point.
+
+    Attributes:
+        largest: its largest eigenvalue; the true one is not below ``value``, and one is within ``error``.
+        smallest: its smallest eigenvalue, likewise from above.
+        frobenius_sq: its squared Frobenius norm, A² of Assumption 1.
+    """
+
+    largest: Estimate
+    smallest: Estimate
+    frobenius_sq: Estimate
+
+    @property
+    def smoothness(self) -> Estimate:
+        """L of Assumption 5: the largest eigenvalue in magnitude."""
+        low = Estimate(-self.smallest.value, self.smallest.error)
+        return max(self.largest, low, key=lambda estimate: estimate.value)
+
+
+def curvature(point: Point, *, seed: int, steps: int = 20, probes: int = 16, tick: Tick = no_tick) -> Curvature:
+    """Measure the Hessian by ``steps + probes`` products with vectors.
+
+    Lanczos with full reorthogonalisation finds the ends of the spectrum; a Ritz value's residual says how far the
+    nearest eigenvalue can be. For the Frobenius norm, take Q, the orthonormal Lanczos vectors:
+    ‖H‖² = ‖HQ‖² + ‖H(I - QQᵀ)‖². The first part is known by then and holds the few large eigenvalues that would make
+    Hutchinson's estimator noisy; the second is E‖H(I - QQᵀ)v‖² over random signs v.
+
+    Args:
+        point: network and batch.
+        seed: of the start vector and the probes.
+        steps: Lanczos steps; so many vectors ``[P]`` are held.
+        probes: random vectors, at least 2.
+        tick: called after every product.
+    """
+    if steps < 1 or probes < 2:
+        raise ConfigError(f"steps is {steps} and probes is {probes}; there must be at least 1 step and 2 probes.")
+    size = len(point.w)
+    basis = point.w.new_zeros(min(steps, size), size)
+    basis[0] = signs(derive(seed, "lanczos"), size, point.w) / math.sqrt(size)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    known = 0.0
+    for j, q in enumerate(basis):
+        product = point.hessian_times(q)
+        tick()
+        known += float(product.square().sum())
+        diagonal.append(float(q @ product))
+        rest = product
+        for _ in range(2):  # twice is enough, in any precision
+            rest = rest - basis[: j + 1].T @ (basis[: j + 1] @ rest)
+        beside.append(float(rest.norm()))
+        if beside[-1] <= 1e-6 * math.sqrt(known) or j + 1 == len(basis):
+            basis = basis[: j + 1]
+            break
+        basis[j + 1] = rest / beside[-1]
+    ritz, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
+    residual = beside[-1] * np.abs(vectors[-1])
+    draws = []
+    for i in range(probes):
+        v = signs(derive(seed, "probe", i), size, point.w)
+        draws.append(float(point.hessian_times(v - basis.T @ (basis @ v)).square().sum()))
+        tick()
+    rest_sq = mean_of(draws)
+    return Curvature(
+        largest=Estimate(float(ritz[-1]), float(residual[-1])),
+        smallest=Estimate(float(ritz[0]), float(residual[0])),
+        frobenius_sq=Estimate(known + rest_sq.value, rest_sq.error),
+    )

@@ -1,0 +1,103 @@
+"""The variance law as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from feddrop.errors import ConfigError
+from feddrop.report.style import GRID, INK, MUTED, SERIES, SURFACE, TEXT
+from feddrop.theory.bounds import Floats, odds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from feddrop.theory.studies import Study
+    from feddrop.theory.variance import Curve, Law
+
+_COLOURS = {"gradient": SERIES[0], "update": SERIES[1]}
+_NAMES = {"gradient": "at the subnet, g(ŵ)", "update": "sent, m∘g(ŵ)"}
+_TICKS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9)
+_TOLERANCE = 0.2
+
+
+def draw(study: Study, title: str = "") -> Figure:
+    """Draw the variance law, a column a level.
+
+    Above: measured (two standard errors), first order (dashed) and Lemma 1 (dotted), on logarithmic axes. Below:
+    measured over first order; the band is where first order is right within 20 %.
+
+    Args:
+        study: what was measured.
+        title: what network and data these are.
+    """
+    from matplotlib.figure import Figure
+
+    if not study.laws:
+        raise ConfigError("this study holds no variance law; measure at least one level.")
+    figure = Figure(figsize=(1.2 + 5.2 * len(study.laws), 6.6), dpi=150, layout="constrained", facecolor=SURFACE)
+    shape = {"height_ratios": (3, 2)}
+    panels = figure.subplots(2, len(study.laws), sharex="col", sharey="row", squeeze=False, gridspec_kw=shape)
+    for column, law in enumerate(study.laws):
+        x = odds(law.rates)
+        _squares(panels[0, column], x, law, study.bound(law))
+        _ratios(panels[1, column], x, law)
+        for axes in panels[:, column]:
+            _soften(axes)
+        _rate_ticks(panels[1, column], x)
+    for axes, text in zip(panels[:, 0], ("mean squared distance from g(w)", "measured / first order"), strict=True):
+        axes.set_ylabel(text, fontsize=TEXT, color=MUTED)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT + 2, color=INK, fontweight="bold")
+    return figure
+
+
+def _squares(axes: Axes, x: Floats, law: Law, bound: Floats) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"{law.level} level", loc="left", fontsize=TEXT + 1, color=INK, pad=8)
+    axes.plot(x, bound, color=INK, linewidth=1.6, linestyle=(0, (1, 1.6)), label="Lemma 1, (AG)² × mask variance")
+    for key, curve in _curves(law):
+        axes.plot(x, curve.predicted, color=_COLOURS[key], linewidth=1.2, linestyle=(0, (5, 2.5)))
+        axes.errorbar(x, curve.measured, 2 * curve.error, **_points(key), label=_NAMES[key])
+    axes.plot([], [], color=MUTED, linewidth=1.2, linestyle=(0, (5, 2.5)), label="first order")
+    legend = axes.legend(loc="center left", bbox_to_anchor=(0.02, 0.55), frameon=False, fontsize=TEXT - 1)
+    for text in legend.get_texts():
+        text.set_color(INK)
+
+
+def _ratios(axes: Axes, x: Floats, law: Law) -> None:
+    axes.set_yscale("log")
+    axes.axhspan(1 - _TOLERANCE, 1 + _TOLERANCE, color=GRID, alpha=0.7, linewidth=0)
+    axes.axhline(1, color=MUTED, linewidth=1.2, linestyle=(0, (5, 2.5)))
+    for key, curve in _curves(law):
+        axes.errorbar(x, curve.ratio, 2 * curve.ratio_error, **_points(key))
+    ticks = (0.5, 1, 2, 4, 8, 16, 32)
+    axes.yaxis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.yaxis.set_ticks([], minor=True)
+    axes.set_ylim(0.4, max(3.0, 1.3 * float(max(curve.ratio.max() for _, curve in _curves(law))), axes.get_ylim()[1]))
+
+
+def _curves(law: Law) -> tuple[tuple[str, Curve], tuple[str, Curve]]:
+    return ("update", law.update), ("gradient", law.gradient)
+
+
+def _points(key: str) -> dict[str, Any]:
+    return {"color": _COLOURS[key], "marker": "o", "markersize": 4.5, "linewidth": 1.8, "capsize": 2.5}
+
+
+def _rate_ticks(axes: Axes, x: Floats) -> None:
+    """Number the axis by the rates themselves, each at its γ/(1-γ)."""
+    shown = [rate for rate in _TICKS if 0.7 * x[0] < odds(rate) < 1.4 * x[-1]]
+    axes.xaxis.set_ticks(odds(shown).tolist(), [f"{rate:g}" for rate in shown])
+    axes.xaxis.set_ticks([], minor=True)
+    axes.set_xlabel("rate γ, placed at γ/(1-γ)", fontsize=TEXT, color=MUTED)
+
+
+def _soften(axes: Axes) -> None:
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, labelsize=TEXT, labelcolor=MUTED)

@@ -1,0 +1,211 @@
+"""The theory on a live network: everything its bounds need, the variance law, and what follows, in one study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, lemma1, theta
+from feddrop.theory.estimators import Curvature, Point, Slope, Tick, curvature, no_tick, slope
+from feddrop.theory.variance import Curve, Law, measure_law
+
+RATES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+LEVELS = ("weight", "unit")
+_STEPS, _CHUNK = 20, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A network at a point, on a batch, seen by the theory.
+
+    Attributes:
+        loss: F(w).
+        slope: gradient and its noise.
+        curvature: of the loss.
+        weight_norm: G.
+        laws: the variance law of every level measured.
+        samples: |D_k|, ``[K]``, for Lemma 2.
+        rounds: T, for Lemma 2.
+    """
+
+    loss: float
+    slope: Slope
+    curvature: Curvature
+    weight_norm: float
+    laws: tuple[Law, ...]
+    samples: tuple[int, ...]
+    rounds: int
+
+    @property
+    def constants(self) -> Constants:
+        """L, A, G, σ² as the bounds take them."""
+        return Constants(
+            smoothness=self.curvature.smoothness.value,
+            hessian_norm=math.sqrt(self.curvature.frobenius_sq.value),
+            weight_norm=self.weight_norm,
+            noise=self.slope.noise.value,
+        )
+
+    def bound(self, law: Law) -> Floats:
+        """Return Lemma 1's bound at the law's rates, ``[R]``; at the unit level with its mask variance for γ/(1-γ)."""
+        return lemma1(law.variance / (1 + law.variance), self.constants)
+
+    def theta(self, *, measured: bool = False) -> Theta:
+        """Return θ from Lemma 2, as the paper has it or as measured.
+
+        Measured means: the variance of what a device sends (first level) in place of Lemma 1's bound, and devices
+        whose masks and samples are independent. It is at most the largest rate measured.
+        """
+        return theta(
+            self._constants(measured),
+            samples=self.samples,
+            grad_norm_sq=self.slope.grad_norm_sq.value,
+            rounds=self.rounds,
+            independent=measured,
+        )
+
+    def best_rate(self, *, measured: bool = False) -> float:
+        """Return the best uniform rate by Theorem 1 if a round takes time in proportion to 1-γ, and F* = 0.
+
+        Measured means with the variance of what a device sends; up to the largest rate measured.
+        """
+        found = best_rate(
+            lambda rates: 1 - rates,
+            self._constants(measured),
+            samples=self.samples,
+            loss_gap=self.loss,
+            budget_s=1.0,
+            max_rate=float(self.laws[0].rates[-1]),
+        )
+        return found.rate
+
+    def _constants(self, measured: bool) -> Constants:
+        return replace(self.constants, variance=self.laws[0].sent) if measured else self.constants
+
+    def words(self) -> list[str]:
+        """Say where first order stops being true, and how loose Lemma 1 is."""
+        said = []
+        for law in self.laws:
+            said.append(f"{law.level} level, g(ŵ): {_where(law, law.gradient)}")
+            said.append(f"{law.level} level, m∘g(ŵ): {_where(law, law.update)}")
+            low = float(self.bound(law)[0] / law.gradient.measured[0])
+            high = float(self.bound(law)[-1] / law.gradient.measured[-1])
+            said.append(
+                f"{law.level} level: Lemma 1's bound is {low:,.0f} times what is measured at rate {law.rates[0]:g}, "
+                f"{high:,.0f} times at {law.rates[-1]:g}."
+            )
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain numbers and lists."""
+        constants = self.constants
+        return {
+            "loss": self.loss,
+            "A": constants.hessian_norm,
+            "A_sq": self.curvature.frobenius_sq._asdict(),
+            "G": constants.weight_norm,
+            "L": self.curvature.smoothness._asdict(),
+            "largest_eigenvalue": self.curvature.largest._asdict(),
+            "smallest_eigenvalue": self.curvature.smallest._asdict(),
+            "noise": self.slope.noise._asdict(),
+            "grad_norm_sq": self.slope.grad_norm_sq._asdict(),
+            "samples": list(self.samples),
+            "rounds": self.rounds,
+            "theta": _plain_theta(self.theta()),
+            "theta_measured": _plain_theta(self.theta(measured=True)),
+            "best_rate": self.best_rate(),
+            "best_rate_measured": self.best_rate(measured=True),
+            "laws": [
+                {
+                    "level": law.level,
+                    "rate": law.rates.tolist(),
+                    "variance": law.variance.tolist(),
+                    "lemma1": self.bound(law).tolist(),
+                    "gradient": _plain_curve(law, law.gradient),
+                    "update": _plain_curve(law, law.update),
+                }
+                for law in self.laws
+            ],
+            "words": self.words(),
+        }
+
+
+def work(samples: int, levels: Sequence[str], rates: Sequence[float], masks: int, probes: int) -> int:
+    """Return how often :func:`study` ticks."""
+    return 1 + math.ceil(samples / _CHUNK) + _STEPS + probes + len(levels) * (probes + len(rates) * masks)
+
+
+def study(
+    point: Point,
+    *,
+    seed: int,
+    samples: npt.ArrayLike,
+    rounds: int,
+    levels: Sequence[str] = LEVELS,
+    rates: Sequence[float] = RATES,
+    masks: int = 24,
+    probes: int = 24,
+    tick: Tick = no_tick,
+) -> Study:
+    """Measure everything the theory asks of a network at a point.
+
+    Args:
+        point: network and batch.
+        seed: of masks and probes.
+        samples: |D_k|, ``[K]``, for Lemma 2.
+        rounds: T, for Lemma 2.
+        levels: ``"weight"``, ``"unit"`` or both.
+        rates: γ, rising, within (0, 1).
+        masks: masks a rate and level.
+        probes: random vectors for each stochastic estimate.
+        tick: called :func:`work` times or fewer.
+    """
+    laws = tuple(measure_law(point, level, rates, seed=seed, masks=masks, probes=probes, tick=tick) for level in levels)
+    return Study(
+        loss=float(point.value(point.w)),
+        slope=slope(point, chunk=_CHUNK, tick=tick),
+        curvature=curvature(point, seed=seed, steps=_STEPS, probes=probes, tick=tick),
+        weight_norm=float(point.w.norm()),
+        laws=laws,
+        samples=tuple(int(count) for count in np.asarray(samples)),
+        rounds=rounds,
+    )
+
+
+def _where(law: Law, curve: Curve, tolerance: float = 0.2) -> str:
+    """Say where a curve's first-order prediction is right within a tolerance."""
+    fine = curve.holds(tolerance)
+    if fine is None:
+        return f"first order is more than {tolerance:.0%} off at every rate."
+    rates, ratio = law.rates, curve.ratio
+    first, last = rates[fine][0], rates[fine][-1]
+    said = f"first order is right within {tolerance:.0%} "
+    said += f"at rate {first:g} only" if first == last else f"from rate {first:g} to {last:g}"
+    if fine.start:
+        said += f"; below, at {rates[fine.start - 1]:g}, the truth is {ratio[fine.start - 1]:.2f} times it"
+    if fine.stop < len(rates):
+        said += f"; above, at {rates[fine.stop]:g}, the truth is {ratio[fine.stop]:.2f} times it"
+    return said + "."
+
+
+def _plain_theta(found: Theta) -> dict[str, Any]:
+    return {"rate": float(found.rate), "at_zero": float(found.at_zero), "decreases": bool(found.decreases)}
+
+
+def _plain_curve(law: Law, curve: Curve) -> dict[str, Any]:
+    fine = curve.holds()
+    return {
+        "factor": curve.factor._asdict(),
+        "measured": curve.measured.tolist(),
+        "error": curve.error.tolist(),
+        "predicted": curve.predicted.tolist(),
+        "ratio": curve.ratio.tolist(),
+        "bias_sq": curve.bias_sq.tolist(),
+        "bias_sq_error": [value if math.isfinite(value) else None for value in curve.bias_sq_error.tolist()],
+        "first_order_holds": None if fine is None else [law.rates[fine][0], law.rates[fine][-1]],
+    }
