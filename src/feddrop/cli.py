@@ -125,6 +125,82 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
         _say("\n".join(f"{key:12} {value}" for key, value in about.items()))
 
 
+@app.command
+def theory(
+    *,
+    model: str = "lenet",
+    data: str = "digits",
+    checkpoint: Path | None = None,
+    level: str = "both",
+    rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True)] = [],  # noqa: B006 -- cyclopts copies it
+    batch: int = 128,
+    masks: int = 24,
+    rounds: int = 100,
+    devices: int = 10,
+    seed: int = 0,
+    out: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Measure on a network what the paper's bounds assume: the variance law, A, G, L, sigma^2 and theta.
+
+    Parameters
+    ----------
+    model:
+        lenet or alexnet, at initialisation.
+    data:
+        digits, cifar10, cifar100 or fashion_mnist.
+    checkpoint:
+        Run folder: measure its newest checkpoint instead, with its data, devices and rounds.
+    level:
+        weight, unit or both.
+    rates:
+        Dropout rates, rising.
+    batch:
+        Training samples to measure on.
+    masks:
+        Masks a rate and level; more make the errors smaller.
+    rounds:
+        Planned rounds T, for theta.
+    devices:
+        Devices K, for theta.
+    seed:
+        Root of every random choice.
+    out:
+        Folder for theory.png and theory.json. Default: theory; with --json none.
+    json_:
+        Print JSON.
+    """
+    from rich.console import Console
+
+    from feddrop.theory import draw
+    from feddrop.theory.console import render, run_study
+
+    found, title = run_study(
+        model=model,
+        name=data,
+        checkpoint=checkpoint,
+        level=level,
+        rates=rates,
+        batch=batch,
+        masks=masks,
+        rounds=rounds,
+        devices=devices,
+        seed=seed,
+        console=Console(stderr=True),
+    )
+    text = json.dumps(found.to_json())
+    folder = out or (None if json_ else Path("theory"))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "theory.json").write_text(text)
+        draw(found, title).savefig(folder / "theory.png")
+    if json_:
+        print(text)
+    else:
+        Console().print(render(found, title))
+        _say(f"Picture: {Path(folder or '') / 'theory.png'}")
+
+
 def main() -> None:
     """Run the command line: our own errors are one clear line and exit code 2."""
     try:
