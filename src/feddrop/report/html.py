@@ -1,0 +1,117 @@
+"""HTML that cannot be broken into: every string is escaped unless it is :class:`Html` already."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feddrop.errors import RunError
+from feddrop.report.style import clean, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Even if a script got in, the browser would not run it; nothing is ever loaded from anywhere."""
+
+
+class Html(str):
+    """Text that is HTML already. Only this module makes it."""
+
+    __slots__ = ()
+
+
+def el(name: str, *children: object, **attributes: str) -> Html:
+    """Return an element; children that are not Html are escaped, ``class_`` is written ``class``."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(clean(value))}"' for key, value in attributes.items()
+    )
+    return Html(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[object]) -> Html:
+    """Return children one after another, escaped unless they are Html."""
+    return Html("".join(child if isinstance(child, Html) else html.escape(clean(child)) for child in children))
+
+
+def drawing(name: str, title: str, note: str, draw: Callable[[], Figure], *, wide: bool = False) -> Html:
+    """Return a figure with its title and one sentence that says what is seen."""
+    caption = el("figcaption", el("h3", title), el("p", note) if note else "")
+    picture = el("div", Html(to_svg(name, draw)), class_="drawing", **({"tabindex": "0"} if wide else {}))
+    return el("figure", caption, picture, class_="wide" if wide else "half")
+
+
+def section(title: str, lead: str, *children: Html) -> Html:
+    """Return a section of the page; nothing if it has no content."""
+    content = [child for child in children if child]
+    if not content:
+        return Html("")
+    return el(
+        "section", el("h2", title), el("p", lead, class_="lead") if lead else "", el("div", *content, class_="grid")
+    )
+
+
+def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
+    """Return the row of headline numbers: label, number, and a note below."""
+    return el(
+        "dl",
+        *(
+            el("div", el("dt", label), el("dd", _number(number), class_="number"), el("dd", note, class_="note"))
+            for label, number, note in items
+        ),
+        class_=class_,
+    )
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:
+    """Return a table that scrolls on its own; the first ``words`` columns are text, the others numbers."""
+    kinds = ["word" if n < words else "count" for n in range(len(head))]
+    top = el("tr", *(el("th", cell, class_=kind, scope="col") for cell, kind in zip(head, kinds, strict=True)))
+    body = [el("tr", *(el("td", c, class_=k) for c, k in zip(row, kinds, strict=True))) for row in rows]
+    return el("div", el("table", el("thead", top), el("tbody", *body)), class_="scroll", tabindex="0")
+
+
+def folded(summary: str, content: Html) -> Html:
+    """Return content that opens on a click."""
+    return el("details", el("summary", summary), content, class_="wide")
+
+
+def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
+    """Return the whole page: one file, no script, nothing to load."""
+    style = resources.files("feddrop.report").joinpath("style.css").read_text(encoding="utf-8")
+    head = el(
+        "head",
+        Html('<meta charset="utf-8">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html('<meta name="color-scheme" content="light dark">'),
+        el("title", f"{title} · feddrop"),
+        el("style", Html(style)),
+    )
+    top = el("header", el("p", overline, class_="overline"), el("h1", title), el("p", subtitle, class_="subtitle"))
+    return Html("<!doctype html>\n" + el("html", head, el("body", el("main", top, *content)), lang="en") + "\n")
+
+
+def write_atomically(out: Path, name: str, page: Html) -> Path:
+    """Write a page to ``out`` (or to this name in it, if it is a folder): a reader sees the old file or the new one."""
+    path = out / name if out.is_dir() else out
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"The report cannot be written to {path}: {error.strerror}. Choose another place.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def _number(text: str) -> Html:
+    """Set the unit of ``12.3 MB`` smaller than its number."""
+    number, _, unit = text.partition(" ")
+    return join((number, el("span", Html("&#8239;"), unit, class_="unit") if unit else ""))

@@ -1,0 +1,153 @@
+"""Device-by-round maps. Each function returns a Matplotlib Figure.
+
+Maps are images, so their size hardly grows with the run. More ink is more of the value: the colour is one blue whose
+opacity carries the value, which reads the same on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.errors import one_of
+from feddrop.report.plots import FIELDS, need, unit_of
+from feddrop.report.quantities import plain
+from feddrop.report.runlog import Floats, Ints, RunLog
+from feddrop.report.style import (
+    CAP,
+    HALF,
+    INK,
+    MAP,
+    MUTED,
+    OVER,
+    SURFACE,
+    TEXT,
+    WIDE,
+    inches,
+    new_figure,
+    number_devices,
+    row_height,
+    whole_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
+
+BINDINGS = {"deadline": (MAP, 1.0), "energy": (OVER, 1.0), "rate cap": (CAP, 1.0), "none": ("#8a919c", 0.28)}
+"""Colour and opacity of what binds a device."""
+
+TOLERANCE = 1e-6
+"""A cost is over its limit when it exceeds it by more than this fraction: the rates are solved to the limit itself."""
+
+MOST_CELLS = 60_000
+MOST_DEVICES = 1_000
+LEVELS = 48
+"""Steps of opacity: more cannot be told apart, and fewer make a smaller image."""
+
+
+def shown(run: RunLog) -> tuple[Ints, Ints]:
+    """Return which rounds and which devices (positions) a map shows: all, or every n-th of a run too large to draw."""
+    devices = np.arange(0, len(run.devices), -(-len(run.devices) // MOST_DEVICES) or 1)
+    most_rounds = MOST_CELLS // max(1, len(devices))
+    return np.arange(0, len(run.rounds), -(-len(run.rounds) // most_rounds)), devices
+
+
+def over_limit(run: RunLog, field: str) -> npt.NDArray[np.bool_]:
+    """Return which device exceeded the deadline (``latency_s``) or its energy budget (``energy_j``) ``[R, K]``."""
+    return np.asarray(run.by_device[field] > run.limit(field) * (1 + TOLERANCE))
+
+
+def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
+    """Draw a value of every device in every round, from 0 to the largest; costs over their limit are orange."""
+    one_of("field", field, FIELDS)
+    rounds, devices = shown(run)
+    values = run.values(field)[np.ix_(rounds, devices)].T
+    need(run, field, bool(np.isfinite(values).any()))
+    top = float(np.nanmax([np.nanmax(values), *run.limit(field)]))
+    scale, unit = unit_of(field, top)
+    image = inked(values / (top or 1.0))
+    image[over_limit(run, field)[np.ix_(rounds, devices)].T, :3] = _rgb(OVER)
+    figure, axes = new_figure(WIDE if wide else HALF, row_height(len(devices)), FIELDS[field] + unit)
+    _draw(axes, image, run.rounds[rounds], run.devices[devices])
+    _ramp(axes, plain(top / scale), WIDE if wide else HALF)
+    return figure
+
+
+def binding_figure(run: RunLog) -> Figure:
+    """Draw which constraint set the rate of every device in every round: deadline, energy, the rate cap, or none."""
+    rounds, devices = shown(run)
+    words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
+    present = [word for word in BINDINGS if (words == word).any()]
+    need(run, "binding", bool(present))
+    figure, axes = new_figure(WIDE, row_height(len(devices)), "")
+    image, left = np.zeros((*words.shape, 4)), 0.0
+    for word in present:
+        colour, opacity = BINDINGS[word]
+        image[words == word] = (*_rgb(colour), opacity)
+        for text, shift, ink in (("■", 0, colour), (word, 14, INK)):
+            axes.annotate(
+                text,
+                (left, 1),
+                xycoords="axes fraction",
+                xytext=(shift, 12),
+                textcoords="offset points",
+                color=ink,
+                alpha=max(opacity, 0.5) if text == "■" else 1,
+                fontsize=TEXT,
+            )
+        left += 0.036 + 0.0092 * len(word)
+    _draw(axes, image, run.rounds[rounds], run.devices[devices])
+    return figure
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue
+
+
+def inked(fraction: Floats) -> Floats:
+    """Return an image ``[..., 4]`` of one blue whose opacity is the fraction; nothing where there is no number."""
+    image = np.empty((*fraction.shape, 4))
+    image[..., :3] = _rgb(MAP)
+    opacity = 0.05 + 0.95 * np.round(np.clip(fraction, 0, 1) * LEVELS) / LEVELS
+    image[..., 3] = np.where(np.isfinite(fraction), opacity, 0.0)
+    return image
+
+
+def _draw(axes: Axes, image: Floats, rounds: Ints, devices: Ints) -> None:
+    half = float(rounds[1] - rounds[0]) / 2 if len(rounds) > 1 else 0.5
+    left, right = float(rounds[0]) - half, float(rounds[-1]) + half
+    axes.imshow(image, aspect="auto", interpolation="none", extent=(left, right, len(devices) - 0.5, -0.5))
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    if len(devices) <= 25:
+        axes.hlines(np.arange(1, len(devices)) - 0.5, left, right, color=SURFACE, linewidth=1.2)
+    if len(rounds) <= 40:
+        axes.vlines(rounds[1:] - half, -0.5, len(devices) - 0.5, color=SURFACE, linewidth=1.2)
+    whole_ticks(axes)
+    number_devices(axes, devices, "y")
+
+
+def _ramp(axes: Axes, top: str, width: float) -> None:
+    """Draw the scale of a map, from 0 to ``top``, above its right end."""
+    up, right = 1 / (inches(axes) - 0.8), 1 / (width - 0.6)  # an inch, as a fraction of the axes
+    bar = axes.inset_axes((1 - 1.5 * right, 1 + 0.17 * up, right, 0.1 * up))
+    bar.imshow(inked(np.linspace(0, 1, LEVELS + 1)[None]), aspect="auto", interpolation="none")
+    bar.set_axis_off()
+    for text, x, side in (("0", -6, "right"), (top, 6, "left")):
+        bar.annotate(
+            text,
+            (float(x > 0), 0.5),
+            xycoords="axes fraction",
+            xytext=(x, 0),
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            color=MUTED,
+            fontsize=TEXT,
+        )

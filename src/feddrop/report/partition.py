@@ -1,0 +1,144 @@
+"""The picture of a partition: which classes lie on which device, as in the paper's figure of Dirichlet(0.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from feddrop.errors import ConfigError
+from feddrop.report.maps import inked
+from feddrop.report.runlog import Floats, Ints
+from feddrop.report.style import (
+    GRID,
+    HALF,
+    INK,
+    MUTED,
+    SERIES,
+    TEXT,
+    WIDE,
+    clean,
+    new_figure,
+    number_devices,
+    soften,
+    whole_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+VECTOR_CIRCLES, MOST_CIRCLES = 600, 2000
+"""More circles than the first are drawn as one image; more than the second are too small to see: a map instead."""
+
+
+def is_upright(devices: int, classes: int) -> bool:
+    """Whether the picture fits one column: classes down, their names straight."""
+    return 4 <= classes <= 24 and 3 <= devices <= 14
+
+
+def partition_figure(counts: ArrayLike, class_names: Sequence[str] | None = None) -> Figure:
+    """Draw one circle a device and class, its area the number of samples; bars are the devices' totals.
+
+    Few classes stand one below the other, one column wide; many lie side by side, over the whole width. Where there are
+    too many circles to see, the number of samples is the opacity of a cell.
+
+    Args:
+        counts: samples, ``[devices, classes]``.
+        class_names: one name a class; numbers if None.
+    """
+    given = np.asarray(counts)
+    if given.ndim != 2 or not given.any() or (given < 0).any():
+        raise ConfigError(f"counts has shape {given.shape}; it must be devices by classes, with samples in it.")
+    table = given.astype(np.int64)
+    names = [str(c) for c in range(table.shape[1])] if class_names is None else [clean(n, 16) for n in class_names]
+    if len(names) != table.shape[1]:
+        raise ConfigError(f"There are {len(names)} class names for {table.shape[1]} classes. Give one name a class.")
+    return _upright(table, names) if is_upright(*table.shape) else _lying(table, names)
+
+
+def _upright(table: Ints, names: Sequence[str]) -> Figure:
+    devices, classes = table.shape
+    cell = min(0.4, 4.2 / devices)  # inches
+    figure, axes = new_figure(HALF, 1.9 + cell * classes, "")
+    _circles(axes, table.T, cell, cell)
+    axes.set_aspect("equal")
+    axes.set_yticks(range(classes), names, parse_math=False)
+    axes.set_ylabel("class", fontsize=TEXT, color=MUTED)
+    number_devices(axes, np.arange(devices))
+    totals = axes.inset_axes((0.0, 1 + 0.3 / classes, 1.0, 0.7 / (cell * classes)), sharex=axes)
+    sums = table.sum(axis=1)
+    totals.bar(np.arange(devices), sums, width=0.62, color=SERIES[0], alpha=0.85)
+    _finish(totals, table)
+    for k, total in enumerate(sums):
+        place, size = (float(k), float(total)), TEXT - 1 if devices <= 10 else TEXT - 3
+        totals.annotate(
+            f"{total:,}", place, xytext=(0, 3), textcoords="offset points", ha="center", color=INK, fontsize=size
+        )
+    return figure
+
+
+def _lying(table: Ints, names: Sequence[str]) -> Figure:
+    devices, classes = table.shape
+    cell = 9.0 / classes
+    row = float(np.clip(6.5 / devices, 0.09, 0.34))
+    figure, axes = new_figure(WIDE, min(1.7 + row * devices, 10.0), "")
+    _circles(axes, table, cell, row)
+    if classes <= 130:
+        size = float(np.clip(62 * cell, 5, TEXT - 1))
+        upright = max(map(len, names)) * size / 100 > cell  # a letter is about 0.7 of its size wide
+        axes.set_xticks(range(classes), names, rotation=90 * upright, fontsize=size, parse_math=False)
+    else:
+        whole_ticks(axes, "class")
+    number_devices(axes, np.arange(devices), "y")
+    totals = axes.inset_axes((1.01, 0.0, 0.09, 1.0), sharey=axes)
+    sums = table.sum(axis=1)
+    if devices <= 40:
+        totals.barh(np.arange(devices), sums, height=0.6, color=SERIES[0], alpha=0.85)
+    else:
+        edges = np.arange(devices + 1) - 0.5
+        totals.stairs(sums, edges, orientation="horizontal", fill=True, color=SERIES[0], alpha=0.85)
+    _finish(totals, table)
+    for k, total in enumerate(sums if devices <= 20 else ()):
+        place = (float(total), float(k))
+        totals.annotate(
+            f"{total:,}", place, xytext=(4, 0), textcoords="offset points", va="center", color=INK, fontsize=TEXT - 1
+        )
+    return figure
+
+
+def _circles(axes: Axes, table: Ints, width: float, height: float) -> None:
+    """Draw ``table[row, column]`` as circles in cells of this size (inches), as large as is clear."""
+    rows, columns = np.nonzero(table)
+    axes.spines["bottom"].set_visible(False)
+    if len(rows) > MOST_CIRCLES:
+        axes.imshow(inked(np.where(table > 0, table / table.max(), np.nan)), aspect="auto", interpolation="none")
+        axes.grid(visible=False)
+        return
+    relative = np.sqrt(table / table.max())  # diameters, of the largest
+    area = (72 * _widest(relative, width, height) * relative[rows, columns]) ** 2  # scatter wants the width squared
+    dots = axes.scatter(columns, rows, s=area, color=SERIES[0], alpha=0.8, linewidths=0)
+    dots.set_rasterized(len(rows) > VECTOR_CIRCLES)
+    axes.grid(axis="both", color=GRID, linewidth=0.6)
+    axes.set_xlim(-0.7, table.shape[1] - 0.3)
+    axes.set_ylim(table.shape[0] - 0.4, -0.6)
+
+
+def _widest(relative: Floats, width: float, height: float) -> float:
+    """Return the diameter of the largest circle, in inches: rows stay apart, and nearly all neighbours in a row do."""
+    if relative.shape[1] < 2:
+        return 0.94 * min(width, height)
+    reach = float(np.quantile((relative[:, 1:] + relative[:, :-1]) / 2, 0.97))
+    return min(0.94 * height, max(0.94 * min(width, height), 1.05 * width / max(reach, 1e-9)))
+
+
+def _finish(totals: Axes, table: Ints) -> None:
+    soften(totals)
+    totals.grid(visible=False)
+    totals.spines["bottom"].set_visible(False)
+    totals.tick_params(labelbottom=False, labelleft=False)
+    mark = "largest circle" if np.count_nonzero(table) <= MOST_CIRCLES else "strongest"
+    title = f"samples; {mark} {table.max():,}"
+    totals.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=18, y=1.0)

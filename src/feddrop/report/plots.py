@@ -1,0 +1,264 @@
+"""The figures of a run, for the report and for papers: each function returns a Matplotlib Figure.
+
+Save one with ``figure.savefig("accuracy.pdf")``. Maps over devices and rounds, and the partition, are in ``maps.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from feddrop.errors import ConfigError, one_of
+from feddrop.report.quantities import byte_scale, joule_scale, second_scale
+from feddrop.report.runlog import Floats, Ints, RunLog
+from feddrop.report.style import (
+    GRID,
+    HALF,
+    HEIGHT,
+    INK,
+    MUTED,
+    SERIES,
+    TEXT,
+    EndLabel,
+    end_labels,
+    new_figure,
+    number_devices,
+    round_axis,
+    row_height,
+    whole_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Against = Literal["round", "bytes", "time"]
+"""What a learning curve is drawn against: rounds, bytes sent so far, or simulated seconds so far."""
+
+DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+FIELDS = {
+    "rate": "rate γ",
+    "share": "share ρ of the band",
+    "latency_s": "latency",
+    "energy_j": "energy",
+    "loss": "loss",
+}
+LIMITS = {"latency_s": "deadline", "energy_j": "budget"}
+FEW_POINTS = 40
+MANY_BARS = 40
+
+
+def accuracy_figure(runs: RunLog | Sequence[RunLog], *, against: Against = "round") -> Figure:
+    """Draw test accuracy in percent; rounds without evaluation are passed over. One run has its best round marked."""
+    many = _several(runs)
+    figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
+    labels = _curves(axes, many, "test_accuracy", against, factor=100)
+    axes.set_ylim(0, min(axes.get_ylim()[1], 103))
+    if len(many) > 1:
+        end_labels(axes, labels)
+    elif labels:
+        end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
+        x, y = _points(many[0], "test_accuracy", against, _scale(many, against))
+        best = int(np.argmax(y))
+        if best < len(y) - 1:
+            axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
+            axes.annotate(
+                f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(0, 9),
+                textcoords="offset points", ha="center", color=INK, fontsize=TEXT,
+            )  # fmt: skip
+    return figure
+
+
+def loss_figure(runs: RunLog | Sequence[RunLog], *, against: Against = "round") -> Figure:
+    """Draw the losses: training and test for one run, test only for several."""
+    many = _several(runs)
+    figure, axes = new_figure(HALF, HEIGHT, "loss" if len(many) == 1 else "test loss")
+    labels = _curves(axes, many, "test_loss", against)
+    if len(many) == 1:
+        labels = [label._replace(text="test") for label in labels]
+        x, y = _points(many[0], "train_loss", against, _scale(many, against))
+        if len(x):
+            _line(axes, x, y, SERIES[1])
+            labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
+    end_labels(axes, labels)
+    return figure
+
+
+def bytes_figure(run: RunLog) -> Figure:
+    """Draw the bytes of each round, pushes below and pulls on top, beside what full models would have cost."""
+    push, pull = (np.nan_to_num(run.by_round[key]) for key in ("push_bytes", "pull_bytes"))
+    full = run.full_traffic
+    scale, unit = byte_scale(float(np.nanmax([*(push + pull), *full])))
+    figure, axes = new_figure(HALF, HEIGHT, f"{unit} a round")
+    edges = np.append(run.rounds - 0.5, run.rounds[-1] + 0.5)
+    end, labels = float(edges[-1]), []
+    layers = (("push", push, np.zeros_like(push), SERIES[0]), ("pull", push + pull, push, SERIES[2]))
+    for word, top, base, colour in layers:
+        axes.stairs(top / scale, edges, baseline=base / scale, fill=True, color=colour, alpha=0.85, linewidth=0)
+        labels.append(EndLabel(end, float((top[-1] + base[-1]) / 2 / scale), word, colour))
+    if np.isfinite(full).all():
+        axes.stairs(full / scale, edges, baseline=None, color=INK, linewidth=1.2 if len(full) <= 100 else 0.6)
+        labels.append(EndLabel(end, float(full[-1] / scale), "full models", INK))
+    axes.set_ylim(bottom=0)
+    whole_ticks(axes)
+    axes.margins(x=0)
+    end_labels(axes, labels)
+    return figure
+
+
+def traffic_figure(run: RunLog) -> Figure:
+    """Draw the bytes sent so far, beside what full models would have cost by then."""
+    sent, full = np.cumsum(run.traffic), np.cumsum(run.full_traffic)
+    scale, unit = byte_scale(float(np.nanmax([*sent, *full])))
+    figure, axes = new_figure(HALF, HEIGHT, f"{unit} so far")
+    end = float(run.rounds[-1])
+    labels = [EndLabel(end, float(sent[-1] / scale), "sent", SERIES[0])]
+    _line(axes, run.rounds, sent / scale, SERIES[0])
+    if np.isfinite(full).all():
+        axes.plot(run.rounds, full / scale, color=INK, linewidth=1.2, marker="o" if len(full) == 1 else None, ms=4)
+        axes.fill_between(run.rounds, sent / scale, full / scale, color=GRID, alpha=0.5, linewidth=0)
+        labels.append(EndLabel(end, float(full[-1] / scale), "full models", INK))
+    axes.set_ylim(bottom=0)
+    round_axis(axes, run.rounds)
+    end_labels(axes, labels)
+    return figure
+
+
+def device_figure(run: RunLog, field: Literal["rate", "share", "latency_s", "energy_j"]) -> Figure:
+    """Draw one bar a device: the mean over the rounds it took part in, with the range as a whisker and any limit."""
+    one_of("field", field, ("rate", "share", "latency_s", "energy_j"))
+    values = run.values(field)
+    there = np.isfinite(values).any(axis=0)
+    need(run, field, bool(there.any()))
+    limit = run.limit(field)[there]
+    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *limit])))
+    values, devices, limit = values[:, there] / scale, run.devices[there], limit / scale
+    mean, low, high = np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+    figure, axes = new_figure(HALF, row_height(len(devices)), f"{'mean ' * (len(run.rounds) > 1)}{FIELDS[field]}{unit}")
+    place = np.arange(len(devices))
+    edges = np.append(place - 0.5, len(devices) - 0.5)
+    varies = bool((high - low > 1e-9).any())
+    if len(devices) > MANY_BARS:
+        axes.stairs(mean, edges, fill=True, color=SERIES[0], alpha=0.85)
+        axes.stairs(high, edges, baseline=low, fill=True, color=INK, alpha=0.18 * varies)
+    else:
+        axes.bar(place, mean, width=0.68, color=SERIES[0], alpha=0.85)
+        axes.vlines(place, low, high, color=INK, linewidth=1.2 * varies)
+    for k in place if len(devices) <= 12 and not np.isfinite(limit).any() else ():
+        axes.annotate(
+            f"{mean[k]:.2f}",
+            (float(k), float(high[k])),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            color=INK,
+            fontsize=TEXT - 1,
+        )
+    if np.isfinite(limit).any():
+        axes.stairs(limit, edges, baseline=None, color=SERIES[1], linewidth=1.6)
+        end_labels(axes, [EndLabel(float(edges[-1]), float(limit[-1]), LIMITS[field], SERIES[1])])
+    axes.set_ylim(0, max(1.12 * float(np.nanmax([*high, *limit])), 1e-3))
+    axes.set_xlim(min(-0.5, len(devices) / 2 - 3.5), max(len(devices) - 0.5, len(devices) / 2 + 2.5))
+    number_devices(axes, devices)
+    return figure
+
+
+def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure:
+    """Draw the devices' latency or energy by round (range, median, largest) against the deadline or the budget.
+
+    Budgets that differ between devices have no common line: the figure then shows energy in percent of the own budget.
+    """
+    one_of("field", field, LIMITS)
+    values, limit = run.values(field), run.limit(field)
+    own = np.unique(limit).size > 1
+    if own:
+        values, limit = 100 * values / limit, np.full_like(limit, 100)
+    there = np.isfinite(values).any(axis=1)
+    need(run, field, bool(there.any()))
+    rounds, values, line = run.rounds[there], values[there], float(limit[0])
+    title = FIELDS[field] + " of a device"
+    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), line])))
+    if own:
+        scale, unit = 1.0, ", % of its budget"
+    figure, axes = new_figure(HALF, row_height(len(run.devices)), title + unit)
+    low, middle, high = (np.nanquantile(values, q, axis=1) / scale for q in (0, 0.5, 1))
+    axes.fill_between(rounds, low, high, color=SERIES[0], alpha=0.16, linewidth=0)
+    _line(axes, rounds, middle, SERIES[0])
+    axes.plot(rounds, high, color=SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
+    most = "slowest" if field == "latency_s" else "most"
+    labels = [
+        EndLabel(float(rounds[-1]), float(y[-1]), word, SERIES[0]) for y, word in ((middle, "median"), (high, most))
+    ]
+    if np.isfinite(line):
+        axes.axhline(line / scale, color=SERIES[1], linewidth=1.6)
+        labels.append(EndLabel(float(rounds[-1]), line / scale, LIMITS[field], SERIES[1]))
+    axes.set_ylim(0, 1.08 * float(np.nanmax([*high, line / scale])) or 1.0)
+    round_axis(axes, rounds)
+    end_labels(axes, labels)
+    return figure
+
+
+def need(run: RunLog, field: str, there: bool) -> None:
+    """Raise unless there is something to draw."""
+    if not there:
+        raise ConfigError(
+            f"The run {run.name!r} has no {field!r} to draw. Latency, energy and share need a [radio] section."
+        )
+
+
+def unit_of(field: str, top: float) -> tuple[float, str]:
+    """Return the scale of a field whose largest value is ``top``, and its unit as the end of a title."""
+    if field not in LIMITS:
+        return 1.0, ""
+    scale, unit = (second_scale if field == "latency_s" else joule_scale)(top)
+    return scale, f", {unit}"
+
+
+def _several(runs: RunLog | Sequence[RunLog]) -> list[RunLog]:
+    many = [runs] if isinstance(runs, RunLog) else list(runs)
+    if not many:
+        raise ConfigError("There is no run to draw. Give at least one.")
+    return many
+
+
+def _scale(runs: Sequence[RunLog], against: Against) -> tuple[float, str]:
+    one_of("against", against, ("round", "bytes", "time"))
+    if against == "bytes":
+        scale, unit = byte_scale(max(float(run.traffic.sum()) for run in runs))
+        return scale, f"{unit} sent so far"
+    if against == "time":
+        scale, unit = second_scale(max(float(np.nansum(run.by_round["latency_s"])) for run in runs))
+        return scale, f"simulated time, {unit}"
+    return 1.0, "round"
+
+
+def _points(run: RunLog, key: str, against: Against, scale: tuple[float, str]) -> tuple[Floats, Floats]:
+    """Return where a curve has points: progress in the given scale, and the value."""
+    x = run.rounds.astype(np.float64)
+    if against != "round":
+        x = np.cumsum(run.traffic if against == "bytes" else np.nan_to_num(run.by_round["latency_s"])) / scale[0]
+    there = np.isfinite(run.by_round[key])
+    return x[there], run.by_round[key][there]
+
+
+def _curves(axes: Axes, runs: Sequence[RunLog], key: str, against: Against, factor: float = 1.0) -> list[EndLabel]:
+    """Draw one curve a run, and return the labels with the runs' names for those that have points."""
+    labels, scale = [], _scale(runs, against)
+    for n, run in enumerate(runs):
+        x, y = _points(run, key, against, scale)
+        if len(x):
+            _line(axes, x, factor * y, SERIES[n % len(SERIES)], DASHES[n // len(SERIES) % len(DASHES)])
+            labels.append(EndLabel(float(x[-1]), float(factor * y[-1]), run.name, SERIES[n % len(SERIES)]))
+    if against == "round":
+        round_axis(axes, np.array([min(r.rounds[0] for r in runs), max(r.rounds[-1] for r in runs)]))
+    else:
+        axes.set_xlabel(scale[1], fontsize=TEXT, color=MUTED)
+        axes.set_xlim(left=0)
+    return labels
+
+
+def _line(axes: Axes, x: Floats | Ints, y: Floats, colour: str, dash: object = "solid") -> None:
+    marker = "o" if len(x) <= FEW_POINTS else None
+    axes.plot(x, y, color=colour, linewidth=2, linestyle=dash, marker=marker, ms=4, solid_capstyle="round")

@@ -1,0 +1,119 @@
+"""What a run did, as arrays: what the report, the figures and a notebook read.
+
+Devices may come and go between rounds, so everything by device is aligned by device id: ``[rounds, devices]``, with NaN
+(or an empty word) where a device was not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.str_]
+
+ROUND_FIELDS = (
+    "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
+)  # fmt: skip
+DEVICE_FIELDS = (
+    "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
+    "formula_latency_s", "formula_energy_j",
+)  # fmt: skip
+DEVICE_WORDS = ("binding", "status")
+FULL_VALUE_BYTES = 4
+"""A full model is counted as float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLog:
+    """What a run did: R rounds, K devices that took part in at least one of them.
+
+    Attributes:
+        name: name of the run folder.
+        config: the run's configuration, section by section.
+        info: facts about the run and its machine (``run.json``); empty if the folder has none.
+        rounds: round numbers, ``[R]``.
+        devices: device ids, ``[K]``.
+        by_round: ``[R]`` each of :data:`ROUND_FIELDS`; NaN where absent.
+        by_device: ``[R, K]`` each of :data:`DEVICE_FIELDS`; NaN where absent.
+        words: ``[R, K]`` each of :data:`DEVICE_WORDS`; empty where absent.
+        deadline_s: the deadline of a round; NaN if there is none.
+        budget_j: energy budget of each device, ``[K]``; NaN if there is none.
+        class_counts: samples by data partition and class, ``[partitions, classes]``, or None if unknown.
+        class_names: a name for every class; empty if unknown.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    info: Mapping[str, Any]
+    rounds: Ints
+    devices: Ints
+    by_round: Mapping[str, Floats]
+    by_device: Mapping[str, Floats]
+    words: Mapping[str, Words]
+    deadline_s: float
+    budget_j: Floats
+    class_counts: Ints | None
+    class_names: tuple[str, ...]
+
+    @property
+    def has_radio(self) -> bool:
+        """Whether any latency or energy was reported."""
+        return any(bool(np.isfinite(self.by_device[key]).any()) for key in ("latency_s", "energy_j"))
+
+    @property
+    def traffic(self) -> Floats:
+        """Bytes pushed and pulled in each round, ``[R]``."""
+        return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
+
+    @property
+    def full_traffic(self) -> Floats:
+        """Bytes of each round, ``[R]``, with full float32 models; NaN if its size is unknown."""
+        parameters = self.info.get("parameters")
+        if parameters is None:
+            return np.full(len(self.rounds), np.nan)
+        sent = sum((self.by_device[key] > 0).sum(axis=1) for key in ("push_bytes", "pull_bytes"))
+        return np.asarray(sent * float(parameters) * FULL_VALUE_BYTES)
+
+    @property
+    def active(self) -> npt.NDArray[np.bool_]:
+        """Which device took part in which round, ``[R, K]``: there, and not left out."""
+        status = self.words["status"]
+        return np.asarray((status != "") & (status != "left out"))
+
+    def values(self, field: str) -> Floats:
+        """Return one of :data:`DEVICE_FIELDS` of the devices that took part, ``[R, K]``, NaN elsewhere."""
+        return np.where(self.active, self.by_device[field], np.nan)
+
+    def limit(self, field: str) -> Floats:
+        """Return what a field must not exceed, ``[K]``: deadline, energy budget, or NaN for no limit."""
+        if field == "energy_j":
+            return self.budget_j
+        return np.full(len(self.devices), self.deadline_s if field == "latency_s" else np.nan)
+
+    @property
+    def mean_rate(self) -> float:
+        """Mean rate over all devices and rounds; NaN if there is none."""
+        rates = self.values("rate")[np.isfinite(self.values("rate"))]
+        return float(rates.mean()) if rates.size else float("nan")
+
+    @property
+    def saving(self) -> float:
+        """Fraction of bytes saved against full float32 models; NaN if their size is unknown."""
+        full = float(self.full_traffic.sum())
+        return 1 - float(self.traffic.sum()) / full if full > 0 else float("nan")
+
+    @property
+    def accuracy(self) -> tuple[float, float, int]:
+        """Last and best test accuracy, and the round of the best; NaN and 0 if nothing was tested."""
+        values = self.by_round["test_accuracy"]
+        tested = np.flatnonzero(np.isfinite(values))
+        if not tested.size:
+            return float("nan"), float("nan"), 0
+        best = int(np.nanargmax(values))
+        return float(values[tested[-1]]), float(values[best]), int(self.rounds[best])

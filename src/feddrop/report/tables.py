@@ -1,0 +1,101 @@
+"""The tables of the report: every round, every device, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from feddrop.report.html import Html, el, table
+from feddrop.report.quantities import NOTHING, in_bytes, in_joules, in_percent, in_seconds, plain
+from feddrop.report.runlog import Floats, RunLog
+from feddrop.report.style import clean
+
+MOST_ROWS = 1_000
+"""A longer table shows every n-th row."""
+
+
+def round_table(run: RunLog) -> Html:
+    """Return one row a round."""
+    radio = ["latency", "energy"] if run.has_radio else []
+    head = ["round", "accuracy", "test loss", "training loss", "push", "pull", "mean γ", *radio, "wall time"]
+    rates = run.values("rate")
+    rows = []
+    for r in _thinned(len(run.rounds)):
+        at = {key: float(values[r]) for key, values in run.by_round.items()}
+        rows.append(
+            [
+                run.rounds[r],
+                in_percent(at["test_accuracy"], 2),
+                plain(at["test_loss"]),
+                plain(at["train_loss"]),
+                in_bytes(at["push_bytes"]),
+                in_bytes(at["pull_bytes"]),
+                plain(_mean(rates[r])),
+                *([in_seconds(at["latency_s"]), in_joules(at["energy_j"])] if radio else []),
+                in_seconds(at["wall_s"]),
+            ]
+        )
+    return table(head, rows)
+
+
+def device_table(run: RunLog) -> Html:
+    """Return one row a device."""
+    bindings = [word for word in ("deadline", "energy", "rate cap", "none") if (run.words["binding"] == word).any()]
+    radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
+    head = ["device", "samples", "rounds", "left out", "rejected", "mean γ", "push", "pull", *radio]
+    rates, active = run.values("rate"), run.active
+    rows = []
+    for k in _thinned(len(run.devices)):
+        of = {key: values[:, k] for key, values in run.by_device.items()}
+        status, binding = run.words["status"][:, k], run.words["binding"][:, k]
+        samples = of["samples"][np.isfinite(of["samples"])]
+        costs = [plain(_mean(of["share"])), in_seconds(_mean(of["latency_s"])), in_joules(_mean(of["energy_j"]))]
+        rows.append(
+            [
+                run.devices[k],
+                f"{samples[-1]:,.0f}" if samples.size else NOTHING,
+                active[:, k].sum(),
+                (status == "left out").sum(),
+                (status == "rejected").sum(),
+                plain(_mean(rates[:, k])),
+                in_bytes(float(np.nansum(of["push_bytes"]))),
+                in_bytes(float(np.nansum(of["pull_bytes"]))),
+                *(costs if radio else []),
+                *((binding == word).sum() for word in bindings),
+            ]
+        )
+    return table([*head, *(f"bound by {word}" for word in bindings)], rows)
+
+
+def settings(title: str, values: Mapping[str, Any]) -> Html:
+    """Return a panel of settings, key by key."""
+    pairs = [part for key, value in flat(values).items() for part in (el("dt", key), el("dd", show(value)))]
+    return el("div", el("h3", title), el("dl", *pairs), class_="panel")
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with dots between the keys."""
+    lines: dict[str, Any] = {}
+    for key, value in values.items():
+        lines |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return lines
+
+
+def show(value: object) -> str:
+    """Write a setting as TOML does, near enough; a long list is cut."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(show(item) for item in value[:40])}{', …' * (len(value) > 40)}]"
+    return clean(value, 500)
+
+
+def _thinned(count: int) -> range:
+    return range(0, count, -(-count // MOST_ROWS) or 1)
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
