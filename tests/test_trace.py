@@ -72,6 +72,21 @@ def test_units_added_to_the_input_or_output_are_kept():
     assert set(graph.whole) == {"a", "c"}
 
 
+def test_kept_units_keep_whatever_is_coupled_to_them():
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x) + x
+            return self.d(self.c(f.relu(self.b(h))) + h)
+
+    graph = assert_same(Chain(), (6,))
+    assert graph.groups == {"b": 6}
+    assert set(graph.whole) == {"a", "c", "d"}
+
+
 def test_a_module_used_twice_is_cut_on_both_sides():
     shared = nn.Linear(12, 12)
     graph = assert_same(nn.Sequential(nn.Linear(5, 12), nn.Tanh(), shared, nn.Tanh(), shared, nn.Linear(12, 3)), (5,))
@@ -145,6 +160,8 @@ def test_unflatten_gives_each_channel_its_block_of_units():
     graph = assert_same(model, (5,))
     assert graph.groups == {"0": 8}
     assert graph.axes["0.weight"] == (Axis(dim=0, group="0", block=4, role="out"),)
+    graph = assert_same(nn.Sequential(nn.Linear(5, 32), unflatten, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2)), (5,))
+    assert graph.groups == {"0": 8}
 
 
 def test_anything_goes_on_the_input_and_the_output():
@@ -169,7 +186,21 @@ class Computed(nn.Module):
         self.fc, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return f.linear(self.fc(x), torch.tanh(self.out.weight))
+        return self.out(f.linear(x, torch.tanh(self.fc.weight)))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return f.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True))
+
+
+class Coupled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.a(x) + torch.softmax(self.b(x), 1))
 
 
 def conv_net(function, width: int = 8) -> nn.Module:
@@ -208,7 +239,11 @@ def conv_net(function, width: int = 8) -> nn.Module:
         (conv_net(lambda x: x.view(-1, 128), 128), ("fewer units", "x.shape", "'odd'", "128")),
         (conv_net(lambda x: x.view(2, 8, 16), 128), ("fewer units", "x.shape", "'odd'")),
         (Tied(), ("'fc'", "mm")),
-        (Computed(), ("'fc'", "mm")),
+        (Computed(), ("'out.weight'", "mm")),
+        (nn.Sequential(Standardised(3, 4, 3), nn.Conv2d(4, 2, 1)), ("'1.weight'", "convolution")),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 4, 2, groups=2), nn.Conv2d(4, 1, 1)), ("'0'", "'1'")),
+        (Coupled(), ("'a'", "_softmax")),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), Call(lambda x: x.mT.transpose(1, 2)), nn.Conv2d(4, 2, 1)), ("'0'", "'2'")),
         (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 2)), ("'0'", "mean", "'1'")),
         (nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 2)), ("fewer units",)),
     ],
@@ -237,7 +272,7 @@ def test_networks_without_hidden_units_say_so(model, shape, words):
 
 def test_tracing_and_shrinking_leave_the_network_alone():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 2))
-    model[2].eval()
+    model[1].eval()
     model.last = model(torch.ones(2, 1, 4, 4))  # a tensor with a gradient's history, which deepcopy refuses
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random_state = torch.get_rng_state()
@@ -245,7 +280,7 @@ def test_tracing_and_shrinking_leave_the_network_alone():
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert [module.training for module in model] == [True, True, False, True, True]
+    assert [module.training for module in model] == [True, False, True, True, True]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert all(p.grad is None for p in model.parameters())
     assert model[0].out_channels == 4

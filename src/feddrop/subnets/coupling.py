@@ -19,7 +19,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Element by element, like everything that ATen tags as pointwise, but without the tag.
-_POINTWISE = re.compile(r"_prelu_kernel|alias|bernoulli_?|copy_|detach|hardswish_?|lift_fresh|native_dropout|\w+_like")
+_POINTWISE = re.compile(
+    r"_prelu_kernel|alias|bernoulli_?|copy_|detach|hardswish_?|leaky_relu_?|lift_fresh|log_sigmoid_forward|"
+    r"native_dropout|\w+_like"
+)
 # A weight stays a weight: another view of it, or itself times a number.
 _VIEW = re.compile("_reshape_copy|_unsafe_view|alias|detach|expand|permute|squeeze|t|transpose|unsqueeze|view")
 _LINEAR = re.compile("_to_copy|clone|div|mul|neg")
@@ -211,11 +214,10 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif given["transposed"]:
             self._fault((x[1], fan_in, fan_out))
         else:
-            # A convolution group reads channels of its own, so it is kept or dropped whole.
+            # A convolution group reads all of its own channels, so it is kept or dropped whole.
             self._coarsen(x[1], given["groups"])
             self._coarsen(fan_out, given["groups"])
             self._same(x[1], fan_out)
-            self._same(fan_in, None)
         if given["bias"] is not None:
             self._join((fan_out,), self.dims(given["bias"]))
         self._produce(given["weight"], fan_in, fan_out, "conv")

@@ -77,7 +77,7 @@ def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: M
         units = graph.groups[group]
         if index.ndim != 1 or not len(index) or index[0] < 0 or index[-1] >= units or (np.diff(index) <= 0).any():
             raise SubnetError(
-                f"The units kept of {group!r} must be sorted, different, at least one, and below {units}."
+                f"The units kept of {group!r} must be sorted, without repeats, and some of 0..{units - 1}."
             )
     cut = {group: index for group, index in kept.items() if len(index) < graph.groups[group]}
     sizes = {**graph.groups, **{group: len(index) for group, index in cut.items()}}
