@@ -45,6 +45,9 @@ def draw(study: Study, title: str = "") -> Figure:
         for axes in panels[:, column]:
             _soften(axes)
         _rate_ticks(panels[1, column], x)
+    top = max(float((curve.ratio + 2 * curve.ratio_error).max()) for law in study.laws for _, curve in _curves(law))
+    panels[1, 0].set_ylim(0.4, 1.2 * max(top, 2))
+    panels[0, 0].legend(loc="center left", bbox_to_anchor=(0.02, 0.58), frameon=False, fontsize=TEXT, labelcolor=INK)
     for axes, text in zip(panels[:, 0], ("mean squared distance from g(w)", "measured / first order"), strict=True):
         axes.set_ylabel(text, fontsize=TEXT, color=MUTED)
     if title:
@@ -61,9 +64,6 @@ def _squares(axes: Axes, x: Floats, law: Law, bound: Floats) -> None:
         axes.plot(x, curve.predicted, color=_COLOURS[key], linewidth=1.2, linestyle=(0, (5, 2.5)))
         axes.errorbar(x, curve.measured, 2 * curve.error, **_points(key), label=_NAMES[key])
     axes.plot([], [], color=MUTED, linewidth=1.2, linestyle=(0, (5, 2.5)), label="first order")
-    legend = axes.legend(loc="center left", bbox_to_anchor=(0.02, 0.55), frameon=False, fontsize=TEXT - 1)
-    for text in legend.get_texts():
-        text.set_color(INK)
 
 
 def _ratios(axes: Axes, x: Floats, law: Law) -> None:
@@ -75,7 +75,6 @@ def _ratios(axes: Axes, x: Floats, law: Law) -> None:
     ticks = (0.5, 1, 2, 4, 8, 16, 32)
     axes.yaxis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_ticks([], minor=True)
-    axes.set_ylim(0.4, max(3.0, 1.3 * float(max(curve.ratio.max() for _, curve in _curves(law))), axes.get_ylim()[1]))
 
 
 def _curves(law: Law) -> tuple[tuple[str, Curve], tuple[str, Curve]]:

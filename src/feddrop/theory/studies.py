@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, lemma1, theta
+from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
 from feddrop.theory.estimators import Curvature, Point, Slope, Tick, curvature, no_tick, slope
 from feddrop.theory.variance import Curve, Law, measure_law
 
@@ -53,7 +53,8 @@ class Study:
 
     def bound(self, law: Law) -> Floats:
         """Return Lemma 1's bound at the law's rates, ``[R]``; at the unit level with its mask variance for γ/(1-γ)."""
-        return lemma1(law.variance / (1 + law.variance), self.constants)
+        constants = self.constants
+        return (constants.hessian_norm * constants.weight_norm) ** 2 * law.variance
 
     def theta(self, *, measured: bool = False) -> Theta:
         """Return θ from Lemma 2, as the paper has it or as measured.

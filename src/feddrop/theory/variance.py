@@ -5,8 +5,9 @@ kept. What it sends is m∘g(ŵ), the gradient of F(w∘m) by the chain rule. Bo
 
 To first order in m - 1, both are linear in the mask: g(ŵ) - g = H(w∘(m-1)) and m∘g(ŵ) - g = (m-1)∘g + H(w∘(m-1)). The
 elements of a Bernoulli mask are independent with variance v = γ/(1-γ), so the mean square is v·E‖H(w∘z)‖² with random
-signs z, and v·E‖z∘g + H(w∘z)‖². These are the *first-order predictions*: exact for small rates where the loss is
-smooth, and free of Lemma 1's Cauchy-Schwarz step.
+signs z, and v·E‖z∘g + H(w∘z)‖². These are the *first-order predictions*, free of Lemma 1's Cauchy-Schwarz step. A small
+rate does not make them exact: it makes drops rare, not small. They are right where the loss is smooth, every dropped
+weight matters little, and few are dropped together.
 
 At the unit level a share sqrt(1-γ) of the units is kept, a unit's value is scaled by 1/sqrt(1-γ), and all weights that
 read it share one mask element. So v = 1/sqrt(1-γ) - 1.

@@ -1,0 +1,243 @@
+"""Every stochastic estimate against a slow twin: the full Hessian, a loop over samples, all masks enumerated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from feddrop.errors import ConfigError
+from feddrop.seeds import derive
+from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
+from feddrop.subnets.piece import gather, scatter
+from feddrop.subnets.units import shrink
+from feddrop.theory import Curve, Estimate, Point, curvature, measure_law, slope
+from feddrop.theory.estimators import signs
+from feddrop.theory.variance import Masks
+
+
+@pytest.fixture(scope="module")
+def point() -> Point:
+    """A smooth network of 4-3-2 units on 12 samples, in double precision."""
+    generator = torch.Generator().manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    return Point(model, x, torch.arange(12) % 2, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def hessian(point) -> torch.Tensor:
+    return torch.autograd.functional.hessian(point.value, point.w)
+
+
+def test_the_point_is_the_network(point):
+    assert torch.equal(point.join(point.split(point.w)), point.w)
+    for name, tensor in point.model.named_parameters():
+        tensor.grad = None
+        assert torch.equal(point.split(point.w)[name], tensor.detach())
+    loss = nn.functional.cross_entropy(point.model(point._x), point._y)
+    grads = torch.autograd.grad(loss, list(point.model.parameters()))
+    torch.testing.assert_close(point.gradient(), torch.cat([g.reshape(-1) for g in grads]))
+
+
+def test_hessian_times(point, hessian):
+    v = signs(1, len(point.w), point.w)
+    torch.testing.assert_close(point.hessian_times(v), hessian @ v)
+    torch.testing.assert_close(point.hessian_times(v), hessian @ v)  # the kept graph works twice
+
+
+def test_signs_are_fair_and_seeded():
+    draws = signs(3, 10_001, torch.zeros(1))
+    assert set(draws.tolist()) == {-1.0, 1.0}
+    assert abs(float(draws.mean())) < 0.04
+    assert torch.equal(draws, signs(3, 10_001, torch.zeros(1)))
+    assert not torch.equal(draws, signs(4, 10_001, torch.zeros(1)))
+
+
+def test_curvature_in_full_is_exact(point, hessian):
+    found = curvature(point, seed=0, steps=len(point.w), probes=2)
+    values = torch.linalg.eigvalsh(hessian)
+    assert found.largest.value == pytest.approx(float(values[-1]), rel=1e-8)
+    assert found.smallest.value == pytest.approx(float(values[0]), rel=1e-6)
+    assert found.frobenius_sq.value == pytest.approx(float(hessian.square().sum()), rel=1e-8)
+    assert found.smoothness.value == pytest.approx(float(values.abs().max()), rel=1e-8)
+
+
+def test_curvature_error_bars_are_honest(point, hessian):
+    values, truth = torch.linalg.eigvalsh(hessian).numpy(), float(hessian.square().sum())
+    misses = []
+    for seed in range(40):
+        found = curvature(point, seed=seed, steps=4, probes=12)
+        assert found.largest.value <= values[-1] + 1e-12
+        assert np.abs(values - found.largest.value).min() <= found.largest.error + 1e-9
+        assert np.abs(values - found.smallest.value).min() <= found.smallest.error + 1e-9
+        misses.append((found.frobenius_sq.value - truth) / found.frobenius_sq.error)
+    assert abs(np.mean(misses)) < 0.8
+    assert np.mean(np.abs(misses) < 2.5) > 0.85
+
+
+def test_slope_is_a_loop_over_samples(point):
+    gradients = []
+    for x, y in zip(point._x, point._y, strict=True):
+        gradients.append(Point(point.model, x[None].repeat(2, 1), y.repeat(2), dtype=torch.float64).gradient())
+    table = torch.stack(gradients)
+    mean = table.mean(0)
+    noise = float((table - mean).square().sum() / (len(table) - 1))
+    for chunk in (5, 32):
+        found = slope(point, chunk=chunk)
+        assert found.noise.value == pytest.approx(noise, rel=1e-10)
+        assert found.grad_norm_sq.value == pytest.approx(float(mean.square().sum()) - noise / 12, rel=1e-10)
+        assert found.noise.error > 0
+
+
+def test_weight_masks_are_the_cutters(point):
+    model = point.model.float()
+    cut = cutter(blueprint(model, (4,)), SubnetConfig(count="bernoulli"))(9, 0.4)
+    want = torch.cat([scatter(torch.full((p.size,), p.scale), p).reshape(-1) for p in cut.values()])
+    point.model.double()
+    torch.testing.assert_close(Masks(point, "weight").draw(9, 0.4), want.double())
+
+
+def test_unit_update_is_what_a_smaller_network_sends(point):
+    """The masked gradient on the whole network = the gradient of the really smaller one, put back and scaled."""
+    rate = 0.5
+    keep = math.sqrt(1 - rate)
+    m = Masks(point, "unit").draw(3, rate)
+    update = point.split(m * point.gradient(point.w * m))
+    plan = blueprint(point.model, (4,), level="unit")
+    pieces = cutter(plan, SubnetConfig(level="unit", count="bernoulli"))(3, rate)
+    (kept,) = kept_units(plan.units, pieces).values()
+    assert 0 < kept < 3
+    small = shrink(point.model, plan.units, kept_units(plan.units, pieces))
+    whole = point.split(point.w)
+    scales = {name: 1.0 if piece.scale == 1.0 else 1 / keep for name, piece in pieces.items()}  # Bernoulli, not counted
+    with torch.no_grad():
+        for name, p in small.named_parameters():
+            p.copy_((gather(whole[name], pieces[name]) * scales[name]).reshape(p.shape))
+    loss = nn.functional.cross_entropy(small(point._x), point._y)
+    for (name, _), g in zip(small.named_parameters(), torch.autograd.grad(loss, list(small.parameters())), strict=True):
+        want = scatter((g * scales[name]).reshape(-1), pieces[name])
+        torch.testing.assert_close(update[name], want)
+
+
+def enumerate_masks(point, level, rate):
+    """Every mask ``[P]`` with its probability, written out from the network of the fixture."""
+    if level == "weight":
+        places, keep = [*range(12), *range(15, 21)], 1 - rate
+        columns = [[place] for place in places[12:]]  # the second layer: 6 weights; the first is kept for speed
+    else:
+        keep = math.sqrt(1 - rate)
+        columns = [[15 + row * 3 + unit for row in range(2)] for unit in range(3)]
+    for bits in itertools.product((0, 1), repeat=len(columns)):
+        m = torch.ones_like(point.w)
+        for bit, column in zip(bits, columns, strict=True):
+            m[column] = bit / keep
+        yield keep ** sum(bits) * (1 - keep) ** (len(bits) - sum(bits)), m
+
+
+def second_layer_only(monkeypatch):
+    """Let only the second layer be dropped, so that all masks can be enumerated."""
+    first = Masks.__init__
+
+    def limited(self, point, level):
+        first(self, point, level)
+        if level == "weight":
+            self.sizes = {"2.weight": 6}
+
+    monkeypatch.setattr(Masks, "__init__", limited)
+
+
+@pytest.mark.parametrize("level", ["weight", "unit"])
+def test_law_is_the_mean_over_all_masks(point, hessian, level, monkeypatch):
+    second_layer_only(monkeypatch)
+    law = measure_law(point, level, [0.05, 0.25], seed=1, masks=1000, probes=400)
+    g = point.gradient()
+    for i, rate in enumerate(law.rates.tolist()):
+        for curve, sent in ((law.gradient, False), (law.update, True)):
+            square, mean = 0.0, torch.zeros_like(g)
+            for p, m in enumerate_masks(point, level, rate):
+                d = (m if sent else 1) * point.gradient(point.w * m) - g
+                square += p * float(d.square().sum())
+                mean += p * d
+            assert abs(curve.measured[i] - square) < 4 * curve.error[i]
+            assert curve.error[i] < 0.2 * square
+            assert abs(curve.bias_sq[i] - float(mean.square().sum())) < 4.5 * curve.bias_sq_error[i]
+    # The first-order factor: the columns of H diag(w) and of diag(g) + H diag(w), summed within a mask element.
+    columns = [[p] for p in range(15, 21)] if level == "weight" else [[15 + u, 18 + u] for u in range(3)]
+    jacobian = hessian * point.w
+    for curve, matrix in ((law.gradient, jacobian), (law.update, jacobian + torch.diag(g))):
+        want = sum(float(matrix[:, column].sum(1).square().sum()) for column in columns)
+        assert abs(curve.factor.value - want) < 4 * curve.factor.error
+
+
+def test_first_order_is_true_where_every_weight_matters_little():
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 80), nn.Tanh(), nn.Linear(80, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 8)
+    wide = Point(model, torch.randn(64, 16, generator=generator), torch.arange(64) % 3)
+    law = measure_law(wide, "weight", [0.02], seed=4, masks=400, probes=200)
+    for curve in (law.gradient, law.update):
+        assert curve.ratio_error[0] < 0.04
+        assert abs(curve.ratio[0] - 1) < 0.03 + 3 * curve.ratio_error[0]
+        assert curve.holds() == slice(0, 1)
+
+
+def test_holds_finds_the_longest_run():
+    def curve(ratio, error):
+        ones = np.ones(len(ratio))
+        return Curve(
+            measured=np.array(ratio),
+            error=error * np.array(ratio),
+            factor=Estimate(1.0, 0.0),
+            predicted=ones,
+            bias_sq=ones,
+            bias_sq_error=ones,
+        )
+
+    assert curve([1.5, 1.1, 0.9, 1.3, 1.0], 0.0).holds() == slice(1, 3)
+    assert curve([1.5, 1.1, 0.9, 1.3, 1.0], 0.1).holds() == slice(1, 5)
+    assert curve([1.5, 1.1, 0.9, 1.3, 1.0], 0.0).holds(0.6) == slice(0, 5)
+    assert curve([1.5, 0.5], 0.0).holds() is None
+
+
+def test_directions_have_the_covariance_of_masks(point):
+    draws = Masks(point, "unit")
+    masks = torch.stack([draws.draw(derive(0, i), 0.3) - 1 for i in range(2500)])
+    found = draws.variance(0.3) * torch.stack([draws.direction(derive(1, i)) for i in range(2500)]).T.cov()
+    torch.testing.assert_close(masks.T.cov(), found, atol=0.04, rtol=0.1)
+    assert float(masks.mean(0).abs().max()) < 0.04
+
+
+def test_measured_variance_between_and_beyond_the_rates(point):
+    law = measure_law(point, "weight", [0.1, 0.3], seed=0, masks=4, probes=2)
+    np.testing.assert_allclose(law.sent(law.rates), law.update.measured)
+    assert law.sent(np.array(0.0)) == 0
+    assert law.sent(np.array(0.31)) == math.inf
+    assert law.sent(np.array(0.05)) == pytest.approx(law.update.measured[0] * (0.05 / 0.95) / (0.1 / 0.9))
+    assert law.update.measured[0] < law.sent(np.array(0.2)) < law.update.measured[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: measure_law(p, "weight", [0.3, 0.1], seed=0), "rising"),
+        (lambda p: measure_law(p, "weight", [], seed=0), "rising"),
+        (lambda p: measure_law(p, "weight", [0.0, 0.1], seed=0), "excluded"),
+        (lambda p: measure_law(p, "weights", [0.1], seed=0), "Did you mean 'weight'"),
+        (lambda p: measure_law(p, "unit", [0.1], seed=0, masks=1), "at least 2"),
+        (lambda p: curvature(p, seed=0, probes=1), "2 probes"),
+        (lambda p: Point(p.model, p._x[:1], p._y[:1]), "two samples"),
+    ],
+)
+def test_bad_input_is_named(point, call, message):
+    with pytest.raises(ConfigError, match=message):
+        call(point)
