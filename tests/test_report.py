@@ -394,7 +394,9 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)<!--"
     key = json.dumps("</dt><script>k")
     config = f'[evil]\n{key} = {json.dumps("</dd><script>alert(2)</script>")}\nlist = ["<b>", "$x"]\n'
-    write_run(folder, class_names=[HOSTILE] * 5, config=config, command=HOSTILE, cpu=HOSTILE, python="<i>")
+    write_run(
+        folder, class_names=[HOSTILE] * 4 + ["$\\frac{$"], config=config, command=HOSTILE, cpu=HOSTILE, python="<i>"
+    )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines[0]["devices"][0] |= {"binding": "<script>", "status": "<script>"}
     write_metrics(folder, lines)
@@ -405,7 +407,8 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     assert page.of("h1") == ["<script>alert(1)<!--"]
     assert "</dd><script>alert(2)</script>" in page.of("dd")
     assert any("<script>alert(1)</script>" in text and "$\\frac{1$" in text for text in page.of("code"))
-    assert sum(text.startswith("</title></svg>") for text in page.of("text")) == 5
+    assert sum(text.startswith("</title></svg>") for text in page.of("text")) == 4
+    assert "$\\frac{$" in page.of("text")
 
     other = tmp_path / "$\\frac{"
     write_run(other)
@@ -593,6 +596,8 @@ def test_budgets_of_their_own_are_drawn_as_percent(folder: Path) -> None:
     used = 100 * run.by_device["energy_j"][:, :3] / run.budget_j[:3]
     np.testing.assert_allclose(axes.lines[1].get_ydata(), used.max(axis=1))
     page_of(folder)
+    labels = [text for text in report.device_figure(run, "energy_j").axes[0].texts if text.get_text() == "budget"]
+    assert [label.xy[1] for label in labels] == [50.0]  # the last device has none
 
 
 @pytest.mark.parametrize("shape", [(10, 10), (3, 2), (10, 100), (50, 10), (1, 1)])

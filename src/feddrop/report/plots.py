@@ -82,6 +82,7 @@ def loss_figure(runs: RunLog | Sequence[RunLog], *, against: Against = "round") 
         if len(x):
             _line(axes, x, y, SERIES[1])
             labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
+    axes.set_ylim(bottom=0)
     end_labels(axes, labels)
     return figure
 
@@ -158,7 +159,8 @@ def device_figure(run: RunLog, field: Literal["rate", "share", "latency_s", "ene
         )
     if np.isfinite(limit).any():
         axes.stairs(limit, edges, baseline=None, color=SERIES[1], linewidth=1.6)
-        end_labels(axes, [EndLabel(float(edges[-1]), float(limit[-1]), LIMITS[field], SERIES[1])])
+        last = float(limit[np.isfinite(limit)][-1])
+        end_labels(axes, [EndLabel(float(edges[-1]), last, LIMITS[field], SERIES[1])])
     axes.set_ylim(0, max(1.12 * float(np.nanmax([*high, *limit])), 1e-3))
     axes.set_xlim(min(-0.5, len(devices) / 2 - 3.5), max(len(devices) - 0.5, len(devices) / 2 + 2.5))
     number_devices(axes, devices)

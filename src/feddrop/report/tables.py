@@ -89,7 +89,7 @@ def show(value: object) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(show(item) for item in value[:40])}{', …' * (len(value) > 40)}]"
-    return clean(value, 500)
+    return clean(value, 500) or '""'
 
 
 def _thinned(count: int) -> range:
