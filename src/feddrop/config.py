@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from feddrop.errors import ConfigError, one_of
+from feddrop.methods.feddst import FeddstConfig
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import DTYPES
 from feddrop.training import TrainConfig
@@ -95,7 +96,7 @@ class RunConfig:
         seed: root of every random choice.
         rounds: rounds in all.
         rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file.
-        method: ``"feddrop"``.
+        method: ``"feddrop"``, or ``"feddst"`` with the settings in ``feddst``; its sparsity is the rate.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
     """
 
@@ -109,10 +110,13 @@ class RunConfig:
     subnet: SubnetConfig = field(default_factory=SubnetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    feddst: FeddstConfig = field(default_factory=FeddstConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, ("feddrop",))
+        one_of("method", self.method, ("feddrop", "feddst"))
+        if self.method == "feddst" and self.subnet.level != "weight":
+            raise ConfigError(f'subnet.level is {self.subnet.level!r}; FedDST drops single weights: use "weight".')
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")

@@ -22,7 +22,7 @@ from feddrop import params
 from feddrop.errors import RunError
 from feddrop.method import Assignment, MethodFactory
 from feddrop.params import Params
-from feddrop.rounds import Reply, answer, compute
+from feddrop.rounds import Pushed, Reply, answer, compute
 from feddrop.seeds import derive
 from feddrop.training import LocalBatches, Loss, TrainConfig, evaluate
 
@@ -79,11 +79,11 @@ class DeviceHost:
         x, y = task.samples.train_x, task.samples.train_y
         return LocalBatches(x, y, part, task.train, assignment.seed, task.torch_device)
 
-    def compute(self, frame: bytes) -> Reply:
+    def compute(self, pushed: Pushed) -> Reply:
         """Run one device. What the user's own layers draw (dropout) is seeded by the frame as well."""
         with torch.random.fork_rng(devices=[] if self.task.torch_device == "cpu" else None):
-            torch.manual_seed(derive(int.from_bytes(frame[16:24], "little"), "torch"))
-            return answer(lambda: compute(self.method, frame, self.batches, self.weights))
+            torch.manual_seed(derive(int.from_bytes(pushed.frame[16:24], "little"), "torch"))
+            return answer(lambda: compute(self.method, pushed, self.batches, self.weights))
 
     def evaluate(self, start: int) -> tuple[float, int]:
         """Return summed loss and right answers over one chunk of the test set, with the parameters loaded last."""
@@ -99,7 +99,7 @@ class Serial:
         self._threads = torch.get_num_threads()
         self._host = DeviceHost(task)
 
-    def compute(self, pushed: Iterable[bytes]) -> Iterator[Reply]:
+    def compute(self, pushed: Iterable[Pushed]) -> Iterator[Reply]:
         """Let devices train, in order."""
         return map(self._host.compute, pushed)
 
@@ -136,9 +136,9 @@ class Processes:
             for link in self._links:
                 self._receive(link)  # ready: the files are mapped and may go
 
-    def compute(self, pushed: Iterable[bytes]) -> Iterator[Reply]:
+    def compute(self, pushed: Iterable[Pushed]) -> Iterator[Reply]:
         """Let devices train wherever a worker is free; replies come in order, at most two a worker held."""
-        return (Reply(*reply) for reply in self._spread(("compute", frame) for frame in pushed))
+        return (Reply(*reply) for reply in self._spread(("compute", one) for one in pushed))
 
     def evaluate(self, whole: Params) -> tuple[float, float]:
         """Return mean loss and accuracy on the test set, its chunks spread over the workers."""

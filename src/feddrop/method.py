@@ -4,9 +4,9 @@ A method is five pure functions; its state is passed in and out. The server call
 device calls ``local``; both call ``cut``, and get the same subnet. Nothing in a method knows how devices are run.
 
 How other methods fit: where a mask follows from the data (FedDST, PruneFL) it stands in ``Assignment.masks`` and
-travels as bits; a device that changes its mask or chooses what to upload after training (FedDST, FedDD) says so in
-``Update.masks``; width per minibatch (FjORD) is a matter of ``local`` alone; what is not a weight (PruneFL's scores)
-travels in a frame of its own.
+travels as bits, unless the device remembers it; a device that changes its mask or chooses what to upload after training
+(FedDST, FedDD) says so in ``Update.masks``; width per minibatch (FjORD) is a matter of ``local`` alone; what is not a
+weight (PruneFL's scores) travels in a frame of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Assignment:
         rate: dropout rate γ.
         level: ``"weight"`` or ``"unit"``.
         masks: for methods whose masks no seed regenerates: what is kept, by tensor.
+        remembered: whether the device has these masks from an earlier round, so that they need not travel again.
     """
 
     round: int
@@ -44,6 +45,7 @@ class Assignment:
     rate: float
     level: str = "weight"
     masks: Masks | None = None
+    remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from feddrop.errors import FrameError
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params
 from feddrop.subnets import frames
-from feddrop.subnets.frames import Header
+from feddrop.subnets.frames import Header, Masks
 from feddrop.subnets.piece import Subnet, gather, to_device_shape
+
+
+class Pushed(NamedTuple):
+    """What a device computes with: the frame it was sent, and the masks it remembers, which did not travel."""
+
+    frame: bytes
+    masks: Masks | None = None
 
 
 class Reply(NamedTuple):
@@ -31,7 +38,7 @@ class Reply(NamedTuple):
 class Executor(Protocol):
     """Runs devices: takes subnet frames, gives replies in the same order, holding only a few at a time."""
 
-    def compute(self, pushed: Iterable[bytes]) -> Iterator[Reply]:
+    def compute(self, pushed: Iterable[Pushed]) -> Iterator[Reply]:
         """Let devices train on the subnets in these frames."""
         ...
 
@@ -85,7 +92,7 @@ def generate(method: Method, assignment: Assignment) -> Subnet:
 
 
 def push(whole: Params, subnet: Subnet, assignment: Assignment, *, dtype: str = "float32") -> bytes:
-    """Push: write the subnet's kept weights, scaled, into a frame."""
+    """Push: write the subnet's kept weights, scaled, into a frame; with masks that the device does not know yet."""
     values = {}
     for name, piece in subnet.items():
         kept = gather(whole[name], piece)
@@ -99,12 +106,12 @@ def push(whole: Params, subnet: Subnet, assignment: Assignment, *, dtype: str = 
         level=assignment.level,
         dtype=dtype,
     )
-    return frames.encode(header, subnet, values, assignment.masks)
+    return frames.encode(header, subnet, values, None if assignment.remembered else assignment.masks)
 
 
 def compute(
     method: Method,
-    data: bytes,
+    pushed: Pushed,
     batches_for: Callable[[Assignment], Batches],
     weights: Mapping[str, tuple[int, ...]] | None = None,
 ) -> bytes:
@@ -112,16 +119,21 @@ def compute(
 
     Args:
         method: the method, as the server has it.
-        data: the pushed frame.
+        pushed: the frame, and what the device remembers.
         batches_for: gives the local minibatches for an assignment.
         weights: shapes of the tensors whose masks travel, for methods that send masks.
     """
-    frame = frames.parse(data)
+    frame = frames.parse(pushed.frame)
     head = frame.header
     shapes = weights or {}
-    masks = frames.decode_masks(frame, shapes)
     assignment = Assignment(
-        round=head.round, device=head.device, seed=head.seed, rate=head.rate, level=head.level, masks=masks
+        round=head.round,
+        device=head.device,
+        seed=head.seed,
+        rate=head.rate,
+        level=head.level,
+        masks=frames.decode_masks(frame, shapes) if head.masked else pushed.masks,
+        remembered=not head.masked and pushed.masks is not None,
     )
     subnet = method.cut(assignment)
     kept = frames.decode(frame, subnet, _bits(shapes))
@@ -143,10 +155,14 @@ def compute(
     return frames.encode(header, update.subnet, update.values, update.masks)
 
 
-def pull(
-    data: bytes, assignment: Assignment, subnet: Subnet, weights: Mapping[str, tuple[int, ...]] | None = None
-) -> Update:
+def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet) -> Update:
     """Pull: read an update and check that it answers this assignment.
+
+    Args:
+        method: the method.
+        data: the frame that came back.
+        assignment: what the device was to do.
+        subnet: what it was sent; a frame with masks of its own says what came back instead.
 
     Raises:
         FrameError: the frame is damaged, or answers something else.
@@ -159,14 +175,19 @@ def pull(
             f"device {assignment.device} answered with kind {head.kind!r}, round {head.round}, device {head.device}; "
             f"an update for round {assignment.round} was due."
         )
-    shapes = weights or {}
+    if head.masked and assignment.masks is None:
+        raise FrameError(f"device {assignment.device} answered with masks, which this method does not send.")
+    shapes = {name: mask.shape for name, mask in (assignment.masks or {}).items()}
+    masks = frames.decode_masks(frame, shapes)
+    if masks is not None:
+        subnet = method.cut(replace(assignment, masks=masks))
     return Update(
         device=head.device,
         samples=head.samples,
         loss=head.loss,
         subnet=subnet,
         values=frames.decode(frame, subnet, _bits(shapes)),
-        masks=frames.decode_masks(frame, shapes),
+        masks=masks,
     )
 
 
@@ -185,7 +206,6 @@ def run_round(
     rates: Mapping[int, float],
     seed: int,
     dtype: str = "float32",
-    weights: Mapping[str, tuple[int, ...]] | None = None,
 ) -> RoundResult:
     """Run one round over the devices that have a rate, and return the new network.
 
@@ -194,12 +214,12 @@ def run_round(
     under_way: list[tuple[Assignment, Subnet, int]] = []
     done: list[DeviceRound] = []
 
-    def pushed() -> Iterator[bytes]:
+    def pushed() -> Iterator[Pushed]:
         for assignment in method.plan(state, whole, round_, rates, seed):
             subnet = generate(method, assignment)
             frame = push(whole, subnet, assignment, dtype=dtype)
             under_way.append((assignment, subnet, len(frame)))
-            yield frame
+            yield Pushed(frame, assignment.masks if assignment.remembered else None)
 
     def updates() -> Iterator[Update]:
         for reply in executor.compute(pushed()):
@@ -208,7 +228,7 @@ def run_round(
             status = reply.error
             if not status:
                 try:
-                    update = pull(reply.frame, assignment, subnet, weights)
+                    update = pull(method, reply.frame, assignment, subnet)
                 except FrameError as refused:
                     status = str(refused)
             done.append(

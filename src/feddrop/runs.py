@@ -29,6 +29,7 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Processes, Samples, Serial, Task
 from feddrop.method import MethodFactory, State
 from feddrop.methods.feddrop import feddrop
+from feddrop.methods.feddst import feddst
 from feddrop.params import Params
 from feddrop.rounds import DeviceRound, Executor, run_round
 from feddrop.seeds import derive
@@ -265,6 +266,11 @@ def _finish(job: Run, model: nn.Module | None) -> list[Record]:
 
 def method_factory(config: RunConfig) -> MethodFactory:
     """Return the factory that a configuration names."""
+    if config.method == "feddst":
+        sparsity = read_rates(config.rate, config.data.devices)[0]
+        return partial(
+            feddst, settings=config.feddst, train_config=config.train, rounds=config.rounds, sparsity=sparsity
+        )
     return partial(
         feddrop,
         subnet=config.subnet,
