@@ -136,6 +136,34 @@ def test_operations_beside_the_units_are_followed(function):
         assert_same(model, (3, 6, 6))
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_other_ranks_of_convolution_and_pooling(rank):
+    conv, norm, *pools = (
+        getattr(nn, f"{kind}{rank}d")
+        for kind in ("Conv", "BatchNorm", "MaxPool", "AvgPool", "AdaptiveMaxPool", "ConvTranspose", "AdaptiveAvgPool")
+    )
+    torch.manual_seed(0)
+    largest, mean, some, transposed, all_of = pools
+    body = (norm(6), largest(2), mean(2, 1), some(3), transposed(6, 4, 2), nn.Upsample(scale_factor=2), all_of(1))
+    model = nn.Sequential(conv(2, 6, 3, padding=1), *body, nn.Flatten(), nn.Linear(4, 3))
+    assert assert_same(model, (2, *[8] * rank)).groups == {"0": 6, "5": 4}
+
+
+def test_a_branch_for_training_only_must_run_with_fewer_units():
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.extra, self.out = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            return self.out(h) + self.extra(h) if self.training else self.out(h)
+
+    assert trace(Branch().eval(), (4,)).groups == {"fc": 8}
+    with pytest.raises(SubnetError, match=r"fewer units.*'extra'"):
+        trace(Branch(), (4,))
+
+
 def test_linear_layers_over_sequences_and_raw_matrices():
     class Mixer(nn.Module):
         def __init__(self) -> None:
@@ -161,6 +189,12 @@ def test_unflatten_gives_each_channel_its_block_of_units():
     assert graph.groups == {"0": 8}
     assert graph.axes["0.weight"] == (Axis(dim=0, group="0", block=4, role="out"),)
     graph = assert_same(nn.Sequential(nn.Linear(5, 32), unflatten, nn.Tanh(), nn.Flatten(), nn.Linear(32, 2)), (5,))
+    assert graph.groups == {"0": 8}
+
+
+def test_outputs_come_alone_or_in_dicts_and_tuples():
+    heads = Call(lambda x: {"logits": x, "more": (x.exp(), None)})
+    graph = trace(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), heads), (4,))
     assert graph.groups == {"0": 8}
 
 
@@ -192,6 +226,15 @@ class Computed(nn.Module):
 class Standardised(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return f.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.fc, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.fc(self.rnn(x.unsqueeze(1))[0]))
 
 
 class Coupled(nn.Module):
@@ -242,6 +285,7 @@ def conv_net(function, width: int = 8) -> nn.Module:
         (Computed(), ("'out.weight'", "mm")),
         (nn.Sequential(Standardised(3, 4, 3), nn.Conv2d(4, 2, 1)), ("'1.weight'", "convolution")),
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 4, 2, groups=2), nn.Conv2d(4, 1, 1)), ("'0'", "'1'")),
+        (Recurrent(), ("'rnn.weight_ih_l0'", "layer 'rnn'")),
         (Coupled(), ("'a'", "_softmax")),
         (nn.Sequential(nn.Conv2d(3, 4, 1), Call(lambda x: x.mT.transpose(1, 2)), nn.Conv2d(4, 2, 1)), ("'0'", "'2'")),
         (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 2)), ("'0'", "mean", "'1'")),
@@ -262,6 +306,7 @@ def test_what_cannot_be_cut_is_refused_by_name(model, words):
         (nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2)), (4,), ("no hidden units", "one unit")),
         (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), (5,), ("(5,)", "layer '0'")),
         (nn.ReLU(), (5,), ("no parameters",)),
+        (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), Call(lambda x: {"x"})), (4,), ("returns set", "tensors")),
     ],
 )
 def test_networks_without_hidden_units_say_so(model, shape, words):

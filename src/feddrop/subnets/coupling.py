@@ -193,7 +193,11 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._fault(dims[kept:])
                 return dims[:kept] + (None,) * (rank - kept)
             case _:
-                self._fault(units for t in inputs for units in self.dims(t))
+                for t in inputs:
+                    self._fault(self.dims(t))
+                    for units in self.dims(t) if id(t) in self._names else ():
+                        if units:
+                            units.role = units.role or "in"  # whatever it does with this weight, it reads it
                 return (None,) * out.ndim
 
     def _broadcast(self, inputs: list[Tensor], out: Tensor) -> Dims:

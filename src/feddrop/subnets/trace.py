@@ -33,12 +33,15 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> UnitGraph:
     path = _follow(twin)
     coupling = Coupling(twin, path)
     out = _run(twin, input_shape, path, f"The network fails on samples of shape {tuple(input_shape)}", coupling)
-    for tensor in tensors_in(out):
-        for units in coupling.dims(tensor):
-            if units:
-                units.root().whole = "its units are the network's output"
+    outs = list(tensors_in(out))
+    if not outs:
+        raise SubnetError(
+            f"The network returns {type(out).__name__}; it must return tensors, alone or in dicts or tuples."
+        )
+    for units in (units for tensor in outs for units in coupling.dims(tensor) if units):
+        units.root().whole = "its units are the network's output"
     graph = _graph(coupling)
-    _check(model, input_shape, graph, [tuple(tensor.shape) for tensor in tensors_in(out)])
+    _check(model, input_shape, graph, [tuple(tensor.shape) for tensor in outs])
     return graph
 
 
