@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
-from feddrop.runs import read_rates
+from feddrop.control import read_rates
 
 
 def test_toml_round_trip():

@@ -16,6 +16,7 @@ import tomli_w
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.methods.feddst import FeddstConfig
+from feddrop.radio import RadioConfig
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import DTYPES
 from feddrop.training import TrainConfig
@@ -95,13 +96,14 @@ class RunConfig:
     Attributes:
         seed: root of every random choice.
         rounds: rounds in all.
-        rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file.
+        rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file;
+            with a radio, rates come from the cell.
         method: ``"feddrop"``, or ``"feddst"`` with the settings in ``feddst``; its sparsity is the rate.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
     """
 
     seed: int = 0
-    rounds: int = 20
+    rounds: int = 30
     rate: float | tuple[float, ...] | str = 0.3
     method: str = "feddrop"
     eval_every: int = 1
@@ -112,6 +114,7 @@ class RunConfig:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     feddst: FeddstConfig = field(default_factory=FeddstConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    radio: RadioConfig | None = None
 
     def __post_init__(self) -> None:
         one_of("method", self.method, ("feddrop", "feddst"))

@@ -62,7 +62,7 @@ class DeviceRound:
         loss: mean training loss; None where nothing usable came back.
         push_bytes: size of the frame sent to the device.
         pull_bytes: size of the frame that came back.
-        kept: parameters in the subnet.
+        kept: how many values of every tensor the subnet holds.
         status: ``"ok"``, or why the update was refused.
         seconds: wall time of the device's computation.
     """
@@ -73,7 +73,7 @@ class DeviceRound:
     loss: float | None
     push_bytes: int
     pull_bytes: int
-    kept: int
+    kept: Mapping[str, int]
     status: str
     seconds: float
 
@@ -239,7 +239,7 @@ def run_round(
                     loss=update.loss if update else None,
                     push_bytes=push_bytes,
                     pull_bytes=len(reply.frame),
-                    kept=sum(piece.size for piece in subnet.values()),
+                    kept={name: piece.size for name, piece in subnet.items()},
                     status=status or "ok",
                     seconds=reply.seconds,
                 )

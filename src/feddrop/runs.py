@@ -7,14 +7,12 @@ round), ``checkpoints/`` and ``report.html``.
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import math
 import platform
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,9 @@ from torch import nn
 
 from feddrop import checkpoints, data, models, params
 from feddrop.config import RunConfig
+from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import RunError
 from feddrop.executors import Processes, Samples, Serial, Task
 from feddrop.method import MethodFactory, State
 from feddrop.methods.feddrop import feddrop
@@ -33,7 +32,6 @@ from feddrop.methods.feddst import feddst
 from feddrop.params import Params
 from feddrop.rounds import DeviceRound, Executor, run_round
 from feddrop.seeds import derive
-from feddrop.subnets.masks import check_rate
 
 Record = dict[str, Any]
 """One line of ``metrics.jsonl``."""
@@ -78,7 +76,8 @@ class Run:
             classes_per_device=config.data.classes_per_device,
             seed=derive(config.seed, "partition"),
         )
-        self.rates = read_rates(config.rate, config.data.devices)
+        samples = [len(part) for part in self.parts]
+        self.control = controller(config, self.model, self.dataset.input_shape, samples)
         self.params: Params = params.from_model(self.model)
         self.state: State = {}
         self.round = 0
@@ -103,13 +102,14 @@ class Run:
         try:
             while self.round < config.rounds:
                 started = time.perf_counter()
+                decision = self.control.decide(self.round + 1)
                 result = run_round(
                     method,
                     executor,
                     self.params,
                     self.state,
                     round_=self.round + 1,
-                    rates=dict(enumerate(self.rates)),
+                    rates=decision.rates,
                     seed=config.seed,
                     dtype=config.execution.wire,
                 )
@@ -118,17 +118,39 @@ class Run:
                 test_loss = test_accuracy = None
                 if self.round % config.eval_every == 0 or self.round == config.rounds:
                     test_loss, test_accuracy = executor.evaluate(self.params)
-                record = self._record(result.devices, test_loss, test_accuracy, time.perf_counter() - started)
+                wall_s = time.perf_counter() - started
+                record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
                 self._save(record)
                 yield record
         finally:
             executor.close()
 
     def _record(
-        self, devices: list[DeviceRound], test_loss: float | None, test_accuracy: float | None, wall_s: float
+        self,
+        decision: Decision,
+        devices: list[DeviceRound],
+        test_loss: float | None,
+        test_accuracy: float | None,
+        wall_s: float,
     ) -> Record:
         good = [device for device in devices if device.loss is not None]
         samples = sum(device.samples for device in good)
+        costs = self.control.costs(decision, devices)
+        entries = [
+            {
+                "device": d.device,
+                "rate": d.rate,
+                "share": decision.shares.get(d.device),
+                "samples": d.samples,
+                "push_bytes": d.push_bytes,
+                "pull_bytes": d.pull_bytes,
+                **costs.get(d.device, {"latency_s": None, "energy_j": None}),
+                "binding": decision.binding.get(d.device),
+                "loss": d.loss,
+                "status": d.status,
+            }
+            for d in devices
+        ]
         return {
             "round": self.round,
             "train_loss": sum(d.samples * (d.loss or 0.0) for d in good) / samples,
@@ -136,24 +158,12 @@ class Run:
             "test_accuracy": test_accuracy,
             "push_bytes": sum(device.push_bytes for device in devices),
             "pull_bytes": sum(device.pull_bytes for device in devices),
-            "latency_s": None,
-            "energy_j": None,
+            "latency_s": max(cost["latency_s"] for cost in costs.values()) if costs else None,
+            "energy_j": sum(cost["energy_j"] for cost in costs.values()) if costs else None,
             "wall_s": round(wall_s, 4),
-            "devices": [
-                {
-                    "device": d.device,
-                    "rate": d.rate,
-                    "share": None,
-                    "samples": d.samples,
-                    "push_bytes": d.push_bytes,
-                    "pull_bytes": d.pull_bytes,
-                    "latency_s": None,
-                    "energy_j": None,
-                    "loss": d.loss,
-                    "status": d.status,
-                }
-                for d in devices
-            ],
+            "deadline_s": decision.deadline_s,
+            "objective": decision.objective,
+            "devices": entries + [left_out(device) for device in decision.left_out],
         }
 
     def _save(self, record: Record) -> None:
@@ -178,7 +188,7 @@ class Run:
     def _prepare_folder(self, resume: bool) -> None:
         config_file = self.folder / "config.toml"
         if not resume:
-            if self.folder.exists() and any(self.folder.iterdir()):
+            if self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
             checkpoints.write_atomically(config_file, self.config.to_toml().encode())
         elif not config_file.exists():
@@ -281,27 +291,11 @@ def method_factory(config: RunConfig) -> MethodFactory:
     )
 
 
-def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
-    """Return one rate a device: from one number, a list, or a file (``.json`` list, or ``.csv`` with a column rate)."""
-    if isinstance(rate, str):
-        rate = _rates_from_file(Path(rate))
-    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
-    if len(rates) != devices:
-        raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one a device, or one for all.")
-    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
-
-
-def _rates_from_file(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    with suppress(ValueError, KeyError, TypeError):
-        if path.suffix == ".json":
-            return tuple(float(value) for value in json.loads(text))
-        rows = list(csv.DictReader(text.splitlines()))
-        return tuple(float(row["rate"]) for row in rows)
-    raise ConfigError(f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column named rate.")
+def left_out(device: int) -> Record:
+    """Return the entry of a device that the allocator's policy left out of a round."""
+    entry: Record = dict.fromkeys(("latency_s", "energy_j", "binding", "loss"))
+    entry |= dict.fromkeys(("samples", "push_bytes", "pull_bytes"), 0)
+    return {"device": device, "rate": 1.0, "share": 0.0, "status": "left out", **entry}
 
 
 def _fingerprint(dataset: Dataset) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from torch import nn
 
@@ -93,18 +94,11 @@ def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "w
 
 def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
     """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
-    allowed = plan.layers
-    named = [*config.layer_rates, *(config.layers if not isinstance(config.layers, str) else ())]
-    for name in named:
-        one_of("a layer of subnet.layers or subnet.layer_rates", name, allowed)
-    chosen = _chosen_layers(plan, config)
-
-    def rate_of(layer: str, rate: float) -> float:
-        return config.layer_rates.get(layer, rate) if layer in chosen else 0.0
+    rate_of = _rates(plan, config)
 
     def cut_weights(seed: int, rate: float) -> Subnet:
         check_rate(rate)
-        droppable = plan.weights | plan.biases if config.biases else plan.weights
+        droppable = _droppable(plan, config)
         subnet: Subnet = {}
         for name, shape in plan.shapes.items():
             keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
@@ -115,29 +109,27 @@ def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subn
 
     def cut_units(seed: int, rate: float) -> Subnet:
         check_rate(rate)
-        graph = plan.units
-        if graph is None:
-            raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
-        if rate not in shares:
-            rates = {layer: rate_of(layer, rate) for layer in plan.layers}
-            shares[rate] = unit_shares(plan, graph, rates)
+        graph = _graph(plan)
         kept = {}
-        for group, size in graph.groups.items():
-            index = kept_positions(seed, group, size, shares[rate][group], config.count)
+        for group, share in shares_at(rate).items():
+            index = kept_positions(seed, group, graph.groups[group], share, config.count)
             if index is not None:
                 kept[group] = index
         return unit_pieces(graph, plan.shapes, kept)
 
-    shares: dict[float, dict[str, float]] = {}
+    @lru_cache(maxsize=256)
+    def shares_at(rate: float) -> dict[str, float]:
+        return unit_shares(plan, _graph(plan), {layer: rate_of(layer, rate) for layer in plan.layers})
+
     return cut_units if config.level == "unit" else cut_weights
 
 
 def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
     """Return the share of units kept in every group, so that the subnet has the size that the rates ask for.
 
-    A share sqrt(1-γ) of the units leaves 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but sqrt(1-γ)
-    of the first and the last layer, whose outer side is kept. All shares are therefore multiplied by one factor, a
-    little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level, to within rounding.
+    A share sqrt(1-γ) of the units leaves 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but
+    sqrt(1-γ) of the first and the last layer, whose outer side is kept. All shares are therefore multiplied by one
+    factor, a little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level.
 
     Args:
         plan: the network.
@@ -154,14 +146,7 @@ def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -
         return {group: share * factor if share < 1.0 else 1.0 for group, share in wanted.items()}
 
     def size(factor: float) -> int:
-        kept = {group: kept_count(graph.groups[group], share) for group, share in shares(factor).items()}
-        total = 0
-        for name, shape in plan.shapes.items():
-            sides = list(shape)
-            for axis in graph.axes.get(name, ()):
-                sides[axis.dim] = kept[axis.group] * axis.block
-            total += math.prod(sides)
-        return total
+        return sum(_unit_sizes(plan, graph, shares(factor)).values())
 
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -170,12 +155,60 @@ def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -
     return shares(min((low, high), key=lambda factor: abs(size(factor) - target)))
 
 
-def _chosen_layers(plan: Blueprint, config: SubnetConfig) -> frozenset[str]:
-    if config.layers == "linear":
-        return plan.linear | frozenset(config.layer_rates)
-    if config.layers == "all":
-        return frozenset(plan.layers)
-    return frozenset(config.layers) | frozenset(config.layer_rates)
+def sizer(plan: Blueprint, config: SubnetConfig) -> Callable[[float], dict[str, int]]:
+    """Return the function from a rate to how many values of every tensor are kept, without choosing which.
+
+    For ``count="bernoulli"`` these are the expected numbers, rounded.
+    """
+    rate_of = _rates(plan, config)
+
+    def sizes(rate: float) -> dict[str, int]:
+        if config.level == "unit":
+            shares = unit_shares(plan, _graph(plan), {layer: rate_of(layer, rate) for layer in plan.layers})
+            return _unit_sizes(plan, _graph(plan), shares)
+        droppable = _droppable(plan, config)
+        return {
+            name: kept_count(math.prod(shape), 1.0 - rate_of(droppable[name], rate))
+            if name in droppable
+            else math.prod(shape)
+            for name, shape in plan.shapes.items()
+        }
+
+    return sizes
+
+
+def _graph(plan: Blueprint) -> UnitGraph:
+    if plan.units is None:
+        raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
+    return plan.units
+
+
+def _unit_sizes(plan: Blueprint, graph: UnitGraph, shares: Mapping[str, float]) -> dict[str, int]:
+    kept = {group: kept_count(graph.groups[group], share) for group, share in shares.items()}
+    sizes = {}
+    for name, shape in plan.shapes.items():
+        sides = list(shape)
+        for axis in graph.axes.get(name, ()):
+            sides[axis.dim] = kept[axis.group] * axis.block
+        sizes[name] = math.prod(sides)
+    return sizes
+
+
+def _droppable(plan: Blueprint, config: SubnetConfig) -> dict[str, str]:
+    return plan.weights | plan.biases if config.biases else plan.weights
+
+
+def _rates(plan: Blueprint, config: SubnetConfig) -> Callable[[str, float], float]:
+    """Return the function from a layer and a device's rate to the rate of that layer."""
+    named = () if isinstance(config.layers, str) else config.layers
+    for name in (*config.layer_rates, *named):
+        one_of("a layer of subnet.layers or subnet.layer_rates", name, plan.layers)
+    chosen = {"all": frozenset(plan.layers), "linear": plan.linear}.get(str(config.layers), frozenset(named))
+
+    def rate_of(layer: str, rate: float) -> float:
+        return config.layer_rates.get(layer, rate if layer in chosen else 0.0)
+
+    return rate_of
 
 
 def kept_units(graph: UnitGraph, subnet: Subnet) -> dict[str, int]:

@@ -1,0 +1,207 @@
+"""Who decides the rates of a round: the user, or the cell.
+
+Both deciders have the same two functions: ``decide`` before a round, and ``costs`` after it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from feddrop import models
+from feddrop.allocate import Allocation, allocate
+from feddrop.config import RunConfig
+from feddrop.errors import ConfigError
+from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import cost as radio_cost
+from feddrop.radio.cost import Cost
+from feddrop.rounds import DeviceRound
+from feddrop.seeds import derive
+from feddrop.subnets.cut import blueprint, sizer
+from feddrop.subnets.frames import DTYPES, HEADER_BYTES
+from feddrop.subnets.masks import check_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided for a round.
+
+    Attributes:
+        rates: dropout rate γ of every device that takes part.
+        shares: share ρ of the band, likewise; empty without a radio.
+        binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"rate cap"`` or ``"none"``.
+        left_out: present devices that the policy left out.
+        deadline_s: the deadline in force; longer than asked for where the policy stretched it.
+        objective: Σ w/(1-γ), what the allocator minimises.
+        allocation: the allocator's own answer.
+        channels: the conditions of the round.
+    """
+
+    rates: Mapping[int, float]
+    shares: Mapping[int, float] = field(default_factory=dict)
+    binding: Mapping[int, str] = field(default_factory=dict)
+    left_out: Sequence[int] = ()
+    deadline_s: float | None = None
+    objective: float | None = None
+    allocation: Allocation | None = None
+    channels: Channels | None = None
+
+
+class GivenRates:
+    """Rates that the user gave; no radio, no latency, no energy."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self._decision = Decision(rates=dict(enumerate(rates)))
+
+    def decide(self, _: int) -> Decision:
+        """Return the same rates in every round."""
+        return self._decision
+
+    def costs(self, _: Decision, __: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return nothing: without a radio nothing is known of latency and energy."""
+        return {}
+
+
+class RadioRates:
+    """Rates and shares from the cell: channels are drawn, the allocator decides.
+
+    With ``costs = "measured"`` the allocator is told of a full model a little larger than it is, so that the *measured*
+    frames and FLOPs of every subnet (headers, biases, rounding) stay within what it planned with; see
+    :func:`feddrop.radio.covering`.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], samples: list[int]) -> None:
+        if config.radio is None:
+            raise ConfigError("the configuration has no [radio] section.")
+        if config.method != "feddrop":
+            raise ConfigError(f"[radio] decides dropout rates, which {config.method!r} does not take. Remove [radio].")
+        self._radio, self._seed = config.radio, config.seed
+        self._fixed = read_rates(config.rate, len(samples)) if config.radio.scheme == "fixed" else None
+        trained = [count * config.train.epochs for count in samples]
+        self.cell: Cell = config.radio.cell(len(samples), trained, derive(config.seed, "cell"))
+        self._by_layer = models.layer_flops(model, input_shape)
+        self._sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
+        self._formula: dict[str, Any] = {
+            "parameters": models.count_parameters(model),
+            "forward_flops": sum(self._by_layer.values()),
+        }
+        self._planned = self._formula
+        if config.radio.costs == "measured":
+            self._planned = self._cover(config, model, input_shape)
+        self._last: tuple[int, Allocation] | None = None
+
+    def decide(self, round_: int) -> Decision:
+        """Draw the channels of a round and allocate."""
+        if self._radio.scheme == "primal-dual" and round_ > 1 and (self._last is None or self._last[0] != round_ - 1):
+            self.decide(round_ - 1)  # resumed: warm starts are replayed, so that they are the same
+        channels = self.cell.draw(round_, derive(self._seed, "channels"))
+        allocation = allocate(
+            self.cell.problem(channels, **self._planned),
+            self._radio.scheme,
+            policy=self._radio.policy,
+            seed=derive(self._seed, "shares", round_),
+            rate=self._fixed,
+            warm=self._last[1] if self._last else None,
+        )
+        self._last = (round_, allocation)
+        active = [int(device) for device in np.flatnonzero(allocation.active)]
+        return Decision(
+            rates={device: float(allocation.rate[device]) for device in active},
+            shares={device: float(allocation.share[device]) for device in active},
+            binding={device: str(word) for device, word in enumerate(allocation.binding) if device in active},
+            left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
+            deadline_s=float(np.max(allocation.problem.deadline_s)),
+            objective=float(allocation.objective),
+            allocation=allocation,
+            channels=channels,
+        )
+
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Work out latency and energy of every device, from what was measured and by the paper's formula."""
+        if decision.allocation is None or decision.channels is None:
+            return {}
+        count = self.cell.devices
+        push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
+        for entry in devices:
+            push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
+            flops[entry.device] = 3.0 * self._forward(entry.kept) * self.cell.samples[entry.device]
+        rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
+        formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
+        measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
+        first, second, name = (
+            (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
+        )
+        return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
+
+    def _cover(self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Any]:
+        """Return figures of a full model whose part 1-γ covers what any subnet really sends and computes."""
+        if config.subnet.count != "exact":
+            raise ConfigError(
+                f"subnet.count is {config.subnet.count!r}, so that a subnet's size is random and no deadline can be "
+                'promised by measured costs. Use subnet.count = "exact" or radio.costs = "formula".'
+            )
+        sizes = sizer(blueprint(model, input_shape, level=config.subnet.level), config.subnet)
+        wire = DTYPES[config.execution.wire].itemsize
+        scales = 4 * len(self._sizes) if config.execution.wire == "int8" else 0
+        top = self._radio.max_rate
+        frame = covering(lambda rate: 8.0 * (HEADER_BYTES + scales + wire * sum(sizes(rate).values())), top)
+        forward = covering(lambda rate: self._forward(sizes(rate)), top)
+        return {"push_bits": frame, "pull_bits": frame, "flops": 3.0 * forward * self.cell.samples}
+
+    def _forward(self, kept: Mapping[str, int]) -> float:
+        """Count the FLOPs of a subnet's forward pass: each layer's, times the share of its weights that is kept."""
+        total = 0.0
+        for layer, flops in self._by_layer.items():
+            name = f"{layer}.weight" if layer else "weight"
+            total += flops * kept[name] / self._sizes[name]
+        return total
+
+
+def controller(
+    config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], samples: list[int]
+) -> GivenRates | RadioRates:
+    """Return who decides the rates of a run: the cell where there is a radio, else the user."""
+    if config.radio is not None:
+        return RadioRates(config, model, input_shape, samples)
+    return GivenRates(read_rates(config.rate, len(samples)))
+
+
+def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
+    """Return one rate a device: from one number, a list, or a file (``.json`` list, or ``.csv`` with a column rate)."""
+    if isinstance(rate, str):
+        rate = _rates_from_file(Path(rate))
+    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
+    if len(rates) != devices:
+        raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one a device, or one for all.")
+    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
+
+
+def _rates_from_file(path: Path) -> tuple[float, ...]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
+    with suppress(ValueError, KeyError, TypeError):
+        if path.suffix == ".json":
+            return tuple(float(value) for value in json.loads(text))
+        rows = list(csv.DictReader(text.splitlines()))
+        return tuple(float(row["rate"]) for row in rows)
+    raise ConfigError(f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column named rate.")
+
+
+def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
+    """Return latency and energy of one device, and beside them those by the other way of counting."""
+    return {
+        "latency_s": float(first.latency_s[device]),
+        "energy_j": float(first.energy_j[device]),
+        f"{name}_latency_s": float(second.latency_s[device]),
+        f"{name}_energy_j": float(second.energy_j[device]),
+    }

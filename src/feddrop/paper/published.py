@@ -1,0 +1,52 @@
+"""The numbers and the claims of the paper itself, to stand ours beside."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+RATES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
+
+# Table "Accuracy of FedDrop and other methods given the same sparsity": test accuracy in %, by rate.
+TABLE: dict[tuple[str, str, str], tuple[float | None, ...]] = {
+    ("lenet", "iid", "feddrop"): (26.17, 25.70, 24.83, 24.69, 24.33, 22.32, 20.94, 20.52, 19.80),
+    ("lenet", "dirichlet", "feddst"): (None, 10.70, 14.32, 13.09, 11.66, 13.85, 13.39, 11.60, 14.20),
+    ("lenet", "dirichlet", "feddrop"): (25.19, 25.10, 24.03, 23.40, 22.57, 21.76, 20.62, 19.29, 19.09),
+    ("alexnet", "iid", "feddrop"): (26.03, 30.87, 32.59, 33.42, 32.88, 32.86, 31.62, 30.97, 30.41),
+    ("alexnet", "dirichlet", "feddst"): (None, 32.60, 29.74, 32.68, 31.69, 30.72, 32.24, 31.10, 31.72),
+    ("alexnet", "dirichlet", "feddrop"): (25.91, 29.11, 32.16, 32.77, 32.15, 31.88, 31.50, 30.66, 30.20),
+}
+
+
+class Claim(NamedTuple):
+    """Something the paper says that can be measured.
+
+    Attributes:
+        name: short name.
+        text: what it says.
+        where: where it says so.
+    """
+
+    name: str
+    text: str
+    where: str
+
+
+CLAIMS = (
+    Claim("underfit-falls", "Underfitting: accuracy falls with the rate, for IID and non-IID data.", "Table II"),
+    Claim("overfit-peaks", "Overfitting: accuracy is best at a rate above 0 (0.15) and falls towards 0.4.", "Table II"),
+    Claim("beats-feddst", "LeNet, non-IID: FedDrop is above FedDST at every rate.", "Table II"),
+    Claim("rounds-latency", "Fewer rounds to converge as the per-round latency grows.", "Fig. 4"),
+    Claim("rounds-bandwidth", "Fewer rounds to converge as the bandwidth grows.", "Fig. 5"),
+    Claim("fewer-rounds", "The proposed scheme converges in fewer rounds than the bandwidth-aware one.", "Figs. 4, 5"),
+    Claim("gap-narrows", "The gap to the scheme without dropout narrows with more resources.", "Figs. 4, 5"),
+    Claim("accuracy-scheme", "Accuracy of the proposed scheme is above the bandwidth-aware one.", "Fig. 6"),
+    Claim("accuracy-overfit", "Overfitting: the proposed scheme is above the one without dropout.", "Fig. 6b"),
+    Claim("iid-above", "Dynamic cell: accuracy with IID data is above non-IID data.", "Fig. 7"),
+    Claim("variance-law", "Gradient variance of a subnet grows as γ/(1-γ).", "Lemma 1"),
+    Claim("bound-holds", "The loss falls by at least what the one-round bound says.", "Lemma 2"),
+    Claim("slower-with-rate", "A larger rate means slower convergence.", "Theorem 1"),
+    Claim("channel-rate", "A better channel means a lower rate and a smaller share.", "Sec. IV"),
+    Claim("share-opposite", "Share and rate move in opposite directions.", "Sec. IV"),
+    Claim("cpu-not-monotone", "The rate is not monotone in the CPU speed.", "Sec. IV"),
+    Claim("complexity", "Algorithm 1 costs O(K²).", "Sec. IV"),
+)

@@ -1,0 +1,107 @@
+"""Finished training runs, found again by their configuration: nothing is trained twice.
+
+A run is trained in a run folder of the work directory, where it can be resumed, and ends as one small JSON file of the
+store: configuration, version, and every round's numbers. Two figures that need the same run share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop import checkpoints
+from feddrop.config import RunConfig, to_table
+
+_SERIES = ("train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j")
+LAST = 5
+"""An accuracy is read off as the mean over the last rounds: this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        config: its configuration, as plain values.
+        version: the feddrop that made it.
+        series: numbers by round, ``[rounds]`` each; also ``mean_rate`` and ``devices``.
+        wall_s: seconds it took.
+    """
+
+    config: dict[str, Any]
+    version: str
+    series: dict[str, list[float | None]]
+    wall_s: float
+
+    def values(self, name: str) -> npt.NDArray[np.float64]:
+        """One series as an array; NaN where a round has no value."""
+        return np.array([np.nan if v is None else v for v in self.series[name]], dtype=np.float64)
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy: the mean over the last rounds."""
+        return float(np.nanmean(self.values("test_accuracy")[-LAST:]))
+
+
+def key_of(config: RunConfig) -> str:
+    """Return the name of a configuration: what decides the outcome, and nothing of how it is run."""
+    table = to_table(config)
+    table["execution"] = {"wire": config.execution.wire}
+    table["data"].pop("path", None)
+    return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+class Store:
+    """The finished runs of one scale, one file each.
+
+    Args:
+        results: folder of the finished runs.
+        work: folder for run folders under way.
+    """
+
+    def __init__(self, results: Path, work: Path) -> None:
+        self.results, self.work = results, work
+
+    def folder(self, config: RunConfig) -> Path:
+        """Return the run folder of a configuration."""
+        return self.work / key_of(config)
+
+    def get(self, config: RunConfig) -> Result | None:
+        """Return the finished run of a configuration, or None."""
+        path = self.results / f"{key_of(config)}.json"
+        return Result(**json.loads(path.read_text())) if path.exists() else None
+
+    def rounds_done(self, config: RunConfig) -> int:
+        """Count the rounds of a configuration that are saved, finished or not."""
+        if self.get(config) is not None:
+            return config.rounds
+        metrics = self.folder(config) / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def put(self, config: RunConfig) -> Result:
+        """Turn the finished run folder of a configuration into a result."""
+        folder = self.folder(config)
+        records = checkpoints.read_lines(folder / "metrics.jsonl")
+        series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
+        rates = [[d["rate"] for d in record["devices"] if d["status"] == "ok"] for record in records]
+        series["mean_rate"] = [float(np.mean(row)) if row else None for row in rates]
+        series["devices"] = [len(row) for row in rates]
+        result = Result(
+            config=to_table(config),
+            version=json.loads((folder / "run.json").read_text())["feddrop"],
+            series={name: [_short(value) for value in row] for name, row in series.items()},
+            wall_s=round(sum(record["wall_s"] for record in records), 1),
+        )
+        text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
+        checkpoints.write_atomically(self.results / f"{key_of(config)}.json", text.encode())
+        return result
+
+
+def _short(value: float | None) -> float | None:
+    return value if value is None or isinstance(value, int) else float(f"{value:.6g}")
