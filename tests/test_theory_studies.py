@@ -78,7 +78,8 @@ def test_json_is_plain_and_whole(found):
 
 def test_words_name_rates_that_were_measured(found):
     said = found[0].words()
-    assert len(said) == 6
+    norm = found[0].slope.grad_norm_sq
+    assert len(said) == 6 + (norm.value < 2 * norm.error)
     assert all("first order" in line for line in said if "ŵ" in line)
     assert sum("Lemma 1's bound is" in line for line in said) == 2
 

@@ -47,7 +47,14 @@ def draw(study: Study, title: str = "") -> Figure:
         _rate_ticks(panels[1, column], x)
     top = max(float((curve.ratio + 2 * curve.ratio_error).max()) for law in study.laws for _, curve in _curves(law))
     panels[1, 0].set_ylim(0.4, 1.2 * max(top, 2))
-    panels[0, 0].legend(loc="center left", bbox_to_anchor=(0.02, 0.58), frameon=False, fontsize=TEXT, labelcolor=INK)
+    figure.legend(
+        *panels[0, 0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2 * len(study.laws),
+        frameon=False,
+        fontsize=TEXT,
+        labelcolor=INK,
+    )
     for axes, text in zip(panels[:, 0], ("mean squared distance from g(w)", "measured / first order"), strict=True):
         axes.set_ylabel(text, fontsize=TEXT, color=MUTED)
     if title:

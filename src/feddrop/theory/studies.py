@@ -89,7 +89,7 @@ class Study:
         return replace(self.constants, variance=self.laws[0].sent) if measured else self.constants
 
     def words(self) -> list[str]:
-        """Say where first order stops being true, and how loose Lemma 1 is."""
+        """Say where first order stops being true, how loose Lemma 1 is, and when θ is a guess."""
         said = []
         for law in self.laws:
             said.append(f"{law.level} level, g(ŵ): {_where(law, law.gradient)}")
@@ -100,6 +100,8 @@ class Study:
                 f"{law.level} level: Lemma 1's bound is {low:,.0f} times what is measured at rate {law.rates[0]:g}, "
                 f"{high:,.0f} times at {law.rates[-1]:g}."
             )
+        if self.slope.grad_norm_sq.value < 2 * self.slope.grad_norm_sq.error:
+            said.append("‖g‖² cannot be told from 0 on this batch, so θ is a guess: take a larger batch.")
         return said
 
     def to_json(self) -> dict[str, Any]:
