@@ -1,0 +1,536 @@
+"""FedDST against slow twins: layer sparsities, readjustment, two whole rounds; and its traffic, byte by byte."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from feddrop import params
+from feddrop.config import RunConfig
+from feddrop.data import from_arrays
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import Samples, Serial, Task
+from feddrop.method import Update
+from feddrop.methods.feddst import FeddstConfig, feddst, largest, layer_sparsities, prune, readjust
+from feddrop.models import lenet
+from feddrop.plain import update as train_plainly
+from feddrop.rounds import run_round
+from feddrop.runs import Run, resume, run
+from feddrop.seeds import derive, permutation
+from feddrop.training import TrainConfig
+
+TINY = {"conv1.weight": (8, 1, 3, 3), "conv2.weight": (8, 8, 3, 3), "fc1.weight": (16, 8), "fc2.weight": (10, 16)}
+WEIGHTS = sum(math.prod(shape) for shape in TINY.values())
+OTHERS = 8 + 4 * 8 + 8 + 16 + 10  # biases, norm parameters and norm statistics
+MASK_BYTES = 120  # one bit for each of 936 weights, and 3 bytes that fill the last word
+
+
+# How sparse each layer is
+
+
+def test_erk_by_hand():
+    """Ratios 0.2 and 0.02, half of 10,100 weights left: 5,050 / (20 + 200) = 22.95 would overfill the small layer."""
+    found = layer_sparsities({"small": (10, 10), "large": (100, 100)}, 0.5, "erk")
+    assert found == pytest.approx({"small": 0.0, "large": 1 - 0.02 * (5050 - 100) / 200})
+    conv = {"conv": (20, 10, 3, 3), "fc": (60, 40)}  # erk 36/1800 and 100/2400; er 30/200 and 100/2400
+    budget = 0.1 * (1800 + 2400)
+    assert layer_sparsities(conv, 0.9, "erk")["conv"] == pytest.approx(1 - 36 / 1800 * budget / (36 + 100))
+    assert layer_sparsities(conv, 0.9, "er")["conv"] == pytest.approx(1 - 0.15 * budget / (0.15 * 1800 + 100))
+    assert layer_sparsities(conv, 0.9, "uniform") == {"conv": 0.9, "fc": 0.9}
+
+
+def test_as_released_scales_sparsities():
+    found = layer_sparsities({"small": (10, 10), "large": (100, 100)}, 0.5, "erk", as_released=True)
+    factor = 0.5 * 10100 / (0.8 * 100 + 0.98 * 10000)
+    assert found == pytest.approx({"small": 0.8 * factor, "large": 0.98 * factor})
+
+
+side = st.integers(1, 30)
+shape = st.one_of(st.tuples(side, side), st.tuples(side, side, st.integers(1, 5), st.integers(1, 5)))
+
+
+@given(st.lists(shape, min_size=1, max_size=6), st.floats(0, 0.99), st.sampled_from(["erk", "er", "uniform"]))
+def test_sparsities_have_the_mean_asked_for(shapes, sparsity, how):
+    named = {str(i): one for i, one in enumerate(shapes)}
+    found = layer_sparsities(named, sparsity, how)
+    sizes = {name: math.prod(one) for name, one in named.items()}
+    mean = sum(found[name] * size for name, size in sizes.items()) / sum(sizes.values())
+    assert mean == pytest.approx(sparsity, abs=1e-9)
+    assert all(-1e-9 <= value <= 1 for value in found.values())
+    if how == "uniform":
+        return
+    # Slow twin: densities are min(1, factor * ratio); look for the factor by halving.
+    ratios = {}
+    for name, one in named.items():
+        sides = one if how == "erk" else one[:2]
+        ratios[name] = sum(sides) / math.prod(sides)
+    low, high = 0.0, 1.0 / min(ratios.values())
+    for _ in range(100):
+        middle = (low + high) / 2
+        filled = sum(min(1.0, middle * ratios[name]) * size for name, size in sizes.items())
+        low, high = (middle, high) if filled <= (1 - sparsity) * sum(sizes.values()) else (low, middle)
+    for name, value in found.items():
+        assert value == pytest.approx(1 - min(1.0, low * ratios[name]), abs=1e-6)
+
+
+# One layer's mask
+
+
+def slow_largest(scores, count, then=None):
+    """Sort (score, vote, position) in plain Python."""
+    votes = then if then is not None else [0.0] * len(scores)
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], -votes[i], i))
+    return [i in order[: max(0, count)] for i in range(len(scores))]
+
+
+numbers = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=25), st.integers(0, 30), st.booleans())
+def test_largest_is_a_sort(pairs, count, votes):
+    scores, then = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
+    got = largest(scores, count, then if votes else None)
+    assert got.tolist() == slow_largest(scores.tolist(), count, then.tolist() if votes else None)
+
+
+def slow_readjust(w, mask, g, survivors, kept, anywhere):
+    n = len(w)
+    active = [i for i in range(n) if mask[i]]
+    stays = set(sorted(active, key=lambda i: (-abs(w[i]), i))[:survivors])
+    candidates = [i for i in range(n) if anywhere or i not in stays]
+    grown = set(sorted(candidates, key=lambda i: (-abs(g[i]), i))[: kept - len(stays)])
+    return [i in stays | grown for i in range(n)], [w[i] if i in stays - grown else 0.0 for i in range(n)]
+
+
+@given(
+    st.lists(st.tuples(numbers, st.booleans(), numbers), min_size=2, max_size=25),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_readjust_is_its_slow_twin(rows, alpha, anywhere):
+    w, mask, g = (list(column) for column in zip(*rows, strict=True))
+    w = [value if on else 0.0 for value, on in zip(w, mask, strict=True)]
+    kept = sum(mask)
+    survivors = math.floor(kept * (1 - alpha))
+    arrays = np.array(w, np.float32), np.array(mask), np.array(g, np.float32)
+    new, moved = readjust(*arrays, survivors=survivors, kept=kept, anywhere=anywhere)
+    assert (new.tolist(), moved.tolist()) == slow_readjust(w, mask, g, survivors, kept, anywhere)
+    if not anywhere:
+        assert new.sum() == kept
+
+
+def test_readjust_by_hand():
+    w = np.array([3, -2, 1, 0, 0, 0], np.float32)
+    mask = w != 0
+    g = np.array([9, 0, 5, 1, -4, 2], np.float32)
+    new, moved = readjust(w, mask, g, survivors=2, kept=3)
+    assert new.tolist() == [True, True, True, False, False, False]  # the pruned weight grows back, at zero
+    assert moved.tolist() == [3, -2, 0, 0, 0, 0]
+    new, moved = readjust(w, mask, g, survivors=2, kept=3, anywhere=True)
+    assert new.tolist() == [True, True, False, False, False, False]  # the published code picks an active weight
+    assert moved.tolist() == [0, -2, 0, 0, 0, 0]  # and zeroes it
+
+
+def test_prune_asks_for_votes_among_equals():
+    """Weights that were only grown are zero: those that more samples hold stay."""
+    w = np.array([0.5, 0, 0, 0, -0.1, 7.0], np.float32)
+    held = np.array([10, 20, 30, 20, 10, 0], np.float32)
+    assert prune(w, held, 3).tolist() == [True, False, True, False, True, False]
+    assert prune(w, held, 4).tolist() == [True, True, True, False, True, False]
+    assert prune(w, held, 6).tolist() == [True, True, True, True, True, False]  # nobody holds the last
+
+
+# The method
+
+
+def task_for(model, data, *, rounds=6, sparsity=0.5, train=None, parts=None, **settings):
+    train = train or TrainConfig(batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2)
+    chosen = FeddstConfig(**{"alpha": 0.3, "readjust_every": 2, "readjust_until": 0.7, **settings})
+    return Task(
+        model=model,
+        factory=partial(feddst, settings=chosen, train_config=train, rounds=rounds, sparsity=sparsity),
+        samples=Samples(data.train_x[:120], data.train_y[:120], data.test_x[:100], data.test_y[:100]),
+        parts=parts or list(torch.arange(120).split([60, 40, 20])),
+        train=train,
+    )
+
+
+def states_of(task, rounds=6, rates=None):
+    """Run rounds in this process; yield parameters, state and what devices did."""
+    serial = Serial(task)
+    method = task.factory(task.model, (1, 16, 16))
+    whole = params.from_model(task.model)
+    state = method.init(whole)
+    for round_ in range(1, rounds + 1):
+        given_rates = rates(round_) if rates else dict.fromkeys(range(3), 0.5)
+        whole, state, devices = run_round(method, serial, whole, state, round_=round_, rates=given_rates, seed=4)
+        assert all(device.status == "ok" for device in devices)
+        yield whole, state, devices
+    serial.close()
+
+
+def test_first_mask_is_the_largest_of_the_start(tiny):
+    method = feddst(tiny, (1, 16, 16), settings=FeddstConfig(), train_config=TrainConfig(), rounds=4, sparsity=0.5)
+    state = method.init(params.from_model(tiny))
+    sparsities = layer_sparsities(TINY, 0.5, "erk")
+    assert sparsities["conv1.weight"] == 0.0 < sparsities["conv2.weight"]
+    for name, one in TINY.items():
+        mask, w = state[f"mask/{name}"].bool(), dict(tiny.named_parameters())[name].detach().abs()
+        assert int(mask.sum()) == math.floor((1 - sparsities[name]) * math.prod(one) + 0.5)
+        if not mask.all():
+            assert w[mask].min() >= w[~mask].max()
+    assert sum(int(state[f"mask/{name}"].sum()) for name in TINY) == pytest.approx(WEIGHTS / 2, abs=2)
+
+
+@pytest.mark.parametrize("layer_sparsity", ["erk", "er", "uniform"])
+def test_sparsity_stays_and_the_mask_moves(tiny, digits, layer_sparsity):
+    task = task_for(tiny, digits, layer_sparsity=layer_sparsity, alpha=1.0)
+    counts, masks = set(), []
+    for whole, state, _ in states_of(task):
+        masks.append({name: state[f"mask/{name}"].bool() for name in TINY})
+        counts.add(tuple(int(mask.sum()) for mask in masks[-1].values()))
+        for name, mask in masks[-1].items():
+            assert not whole[name][~mask].any()
+            assert whole[name][mask].count_nonzero() > 0
+    assert len(counts) == 1
+    assert sum(counts.pop()) == pytest.approx(WEIGHTS / 2, abs=2)
+    moved = [sum(int((after[name] != before[name]).sum()) for name in TINY) for before, after in pairwise(masks)]
+    # rounds 2 and 4 readjust, and the second moves less: α decays
+    assert [count > 0 for count in moved] == [True, False, True, False, False]
+    assert moved[2] < moved[0]
+
+
+def slow_twin(task, rounds, seed):
+    """FedDST as its paper tells it: dense masks, plain loops, one weight at a time."""
+    model, settings, train, sparsity = task.model, task.factory.keywords["settings"], task.train, 0.5
+    w = params.from_model(model)
+    s = layer_sparsities(TINY, sparsity, settings.layer_sparsity, as_released=settings.as_released)
+    kept = {name: math.floor((1 - s[name]) * math.prod(TINY[name]) + 0.5) for name in TINY}
+    m = {name: torch.ones_like(value) for name, value in w.items()}
+    for name in TINY:
+        chosen = slow_largest(w[name].abs().flatten().tolist(), kept[name])
+        m[name] = torch.tensor(chosen).reshape(w[name].shape).float()
+    end = math.floor(settings.readjust_until * 6)
+    for t in range(1, rounds + 1):
+        w = {name: value * m[name] for name, value in w.items()}
+        total = {name: torch.zeros_like(value) for name, value in w.items()}
+        holders = {name: torch.zeros_like(value) for name, value in w.items()}
+        readjusted = t % settings.readjust_every == 0 and t <= end
+        for k, part in enumerate(task.parts):
+            x, y = task.samples.train_x[part], task.samples.train_y[part]
+            device_seed = derive(seed, "device", t, k)
+            moved = train_plainly(model, w, m, x, y, train, device_seed, train.lr)
+            held = dict(m)
+            if readjusted:
+                alpha = settings.alpha / 2 * (1 + math.cos(math.pi * (t - 1) / end))
+                order = permutation(derive(device_seed, "order", train.epochs - 1), len(y))
+                last = torch.from_numpy(order).split(train.batch_size)[-1]
+                model.zero_grad()
+                cross_entropy(model(x[last]), y[last]).backward()
+                for name in TINY:
+                    if kept[name] == m[name].numel():
+                        continue
+                    survivors = math.floor((1 - s[name]) * (1 - alpha) * m[name].numel() + 0.5)
+                    trained, g = w[name] + moved[name], dict(model.named_parameters())[name].grad
+                    new, values = slow_readjust(
+                        dict(model.named_parameters())[name].flatten().tolist(),
+                        m[name].flatten().tolist(),
+                        g.flatten().tolist(),
+                        survivors,
+                        kept[name],
+                        False,
+                    )
+                    held[name] = torch.tensor(new).reshape(trained.shape).float()
+                    moved[name] = torch.tensor(values).reshape(trained.shape) - w[name]
+            for name in w:
+                total[name].add_(moved[name] * held[name], alpha=len(part))
+                holders[name].add_(held[name], alpha=len(part))
+        w = {name: value + total[name] / holders[name].clamp(min=1.0) for name, value in w.items()}
+        if readjusted:
+            for name in TINY:
+                votes = holders[name].flatten().tolist()
+                scores = [
+                    abs(value) if vote else -1.0 for value, vote in zip(w[name].flatten().tolist(), votes, strict=True)
+                ]
+                chosen = slow_largest(scores, kept[name], votes)
+                m[name] = torch.tensor(chosen).reshape(w[name].shape).float()
+        w = {name: value * m[name] for name, value in w.items()}
+    return w, m
+
+
+def test_fast_path_is_the_plain_loop(tiny, digits):
+    """Three rounds, the second readjusts: the same parameters and the same mask, bit for bit."""
+    task = task_for(tiny, digits)
+    start = {name: p.detach().clone() for name, p in tiny.state_dict().items()}
+    *_, (whole, state, _) = states_of(task, rounds=3)
+    tiny.load_state_dict(start)
+    expected, masks = slow_twin(task, rounds=3, seed=4)
+    for name in TINY:
+        assert torch.equal(state[f"mask/{name}"].float(), masks[name]), name
+    for name, value in expected.items():
+        assert torch.equal(whole[name], value), name
+
+
+def test_merge_is_the_mean_over_holders(tiny):
+    """Brute force over every entry: weighted by samples, entries nobody held keep their value, then the mask."""
+    settings = FeddstConfig(alpha=0.5, readjust_every=1)
+    method = feddst(tiny, (1, 16, 16), settings=settings, train_config=TrainConfig(), rounds=4, sparsity=0.6)
+    whole = params.from_model(tiny)
+    state = method.init(whole)
+    chance = np.random.default_rng(0)
+    (assignment,) = method.plan(state, whole, 1, {0: 0.6}, 0)
+    updates, dense = [], []
+    for device, samples in enumerate((5, 20, 7)):
+        masks = {
+            n: m & (chance.random(m.shape) < 0.8) | (chance.random(m.shape) < 0.1) for n, m in assignment.masks.items()
+        }
+        subnet = method.cut(replace(assignment, device=device, masks=masks))
+        values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in subnet.items()}
+        updates.append(
+            Update(device=device, samples=samples, loss=1.0, subnet=subnet, values=values, masks=masks),
+        )
+        dense.append((samples, subnet, values))
+    after, new_state = method.merge(state, whole, iter(updates))
+    for name, w in whole.items():
+        flat, got = w.flatten().tolist(), after[name].flatten().tolist()
+        mask = assignment.masks[name].reshape(-1) if name in TINY else [True] * len(flat)
+        kept = new_state[f"mask/{name}"].flatten().tolist() if name in TINY else [1] * len(flat)
+        total, holders = [0.0] * len(flat), [0] * len(flat)
+        for samples, subnet, values in dense:
+            index = subnet[name].index
+            for position, value in zip(
+                range(len(flat)) if index is None else index, values[name].tolist(), strict=True
+            ):
+                total[position] += samples * value
+                holders[position] += samples
+        for i in range(len(flat)):
+            mean = (flat[i] if mask[i] else 0.0) + (total[i] / holders[i] if holders[i] else 0.0)
+            assert got[i] == pytest.approx(mean if kept[i] else 0.0, abs=1e-5)
+            assert holders[i] or not kept[i]
+    with pytest.raises(RunError, match="no device"):
+        method.merge(state, whole, iter(()))
+
+
+# Traffic
+
+
+def extra_bytes(task, rounds=6):
+    """What frames of device 0 hold beyond header and values, down and up, in every round."""
+    for _, state, devices in states_of(task, rounds):
+        active = sum(int(state[f"mask/{name}"].sum()) for name in TINY)
+        assert len({(device.push_bytes, device.pull_bytes) for device in devices}) == 1
+        values = 64 + 4 * (active + OTHERS)
+        yield devices[0].push_bytes - values, devices[0].pull_bytes - values
+
+
+def test_masks_travel_only_when_they_are_news(tiny, digits):
+    """Down: in round 1 and after a readjustment. Up: in readjustment rounds 2 and 4. One bit a weight, no more."""
+    down, up = zip(*extra_bytes(task_for(tiny, digits, alpha=1.0)), strict=True)
+    assert down == (MASK_BYTES, 0, MASK_BYTES, 0, MASK_BYTES, 0)
+    assert up == (0, MASK_BYTES, 0, MASK_BYTES, 0, 0)
+
+
+def test_a_readjustment_that_moves_nothing_is_no_news(tiny, digits):
+    """Devices send their masks; the union, pruned, is the old mask, so nothing has to come down again."""
+    down, up = zip(*extra_bytes(task_for(tiny, digits, alpha=0.0)), strict=True)
+    assert down == (MASK_BYTES, 0, 0, 0, 0, 0)
+    assert up == (0, MASK_BYTES, 0, MASK_BYTES, 0, 0)
+
+
+def test_average_overhead_is_the_papers_remark(tiny, digits):
+    """M/ΔR bits a round, up and down (the paper's remark on overhead), when the mask moves to the end."""
+    extra = list(extra_bytes(task_for(tiny, digits, alpha=1.0, readjust_every=3, readjust_until=1.0), rounds=6))
+    padding = 8 * MASK_BYTES - WEIGHTS
+    for direction in zip(*extra, strict=True):
+        assert sum(8 * size - padding * (size > 0) for size in direction) / 6 == WEIGHTS / 3
+
+
+def test_a_device_that_was_away_is_sent_the_mask(tiny, digits):
+    """Device 2 misses the round after the readjustment; it gets the mask when it is back, the others do not again."""
+
+    def rates(round_):
+        return dict.fromkeys((0, 1) if round_ == 3 else (0, 1, 2), 0.5)
+
+    seen = {}
+    for round_, (_, _, devices) in enumerate(
+        states_of(task_for(tiny, digits, readjust_until=0.4), rates=rates), start=1
+    ):
+        least = min(device.push_bytes for device in devices)
+        seen[round_] = {device.device: device.push_bytes - least for device in devices}
+    assert seen[4] == {0: 0, 1: 0, 2: MASK_BYTES}
+    assert seen[5] == {0: 0, 1: 0, 2: 0}
+
+
+# Whole runs
+
+SMALL = """
+method = "feddst"
+seed = 3
+rounds = 6
+rate = 0.5
+data = { devices = 3, partition = "dirichlet", alpha = 1.0 }
+train = { lr = 0.1, batch_size = 16 }
+feddst = { alpha = 0.3, readjust_every = 2, readjust_until = 0.7 }
+"""
+
+
+@pytest.fixture(scope="module")
+def small(digits):
+    return from_arrays(digits.train_x[:150], digits.train_y[:150], digits.test_x[:60], digits.test_y[:60])
+
+
+def outcome(job):
+    records = [{key: value for key, value in record.items() if key != "wall_s"} for record in job.records]
+    return records, job.params, job.state
+
+
+def same(one, two):
+    assert one[0] == two[0]
+    for a, b in zip(one[1:], two[1:], strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_stopped_and_resumed_is_never_stopped(tmp_path, tiny, small, stop):
+    """Also right after the mask changed (round 2), when it still has to travel: the same bits and the same bytes."""
+    config = RunConfig.from_toml(SMALL)
+    whole = Run(config, tmp_path / "whole", model=tiny, dataset=small)
+    list(whole)
+    for record in Run(config, tmp_path / "stopped", model=tiny, dataset=small):
+        if record["round"] == stop:
+            break
+    again = Run(config, tmp_path / "stopped", model=tiny, dataset=small, resume=True)
+    assert len(list(again)) == 6 - stop
+    same(outcome(whole), outcome(again))
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bits(tmp_path, tiny, small):
+    ends = []
+    for name in ("serial", "processes"):
+        job = Run(
+            RunConfig.from_toml(SMALL, [f"execution.executor={name}"]), tmp_path / name, model=tiny, dataset=small
+        )
+        list(job)
+        ends.append(outcome(job))
+    same(*ends)
+
+
+def test_it_learns(tmp_path, digits):
+    """Half of the weights, moving masks: four out of five digits right, from one in ten."""
+    toml = """
+    method = "feddst"
+    rounds = 10
+    rate = 0.5
+    eval_every = 10
+    data = { devices = 4 }
+    train = { lr = 0.05, momentum = 0.9, batch_size = 16 }
+    feddst = { alpha = 0.1, readjust_every = 2 }
+    """
+    data = from_arrays(digits.train_x[:600], digits.train_y[:600], digits.test_x, digits.test_y)
+    model = lenet(num_classes=10, input_shape=(1, 16, 16))
+    records = run(RunConfig.from_toml(toml), tmp_path / "run", model=model, dataset=data)
+    assert records[-1]["test_accuracy"] > 0.8
+    zeros = sum(int((p == 0).sum()) for p in model.parameters() if p.ndim >= 2)
+    assert zeros / sum(p.numel() for p in model.parameters() if p.ndim >= 2) == pytest.approx(0.5, abs=1e-3)
+
+
+# As released
+
+
+def test_as_released_alpha_does_not_decay():
+    paper, released = FeddstConfig(alpha=0.2), FeddstConfig(alpha=0.2, as_released=True)
+    assert [released.alpha_at(t, 40) for t in (1, 10, 20)] == [0.2] * 3
+    assert paper.alpha_at(1, 40) == 0.2
+    assert paper.alpha_at(11, 40) == pytest.approx(0.1)
+    assert paper.alpha_at(20, 40) == pytest.approx(0.1 * (1 + math.cos(math.pi * 19 / 20)))
+    assert [t for t in range(1, 41) if paper.readjusts(t, 40)] == [10, 20]
+    assert [t for t in range(1, 41) if released.readjusts(t, 40)] == [10, 20]
+
+
+def local_update(model, data, **settings):
+    task = task_for(model, data, layer_sparsity="uniform", readjust_every=1, **settings)
+    serial = Serial(task)
+    method = serial._host.method
+    start = params.from_model(model)
+    (assignment,) = method.plan(method.init(start), start, 1, {0: 0.5}, 0)
+    subnet = method.cut(assignment)
+    values = {name: w * torch.from_numpy(assignment.masks[name]) if name in TINY else w for name, w in start.items()}
+    update = method.local(subnet, values, assignment, serial._host.batches(assignment))
+    serial.close()
+    return update, assignment
+
+
+def test_as_released_zeroes_active_weights_and_softens_the_loss(tiny, digits):
+    paper, assignment = local_update(tiny, digits)
+    released, _ = local_update(tiny, digits, as_released=True)
+    active = {name: int(mask.sum()) for name, mask in assignment.masks.items()}
+    assert {name: int(mask.sum()) for name, mask in paper.masks.items()} == active
+    assert sum(int(mask.sum()) for mask in released.masks.values()) < sum(active.values())
+    # With outputs in [0, 1] the cross-entropy over ten classes cannot leave these bounds.
+    assert math.log(1 + 9 / math.e) < released.loss < math.log(9 + math.e)
+    assert paper.loss < released.loss
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[feddst]\nlayer_sparsity = 'erkk'", "Did you mean 'erk'"),
+        ("[feddst]\nalpha = 1.5", r"feddst.alpha is 1.5; it must be a number in \[0, 1\]"),
+        ("[feddst]\nreadjust_until = -0.1", "readjust_until"),
+        ("[feddst]\nreadjust_every = 0", "at least 1"),
+        ("method = 'feddts'", "Did you mean 'feddst'"),
+        ("method = 'feddst'\nsubnet.level = 'unit'", "single weights"),
+    ],
+)
+def test_bad_settings_say_what_to_do(toml, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_toml(toml)
+
+
+def test_devices_share_one_rate(tmp_path, tiny, small):
+    config = RunConfig.from_toml(SMALL, ["rate=[0.5, 0.5, 0.4]"])
+    with pytest.raises(ConfigError, match=r"rate of device 2 is 0\.4, but FedDST has one mask"):
+        run(config, tmp_path / "run", model=tiny, dataset=small)
+
+
+def test_a_device_that_diverges_in_a_readjustment_is_left_out(tiny, digits):
+    """Its mask does not join the union; and it has not answered, so it is sent the next mask as everybody is."""
+    task = task_for(tiny, digits, readjust_every=1)
+    spoiled = task.samples.train_x.clone()
+    spoiled[60:100] *= 1e30
+    serial = Serial(replace(task, samples=task.samples._replace(train_x=spoiled)))
+    method = task.factory(tiny, (1, 16, 16))
+    whole = params.from_model(tiny)
+    state = method.init(whole)
+    rates = dict.fromkeys(range(3), 0.5)
+    hurt = run_round(method, serial, whole, state, round_=1, rates=rates, seed=4)
+    assert [device.status == "ok" for device in hurt.devices] == [True, False, True]
+    del rates[1]
+    well = run_round(method, serial, whole, state, round_=1, rates=rates, seed=4)
+    assert all(torch.equal(hurt.params[name], well.params[name]) for name in hurt.params)
+    assert all(torch.equal(hurt.state[name], well.state[name]) for name in hurt.state)
+    serial.close()
+
+
+def test_resume_needs_no_more_than_the_folder(tmp_path):
+    """The settings of the method are in the folder's own config.toml."""
+    config = RunConfig.from_toml(SMALL, ["rounds=3", "data.train_limit=60"])
+    for record in Run(config, tmp_path / "run"):
+        if record["round"] == 2:
+            break
+    assert [record["round"] for record in resume(tmp_path / "run")] == [1, 2, 3]
+    assert RunConfig.from_file(tmp_path / "run" / "config.toml").feddst == config.feddst
