@@ -53,7 +53,14 @@ def key_of(config: RunConfig) -> str:
     """Return the name of a configuration: what decides the outcome, and nothing of how it is run."""
     table = to_table(config)
     table["execution"] = {"wire": config.execution.wire}
-    table["data"].pop("path", None)
+    for section, unused in (
+        ("feddst", config.method != "feddst"),
+        ("aggregation", config.method == "feddst"),
+        ("rate", config.radio is not None and config.radio.scheme != "fixed"),
+    ):
+        if unused:
+            del table[section]
+    del table["data"]["path"]
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 

@@ -1,0 +1,72 @@
+"""The paper, repeated: one file a table or figure, ours beside its own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feddrop.errors import one_of
+from feddrop.paper import accuracy, dynamic, explain, law, partition, remark, resources
+from feddrop.paper.experiment import Experiment, Page
+from feddrop.paper.page import write_pages
+from feddrop.paper.scales import NAMES, Scale, scale
+from feddrop.paper.store import Store, key_of
+from feddrop.paper.sweep import Watcher, sweep
+
+__all__ = ["EXPERIMENTS", "NAMES", "Experiment", "Page", "progress_of", "repeat", "scale", "store_for"]
+
+EXPERIMENTS = (
+    accuracy.EXPERIMENT,
+    partition.EXPERIMENT,
+    resources.LATENCY,
+    resources.BANDWIDTH,
+    resources.ACCURACY,
+    dynamic.EXPERIMENT,
+    remark.EXPERIMENT,
+    law.EXPERIMENT,
+    explain.EXPERIMENT,
+)
+
+
+def store_for(scale_name: str, results: Path, work: Path) -> Store:
+    """Return the store of a scale."""
+    return Store(results / scale_name, work / scale_name)
+
+
+def progress_of(experiment: Experiment, chosen: Scale, store: Store) -> tuple[int, int]:
+    """Return how many of an experiment's runs are finished, and how many there are."""
+    wanted = {key_of(config): config for config in experiment.runs(chosen)}
+    return sum(store.get(config) is not None for config in wanted.values()), len(wanted)
+
+
+def repeat(
+    names: list[str], chosen: Scale, store: Store, out: Path, *, workers: int, watch: Watcher, train: bool = True
+) -> Path:
+    """Run experiments by name (all for an empty list) and write their page.
+
+    Args:
+        names: of experiments.
+        chosen: the scale.
+        store: finished runs.
+        out: folder of the page.
+        workers: runs side by side.
+        watch: is told of progress.
+        train: whether to train what is missing; else it is shown as not run.
+    """
+    for name in names:
+        one_of("experiment", name, [experiment.name for experiment in EXPERIMENTS])
+    picked = [experiment for experiment in EXPERIMENTS if not names or experiment.name in names]
+    if train:
+        configs = [config for experiment in picked for config in experiment.runs(chosen)]
+        sweep(configs, store, workers=workers, watch=watch)
+    pages = {experiment: experiment.make(chosen, store.get) for experiment in picked}
+    return write_pages(pages, chosen, out, about=_about(picked, chosen, store))
+
+
+def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
+    wanted = {key_of(config): config for experiment in picked for config in experiment.runs(chosen)}
+    found = [result for config in wanted.values() if (result := store.get(config)) is not None]
+    hours = sum(result.wall_s for result in found) / 3600
+    return (
+        f"{len(found)} of {len(wanted)} training runs are finished, {hours:.1f} hours of one core in all; the rest is "
+        "marked as not run, and the same command goes on with it."
+    )

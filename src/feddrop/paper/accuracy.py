@@ -1,0 +1,147 @@
+"""Table II: test accuracy at equal sparsity, FedDrop and FedDST, underfitting and overfitting, IID and non-IID."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feddrop.config import RunConfig
+from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
+from feddrop.paper.published import RATES, TABLE
+from feddrop.paper.scales import Scale
+from feddrop.paper.store import LAST
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS = (
+    ("underfitting", "iid", "feddrop"),
+    ("underfitting", "dirichlet", "feddrop"),
+    ("underfitting", "dirichlet", "feddst"),
+    ("overfitting", "iid", "feddrop"),
+    ("overfitting", "dirichlet", "feddrop"),
+    ("overfitting", "dirichlet", "feddst"),
+)
+MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
+TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
+METHODS = {"feddrop": "FedDrop", "feddst": "FedDST"}
+
+
+def runs(scale: Scale) -> list[RunConfig]:
+    """Every row, the first seed first; within a row from the ends inwards: a half-done row already says much."""
+    order = sorted(range(len(scale.rates)), key=lambda i: min(i, len(scale.rates) - 1 - i))
+    return [
+        _config(scale, row, scale.rates[i], seed)
+        for seed in scale.seeds
+        for row in ROWS
+        for i in order
+        if scale.rates[i] > 0 or row[2] == "feddrop"
+    ]
+
+
+def _config(scale: Scale, row: tuple[str, str, str], rate: float, seed: int) -> RunConfig:
+    scenario, partition, method = row
+    return scale.settings[scenario].run(rate=rate, seed=seed, partition=partition, method=method)
+
+
+def measured(scale: Scale, find: Lookup, row: tuple[str, str, str]) -> list[tuple[float, float, int] | None]:
+    """Return mean accuracy in %, half the spread over seeds, and their number, at every rate of a row."""
+    cells: list[tuple[float, float, int] | None] = []
+    for rate in scale.rates:
+        found = [find(_config(scale, row, rate, seed)) for seed in scale.seeds]
+        values = [100.0 * result.accuracy for result in found if result is not None]
+        cells.append((float(np.mean(values)), float(np.ptp(values)) / 2, len(values)) if values else None)
+    return cells
+
+
+def make(scale: Scale, find: Lookup) -> Page:
+    """Write the table, ours above the paper's, and draw it."""
+    table, lines = [], {}
+    for row in ROWS:
+        scenario, partition, method = row
+        model = MODELS[scenario]
+        cells = measured(scale, find, row)
+        lines[row] = cells
+        name = f"{TITLES[model]}, {TITLES[partition]}, {METHODS[method]}"
+        table.append([name, "ours", *map(_cell, cells)])
+        published = dict(zip(RATES, TABLE[model, partition, method], strict=True))
+        table.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
+    text = (
+        f"Test accuracy in %, the mean of the last {LAST} rounds"
+        + (f", ± half the spread over {len(scale.seeds)} seeds" if len(scale.seeds) > 1 else ", one seed")
+        + ". An empty cell was not run.\n\n"
+        + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], table)
+        + "\n\n![Accuracy against the dropout rate](accuracy.png)\n"
+    )
+    return Page(text=text, figures={"accuracy.png": _draw(scale, lines)}, verdicts=_verdicts(scale, lines))
+
+
+def _verdicts(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, float, int] | None]]) -> list[Verdict]:
+    def values(row: tuple[str, str, str]) -> list[float | None]:
+        return [None if cell is None else cell[0] for cell in lines[row]]
+
+    falls: list[bool | None] = []
+    notes = []
+    for partition in ("iid", "dirichlet"):
+        row = [v for v in values(("underfitting", partition, "feddrop")) if v is not None]
+        falls.append(
+            row[0] > row[-1] and float(np.corrcoef(range(len(row)), row)[0, 1]) < -0.8 if len(row) > 2 else None
+        )
+        if row:
+            notes.append(f"{TITLES[partition]} {row[0]:.1f} to {row[-1]:.1f} %")
+    peaks: list[bool | None] = []
+    best = []
+    for partition in ("iid", "dirichlet"):
+        row_values = values(("overfitting", partition, "feddrop"))
+        known = [(v, rate) for v, rate in zip(row_values, scale.rates, strict=True) if v is not None]
+        complete = len(known) > 2 and row_values[0] is not None
+        peaks.append(max(known)[1] > 0 if complete else None)
+        if complete:
+            top, rate = max(known)
+            best.append(f"{TITLES[partition]} best at rate {rate:g} ({top:.1f} %, at 0 {row_values[0]:.1f} %)")
+    pairs = zip(
+        values(("underfitting", "dirichlet", "feddrop")), values(("underfitting", "dirichlet", "feddst")), strict=True
+    )
+    above = [None if a is None or b is None else a > b for a, b in pairs][1:]
+    return [
+        Verdict("underfit-falls", "; ".join(notes), outcome(falls)),
+        Verdict("overfit-peaks", "; ".join(best), outcome(peaks)),
+        Verdict("beats-feddst", f"{sum(bool(a) for a in above)} of {len(above)} rates", outcome(above)),
+    ]
+
+
+def _draw(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, float, int] | None]]) -> Figure:
+    from feddrop.paper.drawing import panels
+    from feddrop.report.style import SERIES
+
+    figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
+    for (row, cells), colour in zip(lines.items(), (*SERIES[:3], *SERIES[:3]), strict=True):
+        scenario, partition, method = row
+        panel = axes[0 if scenario == "underfitting" else 1]
+        label = f"{METHODS[method]}, {TITLES[partition]}"
+        known = [(rate, *cell[:2]) for rate, cell in zip(scale.rates, cells, strict=True) if cell is not None]
+        if known:
+            rates, means, spreads = zip(*known, strict=True)
+            panel.errorbar(rates, means, yerr=spreads, color=colour, marker="o", label=label, capsize=2)
+        published = TABLE[MODELS[scenario], partition, method]
+        points = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]
+        panel.plot(*zip(*points, strict=True), color=colour, linestyle=":", linewidth=1.2)
+        panel.set_xlabel("dropout rate γ")
+    axes[0].plot([], [], color="grey", linestyle=":", label="the paper's")
+    for panel in axes:
+        panel.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _cell(cell: tuple[float, float, int] | None) -> str:
+    if cell is None:
+        return ""
+    return f"{cell[0]:.2f}" + (f" ± {cell[1]:.1f}" if cell[2] > 1 else "")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"*{value:.2f}*"
+
+
+EXPERIMENT = Experiment("accuracy", "Accuracy at equal sparsity", "Table II", runs, make)

@@ -1,0 +1,23 @@
+"""What the paper's figures share: panels side by side in the style of the reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def panels(titles: list[str], height: float = 3.8) -> tuple[Figure, list[Axes]]:
+    """Make a figure with one panel a title."""
+    from matplotlib.figure import Figure
+
+    from feddrop.report.style import MUTED, SURFACE, TEXT, WIDE, soften
+
+    figure = Figure(figsize=(WIDE * len(titles) / 2, height), dpi=150, layout="constrained", facecolor=SURFACE)
+    axes = [figure.add_subplot(1, len(titles), i + 1) for i in range(len(titles))]
+    for panel, title in zip(axes, titles, strict=True):
+        soften(panel)
+        panel.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=12)
+    return figure, axes

@@ -1,0 +1,63 @@
+"""Everything on one page: what was run, ours beside the paper's, and what became of each claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feddrop.checkpoints import write_atomically
+from feddrop.paper.experiment import OPEN, Experiment, Page, Verdict, markdown_table
+from feddrop.paper.published import CLAIMS
+from feddrop.paper.scales import Scale
+
+# Claims about the allocator are settled by property tests, not by training.
+_ALLOCATOR = (
+    Verdict("channel-rate", "see [the allocator](allocate.md)", "settled there"),
+    Verdict("share-opposite", "see [the allocator](allocate.md)", "settled there"),
+    Verdict("cpu-not-monotone", "see [the allocator](allocate.md)", "settled there"),
+    Verdict(
+        "complexity", "one pass is O(K); passes are not bounded. The exact solver: a handful of O(K) passes", "replaced"
+    ),
+)
+
+
+def write_pages(pages: dict[Experiment, Page], scale: Scale, out: Path, *, about: str) -> Path:
+    """Write ``paper.md`` and its pictures.
+
+    Args:
+        pages: what each experiment shows.
+        scale: at which scale.
+        out: folder; pictures go to its ``img/``.
+        about: how much of it was run, and how long it took.
+    """
+    parts = [
+        "# The paper, repeated\n",
+        f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
+        f"`feddrop paper all --scale {scale.name}`. {about}\n",
+        "## What became of its claims\n",
+        claims_table([verdict for page in pages.values() for verdict in page.verdicts]),
+        *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
+    ]
+    for page in pages.values():
+        for name, figure in page.figures.items():
+            (out / "img").mkdir(parents=True, exist_ok=True)
+            figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
+    target = out / "paper.md"
+    write_atomically(target, ("\n".join(parts).rstrip() + "\n").encode())
+    return target
+
+
+def claims_table(verdicts: list[Verdict]) -> str:
+    """Write every claim of the paper as a row; several verdicts on a claim stand in one cell."""
+    rows = []
+    for claim in CLAIMS:
+        mine = [v for v in (*verdicts, *_ALLOCATOR) if v.claim == claim.name]
+        measured = "; ".join(v.measured for v in mine if v.measured) or ""
+        rows.append([claim.text, claim.where, measured, "; ".join(dict.fromkeys(v.outcome for v in mine)) or OPEN])
+    return markdown_table(["claim", "where", "what we measured", "outcome"], rows) + "\n"
+
+
+def _images(page: Page) -> str:
+    text = page.text
+    for name in page.figures:
+        text = text.replace(f"]({name})", f"](img/paper-{name})")
+    return text

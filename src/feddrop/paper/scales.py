@@ -1,0 +1,201 @@
+"""The three scales at which the paper is repeated: for a GPU, for two cores over a day, and for a test.
+
+``paper`` is the full thing. ``cpu`` trains LeNet at full size on all images; AlexNet has a quarter of its width and a
+tenth of the images, so that it overfits in minutes; the figures use fewer images and rounds. ``smoke`` uses the digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feddrop.config import AggregationConfig, DataConfig, ModelConfig, RunConfig
+from feddrop.errors import one_of
+from feddrop.methods.feddst import FeddstConfig
+from feddrop.paper.published import RATES
+from feddrop.radio import RadioConfig
+from feddrop.subnets.cut import SubnetConfig
+from feddrop.training import TrainConfig
+
+DEVICES = 10
+ALPHA = 0.1
+SCENARIOS = ("underfitting", "overfitting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained, and for how long.
+
+    Attributes:
+        model: name and width.
+        data: data set.
+        train_limit: training images in all; 0 for all there are.
+        layers: which layers are dropped.
+        rounds: of the table.
+        train: local SGD of the table.
+        figure_limit: training images of the figures.
+        figure_rounds: of the figures.
+        figure_train: local SGD of the figures: a constant learning rate, so that rounds to converge mean something.
+    """
+
+    model: ModelConfig
+    data: str
+    train_limit: int
+    layers: str
+    rounds: int
+    train: TrainConfig
+    figure_limit: int
+    figure_rounds: int
+    figure_train: TrainConfig
+
+    def run(
+        self,
+        *,
+        rate: float = 0.0,
+        seed: int = 0,
+        partition: str = "iid",
+        method: str = "feddrop",
+        figure: bool = False,
+        radio: RadioConfig | None = None,
+        as_released: bool = False,
+        rule: str = "delta",
+        factor: bool = True,
+        count: str = "exact",
+        layers: str | None = None,
+    ) -> RunConfig:
+        """Return the configuration of one run in this setting."""
+        return RunConfig(
+            seed=seed,
+            rounds=self.figure_rounds if figure else self.rounds,
+            rate=rate,
+            method=method,
+            data=DataConfig(
+                name=self.data,
+                train_limit=self.figure_limit if figure else self.train_limit,
+                devices=DEVICES,
+                partition=partition,
+                alpha=ALPHA,
+            ),
+            model=self.model,
+            subnet=SubnetConfig(layers=layers or self.layers, count=count),
+            train=self.figure_train if figure else self.train,
+            aggregation=AggregationConfig(rule=rule, factor=factor),
+            feddst=FeddstConfig(as_released=as_released),
+            radio=radio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large the experiments are.
+
+    Attributes:
+        name: of the scale.
+        settings: by scenario.
+        rates: of the table.
+        seeds: of the table; figures use the first.
+        target_rates: mean rates at which the deadlines of the figures are set.
+        band_factors: bandwidths of the figures, as multiples of 10 MHz.
+        theory_masks: masks drawn to measure a variance.
+    """
+
+    name: str
+    settings: dict[str, Setting]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    target_rates: tuple[float, ...]
+    band_factors: tuple[float, ...]
+    theory_masks: int
+
+
+def _lenet(**settings: int) -> Setting:
+    return Setting(
+        model=ModelConfig(name="lenet"),
+        data="cifar100",
+        train_limit=0,
+        layers="all",
+        train=TrainConfig(lr=0.2, schedule="cosine", batch_size=32),
+        figure_train=TrainConfig(lr=0.1, batch_size=32),
+        **settings,
+    )
+
+
+_ALEXNET_SGD = TrainConfig(lr=0.01, momentum=0.9, batch_size=32)
+_SMOKE_SGD = TrainConfig(lr=0.1, batch_size=16)
+
+_SCALES = {
+    "paper": Scale(
+        name="paper",
+        settings={
+            "underfitting": _lenet(rounds=100, figure_limit=0, figure_rounds=150),
+            "overfitting": Setting(
+                model=ModelConfig(name="alexnet"),
+                data="cifar100",
+                train_limit=0,
+                layers="all",
+                rounds=100,
+                train=_ALEXNET_SGD,
+                figure_limit=0,
+                figure_rounds=150,
+                figure_train=_ALEXNET_SGD,
+            ),
+        },
+        rates=RATES,
+        seeds=(0, 1, 2),
+        target_rates=(0.45, 0.35, 0.25, 0.15, 0.05),
+        band_factors=(0.7, 0.85, 1.0, 1.25, 1.6),
+        theory_masks=256,
+    ),
+    "cpu": Scale(
+        name="cpu",
+        settings={
+            "underfitting": _lenet(rounds=50, figure_limit=20_000, figure_rounds=40),
+            "overfitting": Setting(
+                model=ModelConfig(name="alexnet", width=0.25),
+                data="cifar100",
+                train_limit=5000,
+                layers="linear",
+                rounds=60,
+                train=_ALEXNET_SGD,
+                figure_limit=5000,
+                figure_rounds=60,
+                figure_train=_ALEXNET_SGD,
+            ),
+        },
+        rates=RATES,
+        seeds=(0,),
+        target_rates=(0.45, 0.3, 0.15, 0.05),
+        band_factors=(0.7, 0.85, 1.0, 1.25),
+        theory_masks=48,
+    ),
+    "smoke": Scale(
+        name="smoke",
+        settings={
+            name: Setting(
+                model=model,
+                data="digits",
+                train_limit=120,
+                layers=layers,
+                rounds=2,
+                train=_SMOKE_SGD,
+                figure_limit=120,
+                figure_rounds=2,
+                figure_train=_SMOKE_SGD,
+            )
+            for name, model, layers in (
+                ("underfitting", ModelConfig(name="lenet"), "all"),
+                ("overfitting", ModelConfig(name="alexnet", width=0.03), "linear"),
+            )
+        },
+        rates=(0.0, 0.2, 0.4),
+        seeds=(0,),
+        target_rates=(0.4, 0.1),
+        band_factors=(0.8, 1.25),
+        theory_masks=8,
+    ),
+}
+NAMES = tuple(_SCALES)
+
+
+def scale(name: str) -> Scale:
+    """Return a scale by its name."""
+    return _SCALES[one_of("scale", name, NAMES)]
