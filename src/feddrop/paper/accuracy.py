@@ -112,7 +112,7 @@ def _verdicts(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, 
 
 
 def _draw(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, float, int] | None]]) -> Figure:
-    from feddrop.paper.drawing import panels
+    from feddrop.paper.drawing import legend, panels
     from feddrop.report.style import SERIES
 
     figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
@@ -130,7 +130,7 @@ def _draw(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, floa
         panel.set_xlabel("dropout rate γ")
     axes[0].plot([], [], color="grey", linestyle=":", label="the paper's")
     for panel in axes:
-        panel.legend(frameon=False, fontsize=8)
+        legend(panel)
     return figure
 
 

@@ -21,3 +21,9 @@ def panels(titles: list[str], height: float = 3.8) -> tuple[Figure, list[Axes]]:
         soften(panel)
         panel.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=12)
     return figure, axes
+
+
+def legend(panel: Axes) -> None:
+    """Add a quiet legend, where there is anything to name."""
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(frameon=False, fontsize=8)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from feddrop.config import RunConfig
 from feddrop.paper.cells import deadline_for, radio
-from feddrop.paper.drawing import panels
+from feddrop.paper.drawing import legend, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import SCENARIOS, Scale
 
@@ -51,8 +51,7 @@ def make(scale: Scale, find: Lookup) -> Page:
             rows.append([scenario, f"{deadline:g}", *("" if v is None else f"{v:.2f}" for v in ends.values())])
             first, second = ends.values()
             above.append(None if first is None or second is None else first > second)
-        if panel.lines:
-            panel.legend(frameon=False, fontsize=8)
+        legend(panel)
     text = markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
     text += "\n\n![Accuracy in a changing cell](dynamic.png)\n"
     verdict = Verdict("iid-above", "test accuracy at the end", outcome(above))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feddrop.config import RunConfig
 from feddrop.paper.cells import BAND_HZ, deadline_for, radio
-from feddrop.paper.drawing import panels
+from feddrop.paper.drawing import legend, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import SCENARIOS, Scale, Setting
 from feddrop.paper.store import Result
@@ -119,7 +119,7 @@ def _figure_page(
         Verdict("fewer-rounds", f"points of {axis}", outcome(fewer)),
         Verdict("gap-narrows", f"first against last point of {axis}", outcome(narrows)),
     ]
-    axes[0].legend(frameon=False, fontsize=8)
+    legend(axes[0])
     return Page(text=text + f"![Rounds to converge]({name}.png)\n", figures={f"{name}.png": figure}, verdicts=verdicts)
 
 
@@ -180,7 +180,7 @@ def make_accuracy(scale: Scale, find: Lookup) -> Page:
         if scenario == "overfitting":
             own = _accuracy(base)
             beyond += [None if a is None or own is None else a > own for a in table["exact"]]
-    axes[0].legend(frameon=False, fontsize=8)
+    legend(axes[0])
     verdicts = [
         Verdict("accuracy-scheme", "points of deadline", outcome(above)),
         Verdict("accuracy-overfit", "points of deadline", outcome(beyond)),

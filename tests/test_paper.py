@@ -1,0 +1,146 @@
+"""The paper's experiments: nothing is trained twice, a kill loses a round at most, claims are judged as they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddrop.paper import EXPERIMENTS, repeat, scale, store_for
+from feddrop.paper.cells import deadline_for, mean_rate, radio
+from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
+from feddrop.paper.published import CLAIMS, RATES, TABLE
+from feddrop.paper.resources import convergence_round, plateau_of
+from feddrop.paper.store import Result, Store, key_of
+from feddrop.paper.sweep import sweep
+from feddrop.runs import Run
+
+SMOKE = scale("smoke")
+SETTING = SMOKE.settings["underfitting"]
+
+
+def quiet(_done: int, _total: int) -> None:
+    pass
+
+
+def test_a_key_is_what_decides_the_outcome():
+    base = SETTING.run(rate=0.2)
+    execution = replace(base.execution, executor="processes", workers=7)
+    assert key_of(base) == key_of(replace(base, execution=execution))
+    assert key_of(base) == key_of(replace(base, feddst=replace(base.feddst, alpha=0.5)))
+    assert key_of(base) != key_of(replace(base, seed=1))
+    assert key_of(base) != key_of(SETTING.run(rate=0.2, rule="model"))
+    feddst = SETTING.run(rate=0.2, method="feddst")
+    assert key_of(feddst) != key_of(replace(feddst, feddst=replace(feddst.feddst, alpha=0.5)))
+    cell = radio(SETTING, deadline_s=3.0)
+    assert key_of(SETTING.run(radio=cell)) == key_of(SETTING.run(radio=cell, rate=0.3))
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_once_resumes_and_shares(tmp_path):
+    store = Store(tmp_path / "results", tmp_path / "work")
+    whole, half = SETTING.run(rate=0.2), SETTING.run(rate=0.4)
+    next(iter(Run(half, store.folder(half))))  # killed after its first round
+    first_line = (store.folder(half) / "metrics.jsonl").read_text()
+    seen = []
+    results = sweep([whole, half, whole], store, workers=2, watch=lambda d, t: seen.append((d, t)))
+    assert set(results) == {key_of(whole), key_of(half)}
+    assert seen[-1] == (4, 4)
+    assert (store.folder(half) / "metrics.jsonl").read_text().startswith(first_line)
+    alone = Store(tmp_path / "other", tmp_path / "other-work")
+    again = sweep([half], alone, workers=1, watch=quiet)[key_of(half)]
+    assert again.series == results[key_of(half)].series
+    stamp = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+    sweep([whole, half], store, workers=2, watch=quiet)
+    assert stamp == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_repeats_nothing(tmp_path):
+    command = [sys.executable, "-m", "feddrop", "paper", "accuracy", "--scale", "smoke", "--out", "page"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+    results = tmp_path / "results" / "smoke"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(list(results.glob("*.json"))) < 2:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
+    assert len(done) >= 2
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items())
+    text = (tmp_path / "page" / "paper.md").read_text()
+    assert "16 of 16 training runs are finished" in text
+    assert (tmp_path / "page" / "img" / "paper-accuracy.png").stat().st_size > 10_000
+
+
+def test_a_page_of_what_was_not_run_says_so(tmp_path):
+    store = store_for("smoke", tmp_path / "results", tmp_path / "work")
+    names = [experiment.name for experiment in EXPERIMENTS]
+    page = repeat(names, SMOKE, store, tmp_path / "page", workers=1, watch=quiet, train=False)
+    text = page.read_text()
+    assert "0 of " in text
+    for claim in CLAIMS:
+        assert claim.text in text
+    assert text.count("not run") > 10
+    for name in ("accuracy", "partition", "rounds-latency", "rounds-bandwidth", "accuracy-latency", "dynamic"):
+        assert f"img/paper-{name}.png" in text
+        assert (tmp_path / "page" / "img" / f"paper-{name}.png").exists()
+    assert not (tmp_path / "work").exists()
+
+
+def fake(accuracy: list[float]) -> Result:
+    return Result(config={}, version="0", series={"test_accuracy": accuracy}, wall_s=1.0)
+
+
+def test_convergence_round_by_hand():
+    result = fake([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert plateau_of(result) == pytest.approx(0.5)
+    # Means of five rounds from round 5 on: .2, .3, .38, .44, .48, .5
+    assert convergence_round(result, 0.5, 0.95) == 9
+    assert convergence_round(result, 0.5, 0.6) == 6
+    assert convergence_round(result, 0.9, 0.95) is None
+    assert fake([0.1] * 5 + [0.3] * 5).accuracy == pytest.approx(0.3)
+
+
+def test_outcomes():
+    assert outcome([True, True]) == HOLDS
+    assert outcome([False, False]) == FAILS
+    assert outcome([None, None]) == OPEN
+    assert "1 of 2" in outcome([True, False])
+    assert "1 of 2" in outcome([True, None])
+
+
+def test_deadlines_give_the_rates_they_are_made_for():
+    setting = scale("cpu").settings["underfitting"]
+    for target in (0.45, 0.15):
+        deadline = deadline_for(setting, target)
+        assert mean_rate(setting, radio(setting, deadline_s=deadline)) == pytest.approx(target, abs=0.02)
+    assert deadline_for(setting, 0.45) == pytest.approx(5.0, rel=0.1)  # notes: 5 s at 10 MHz, density noise, Q = 256
+
+
+def test_the_published_table_is_complete():
+    assert len(TABLE) == 6
+    assert all(len(row) == len(RATES) == 9 for row in TABLE.values())
+    assert TABLE["lenet", "iid", "feddrop"][0] == 26.17
+
+
+def test_committed_results_are_what_they_say():
+    """Every result in the repository is the run of the configuration that it names."""
+    from feddrop.config import RunConfig, from_table
+
+    folder = Path(__file__).parents[1] / "results" / "cpu"
+    for path in folder.glob("*.json"):
+        result = Result(**json.loads(path.read_text()))
+        config = from_table(RunConfig, result.config)
+        assert key_of(config) == path.stem
+        assert len(result.series["test_accuracy"]) == config.rounds
+        assert np.isfinite(result.accuracy)
