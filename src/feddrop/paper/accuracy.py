@@ -96,7 +96,7 @@ def _verdicts(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, 
         row_values = values(("overfitting", partition, "feddrop"))
         known = [(v, rate) for v, rate in zip(row_values, scale.rates, strict=True) if v is not None]
         complete = len(known) > 2 and row_values[0] is not None
-        peaks.append(max(known)[1] > 0 if complete else None)
+        peaks.append(max(known)[0] > known[0][0] if complete else None)
         if complete:
             top, rate = max(known)
             best.append(f"{TITLES[partition]} best at rate {rate:g} ({top:.1f} %, at 0 {row_values[0]:.1f} %)")

@@ -1,4 +1,4 @@
-"""Figure 7: a cell that changes: 5 to 10 devices, CPU frequency and power drawn anew every round, IID and non-IID."""
+"""Figure 6: a cell that changes: 5 to 10 devices, CPU frequency and power drawn anew every round, IID and non-IID."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def make(scale: Scale, find: Lookup) -> Page:
     return Page(text=text, figures={"dynamic.png": figure}, verdicts=[verdict])
 
 
-EXPERIMENT = Experiment("dynamic", "A cell that changes", "Fig. 7", runs, make)
+EXPERIMENT = Experiment("dynamic", "A cell that changes", "Fig. 6", runs, make)

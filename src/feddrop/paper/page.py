@@ -33,6 +33,9 @@ def write_pages(pages: dict[Experiment, Page], scale: Scale, out: Path, *, about
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
         f"`feddrop paper all --scale {scale.name}`. {about}\n",
+        "**This scale only shows that everything works; its outcomes mean nothing.**\n"
+        if scale.name == "smoke"
+        else "",
         "## What became of its claims\n",
         claims_table([verdict for page in pages.values() for verdict in page.verdicts]),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),

@@ -1,4 +1,4 @@
-"""Figure 3: the Dirichlet(0.1) partition, a circle a device and class."""
+"""Figure 2: the Dirichlet(0.1) partition, a circle a device and class."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def make(scale: Scale, _: Lookup) -> Page:
     return Page(text=text, figures={"partition.png": partition_figure(counts, dataset.class_names)})
 
 
-EXPERIMENT = Experiment("partition", "The Dirichlet partition", "Fig. 3", runs, make)
+EXPERIMENT = Experiment("partition", "The Dirichlet partition", "Fig. 2", runs, make)
