@@ -214,7 +214,8 @@ def curvature(point: Point, *, seed: int, steps: int = 20, probes: int = 16, tic
             break
         basis[j + 1] = rest / beside[-1]
     ritz, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
-    residual = beside[-1] * np.abs(vectors[-1])
+    rounding = torch.finfo(point.w.dtype).eps * np.abs(ritz).max()
+    residual = beside[-1] * np.abs(vectors[-1]) + rounding
     draws = []
     for i in range(probes):
         v = signs(derive(seed, "probe", i), size, point.w)
