@@ -126,6 +126,50 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
 
 
 @app.command
+def allocate(
+    file: Path,
+    *,
+    method: str = "exact",
+    policy: str = "error",
+    rate: float | None = None,
+    seed: int = 0,
+    plot: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Choose dropout rates and shares of the band for one round.
+
+    Parameters
+    ----------
+    file:
+        Problem or cell, as .toml, .csv or .json; see examples/problem.toml and examples/cell.toml.
+    method:
+        exact, primal-dual, equal, random, fixed or none.
+    policy:
+        If no allocation meets the constraints: error, leave-out (the fewest devices) or stretch (the deadline).
+    rate:
+        Rate of the method fixed.
+    seed:
+        Seed of the method random.
+    plot:
+        Draw the allocation into this file, e.g. split.png.
+    json_:
+        Print JSON.
+    """
+    from feddrop.allocate import allocate as solve
+    from feddrop.allocate.files import as_json, as_text, load
+    from feddrop.allocate.picture import save
+
+    problem, names = load(file)
+    found = solve(problem, method, policy=policy, rate=rate, seed=seed)
+    if plot is not None:
+        save(found, plot, names)
+    if json_:
+        print(as_json(found, names))
+    else:
+        _say(as_text(found, names, problem) + (f"\nPicture: {plot}" if plot else ""))
+
+
+@app.command
 def theory(
     *,
     model: str = "lenet",
@@ -158,7 +202,7 @@ def theory(
     batch:
         Training samples to measure on.
     masks:
-        Masks a rate and level; more make the errors smaller.
+        Masks a rate and level, and random vectors; more make the errors smaller.
     rounds:
         Planned rounds T, for theta.
     devices:
@@ -199,6 +243,58 @@ def theory(
     else:
         Console().print(render(found, title))
         _say(f"Picture: {Path(folder or '') / 'theory.png'}")
+
+
+@app.command
+def paper(
+    names: list[str] | None = None,
+    /,
+    *,
+    scale: str = "cpu",
+    results: Path = Path("results"),
+    work: Path = Path("runs/paper"),
+    out: Path | None = None,
+    workers: int = 2,
+    train: bool = True,
+) -> None:
+    """Repeat the paper: list its tables and figures, run one by name, or run all.
+
+    Parameters
+    ----------
+    names:
+        Names from the list, or all; without any, the list is shown.
+    scale:
+        cpu (two cores, hours), paper (a GPU, days) or smoke (embedded data, minutes).
+    results:
+        Folder of finished runs; what is in it is not trained again.
+    work:
+        Folder of runs under way; a killed command goes on from here.
+    out:
+        Folder of the page. Default: docs for cpu and paper, runs/paper/smoke for smoke.
+    workers:
+        Runs side by side, one thread each.
+    train:
+        Train what is missing; with --no-train it is shown as not run.
+    """
+    from rich.console import Console
+
+    from feddrop.paper.console import overview, run
+
+    console = Console()
+    if not names:
+        console.print(overview(scale, results, work))
+        return
+    page = run(
+        [] if names == ["all"] else names,
+        scale_name=scale,
+        results=results,
+        work=work,
+        out=out or (work / scale if scale == "smoke" or names != ["all"] else Path("docs")),
+        workers=workers,
+        train=train,
+        console=console,
+    )
+    _say(f"Page: {page}")
 
 
 def main() -> None:

@@ -67,29 +67,32 @@ def allocate(
     one_of("method", method, METHODS)
     if method == "none":
         return baselines.none(problem)
+    if method == "random" and seed is None:
+        raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+    if method == "primal-dual" and isinstance(problem, SubbandProblem):
+        raise ConfigError("The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'.")
+    max_rate = problem.max_rate
     if method == "fixed":
-        if rate is None:
-            raise ConfigError("The method 'fixed' needs a rate, e.g. rate=0.3.")
-        if not np.all(np.asarray(rate) <= problem.max_rate):
-            raise ConfigError(
-                f"The fixed rate {rate} is above max_rate {problem.max_rate}; lower it or raise max_rate."
-            )
-        problem = replace(problem, max_rate=np.asarray(rate, dtype=np.float64))
+        problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
+
     problem, active = settle(problem, policy, equal=method == "equal")
     if method == "equal":
         return baselines.equal(problem, active)
-    if method == "fixed":
-        return baselines.fixed(problem, active)
-    if method == "random":
-        if seed is None:
-            raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+    if method == "random" and seed is not None:
         return baselines.random(problem, active, seed=seed)
+    if method == "fixed":
+        return replace(baselines.fixed(problem, active), problem=replace(problem, max_rate=max_rate))
     if isinstance(problem, SubbandProblem):
-        if method == "primal-dual":
-            raise ConfigError(
-                "The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'."
-            )
         return exact_subband.solve(problem, active)
     if method == "primal-dual":
         return primal_dual.solve(problem, active, warm=warm)
     return exact.solve(problem, active)
+
+
+def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    if rate is None:
+        raise ConfigError("The method 'fixed' needs a rate, e.g. rate=0.3.")
+    given = np.asarray(rate, dtype=np.float64)
+    if not np.all(given <= max_rate):
+        raise ConfigError(f"The fixed rate {given} is above max_rate {max_rate}; lower it or raise max_rate.")
+    return given

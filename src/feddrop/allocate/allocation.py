@@ -24,6 +24,7 @@ class Status(StrEnum):
     CONVERGED = "within the tolerance of the optimum"
     UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
     FEASIBLE = "feasible, with the best rates for the shares of this scheme"
+    FIXED = "feasible, with the rates as given"
     IDEAL = "an ideal without dropout: as much band as every device needs, whatever there is"
 
 
@@ -140,8 +141,10 @@ def finish(
 ) -> Allocation:
     """Give every active device the lowest rate that its share allows, and pack the result."""
     deadline, energy = loads(problem, np.where(active, share, 1.0))
-    z = np.maximum(np.maximum(deadline, energy) / GUARD, 1.0)
-    rate = np.where(active, np.minimum(1.0 - 1.0 / z, problem.max_rate), 1.0)
+    z = np.maximum(deadline, energy) / GUARD
+    # Rounding alone is no reason to drop.
+    lowest = np.where(z > 1.0 + 2.0**-49, 1.0 - 1.0 / z, 0.0)
+    rate = np.where(active, np.minimum(lowest, problem.max_rate), 1.0)
     return Allocation(
         problem=problem,
         method=method,
@@ -159,9 +162,8 @@ def finish(
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
     """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``."""
-    with np.errstate(divide="ignore"):
-        total = np.add.reduce(np.where(active, problem.weight / (1.0 - rate), 0.0), axis=-1)
-    return float(total) if total.ndim == 0 else total
+    value = np.add.reduce(np.where(active, problem.weight / np.where(active, 1.0 - rate, 1.0), 0.0), axis=-1)
+    return float(value) if value.ndim == 0 else value
 
 
 def fit_multipliers(problem: AnyProblem, share: FloatArray, price: FloatArray) -> Multipliers:

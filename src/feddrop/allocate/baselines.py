@@ -35,7 +35,7 @@ def fixed(problem: AnyProblem, active: BoolArray) -> Allocation:
     """Every device at the highest rate of the problem, exactly; the band in proportion to what each needs for that."""
     least, _ = _least(problem, active)
     share = least * (BAND / total(least))
-    given = finish(problem, share=share, active=active, method="fixed", status=Status.FEASIBLE)
+    given = finish(problem, share=share, active=active, method="fixed", status=Status.FIXED)
     rate = np.where(active, problem.max_rate, 1.0)
     return _with_rate(given, rate)
 

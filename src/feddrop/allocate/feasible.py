@@ -21,6 +21,9 @@ POLICIES = ("error", "leave-out", "stretch")
 _FITS = 1.0 + 2.0**-40
 """A load that is over 1 by rounding alone still fits."""
 
+_ROOMY = 1.0 - 2.0**-46
+"""What we choose ourselves, by leaving out or stretching, fits without rounding's help."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
@@ -159,7 +162,7 @@ def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolA
     ranked = np.take_along_axis(asked, order, axis=-1)
     loads = ranked * np.arange(1, ranked.shape[-1] + 1) if equal else np.cumsum(ranked, axis=-1)
     # Under an equal split the load may dip below 1 again: take the largest number that fits.
-    count = np.max(np.where(loads <= 1.0, np.arange(1, ranked.shape[-1] + 1), 0), axis=-1, keepdims=True)
+    count = np.max(np.where(loads <= _ROOMY, np.arange(1, ranked.shape[-1] + 1), 0), axis=-1, keepdims=True)
     kept = np.zeros(active.shape, dtype=np.bool_)
     np.put_along_axis(kept, order, np.arange(ranked.shape[-1]) < count, axis=-1)
     return kept
@@ -171,22 +174,22 @@ def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
     def load(factor: FloatArray) -> FloatArray:
         return _load(problem.least_share(_top(problem), factor), active, equal)
 
-    never = ~(load(np.full((*problem.shape[:-1], 1), np.inf)) <= 1.0)
+    never = ~(load(np.full((*problem.shape[:-1], 1), np.inf)) <= _ROOMY)
     high = np.where(never, np.inf, 1.0)
     low = np.zeros_like(high)
-    while (over := ~(load(high) <= 1.0) & ~never).any():
+    while (over := ~(load(high) <= _ROOMY) & ~never).any():
         low, high = np.where(over, high, low), np.where(over, 2 * high, high)
     # The load is convex in the factor, so its chord meets 1 on the feasible side; halving guards against a slow end.
     f_low, f_high = load(low), load(high)
     for number in range(200):
         with np.errstate(all="ignore"):
-            chord = high - (high - low) * (1.0 - f_high) / (f_low - f_high)
+            chord = high - (high - low) * (_ROOMY - f_high) / (f_low - f_high)
         inside = (chord > low) & (chord < high) & (number % 2 == 0)
         middle = np.where(inside, chord, 0.5 * (low + high))
-        if not ((middle > low) & (middle < high) & (high - low > 1e-13 * high) & ~never).any():
+        if not ((middle > low) & (middle < high) & (low < (1.0 - 1e-13) * high) & ~never).any():
             break
         f = load(middle)
-        fine = f <= 1.0
+        fine = f <= _ROOMY
         high, f_high = np.where(fine, middle, high), np.where(fine, f, f_high)
         low, f_low = np.where(fine, low, middle), np.where(fine, f_low, f)
     return high

@@ -13,8 +13,8 @@ The paper leaves the step sizes open. Ours are relative, so that neither units n
 - η_λk = λ_k and η_νk = ν_k. Latency goes like λ^(-1/2), so this is half a Newton step in log λ.
 - η_μ = μ / Σ ρ_k over the devices whose rate is between its bounds: only these answer to the price. The multipliers of
   the others are scaled along with μ, which leaves their shares where they are.
-- A step changes a multiplier by a factor of at most 2, and μ by one between 1/2 and 3/2. λ_k and ν_k stay above 1e-6 of
-  the weight: a multiplier that has all but vanished would take as many passes to come back.
+- A step at most doubles λ_k or ν_k, and changes μ by at most a tenth. λ_k and ν_k stay above 1e-6 of the weight: one
+  that has all but vanished would take as many passes to come back.
 
 The paper leaves the stop open too. Ours is the duality gap, which proves how far from the optimum one can be. From
 above: the shares of the pass, scaled into the band, with the best rates for them. From below: the Lagrangian at the
@@ -103,7 +103,7 @@ def solve(
                     break
             between = (x > x_least) & (x < 1.0)
             answering = total(np.where(between, rho, 0.0))
-            factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 1e-12), -0.5), 0.5)
+            factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 0.01), -0.1), 0.1)
             mu = np.maximum(mu * factor, _SMALL)
             along = np.where(between, 1.0, factor)
             lam = np.maximum(lam * along * (1.0 + np.minimum(late, 1.0)), floor)

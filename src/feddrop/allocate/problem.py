@@ -133,19 +133,30 @@ _MAY_BE_ZERO = ("weight", "compute_s", "upload_j", "compute_j", "tx_power_w")
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
-    """Raise a ConfigError that names the first device whose value cannot be meant."""
     if name == "budget_j":
-        good, rule = ~np.isnan(value), "a number, or inf for no budget"
+        refuse(name, value, ~np.isnan(value), "a number, or inf for no budget", shape)
     elif name == "max_rate":
-        good, rule = (value >= 0) & (value < 1), "at least 0 and below 1"
+        refuse(name, value, (value >= 0) & (value < 1), "at least 0 and below 1", shape)
     elif name in _MAY_BE_ZERO:
-        good, rule = (value >= 0) & (value < np.inf), "finite and not negative"
+        refuse(name, value, (value >= 0) & (value < np.inf), "finite and not negative", shape)
     else:
-        good, rule = (value > 0) & (value < np.inf), "finite and positive"
+        refuse(name, value, (value > 0) & (value < np.inf), "finite and positive", shape)
+
+
+def refuse(name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...]) -> None:
+    """Raise a ConfigError that names the first device whose value is not good.
+
+    Args:
+        name: what the value is.
+        value: the values, broadcast to ``shape``.
+        good: which of them can be used.
+        rule: what a usable value is.
+        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
+    """
     if not good.all():
         place = tuple(np.argwhere(~np.broadcast_to(good, shape))[0])
         given = np.broadcast_to(value, shape)[place]
-        where = f"device {place[-1]}" + (f" in round {place[0]} of the batch" if len(place) == 2 else "")
+        where = f"device {place[-1]}" + (f" in round {place[0]}" if len(place) == 2 else "")
         raise ConfigError(f"{name} of {where} is {given:g}; it must be {rule}.")
 
 

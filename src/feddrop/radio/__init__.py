@@ -1,0 +1,32 @@
+"""The radio: a cell of devices that share a band, its fading, and what a round costs in seconds and joules.
+
+NumPy only. ``Cell`` describes the cell, ``cell.draw`` the conditions of a round, ``cell.problem`` what the allocator
+has to solve, and ``cost`` what the round took.
+"""
+
+from feddrop.radio.bounds import covering, smallest_bandwidth
+from feddrop.radio.cell import NOISES, Cell, Channels, Dynamics
+from feddrop.radio.config import RadioConfig
+from feddrop.radio.cost import Cost, Overhead, convolution_flops, cost, linear_flops, overheads
+from feddrop.radio.fading import Fading, Measured, Rician, path_loss, read_gains
+
+__all__ = [
+    "NOISES",
+    "Cell",
+    "Channels",
+    "Cost",
+    "Dynamics",
+    "Fading",
+    "Measured",
+    "Overhead",
+    "RadioConfig",
+    "Rician",
+    "convolution_flops",
+    "cost",
+    "covering",
+    "linear_flops",
+    "overheads",
+    "path_loss",
+    "read_gains",
+    "smallest_bandwidth",
+]

@@ -1,0 +1,318 @@
+"""A cell: one server, K devices that share a band, and what a round costs them.
+
+Noise conventions (the paper calls N0 a variance in its rates and gives sigma² = 1e-13 W/Hz, a density, in its table):
+
+    density   variance = density x B          spectral efficiency does not depend on the share
+    literal   variance = the number itself    the same, with far less noise
+    subband   variance = density x ρB         the physical one: a narrow sub-band hears less
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocate import Problem, SubbandProblem
+from feddrop.allocate.problem import BoolArray, FloatArray, refuse
+from feddrop.errors import ConfigError, one_of
+from feddrop.radio.fading import Fading, Measured, Rician
+from feddrop.seeds import derive, generator, permutation
+
+NOISES = ("density", "literal", "subband")
+PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
+PAPER_TX_POWER_W = (0.3e-2, 1e-2)
+PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
+
+Range = tuple[float, float]
+_LN2 = float(np.log(2.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dynamics:
+    """What changes from round to round besides the fading.
+
+    Attributes:
+        min_devices: devices that are present at least; how many are, and which, is drawn every round.
+        cpu_hz: range from which every device's CPU frequency is drawn every round.
+        tx_power_w: range from which every device's transmit power is drawn every round.
+    """
+
+    min_devices: int = 5
+    cpu_hz: Range = PAPER_CPU_HZ
+    tx_power_w: Range = PAPER_TX_POWER_W
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_hz", "tx_power_w"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < np.inf:
+                raise ConfigError(f"{name} is in [{low:g}, {high:g}]; it must be [lowest, highest], both positive.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """What the server knows of the cell before a round; for a batch, every field has a leading axis of rounds.
+
+    Attributes:
+        uplink: power gains |h|², ``[..., num_devices]``.
+        downlink: power gains |h|², ``[..., num_devices]``.
+        cpu_hz: f, ``[..., num_devices]``.
+        tx_power_w: P, ``[..., num_devices]``.
+        present: which devices take part, ``[..., num_devices]``.
+    """
+
+    uplink: FloatArray
+    downlink: FloatArray
+    cpu_hz: FloatArray
+    tx_power_w: FloatArray
+    present: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A single cell of the paper's section II; arrays are ``[num_devices]``, scalars are for all devices.
+
+    Attributes:
+        cpu_hz: f, cycles a second.
+        tx_power_w: P, uplink transmit power.
+        cpu_constant: Ω: computing takes Ω f³ watts.
+        samples: |D|, samples that a device trains on in a round.
+        budget_j: E0, joules a device may spend in a round; inf for no budget.
+        circuit_j: ξ, joules a device spends in a round on receiving and idling.
+        downlink_power_w: power with which the server sends to a device.
+        bandwidth_hz: B.
+        deadline_s: T0.
+        fading: where gains come from.
+        noise: ``"density"``, ``"literal"`` or ``"subband"``.
+        noise_w_hz: noise density; the variance itself, in W, under ``"literal"``.
+        bits_per_parameter: Q of the paper's formula.
+        flop_per_cycle: floating-point operations a CPU does in a cycle.
+        max_rate: θ.
+        dynamics: what else changes from round to round; None for a cell that stays as it is.
+    """
+
+    cpu_hz: FloatArray
+    tx_power_w: FloatArray
+    cpu_constant: FloatArray
+    samples: FloatArray
+    budget_j: FloatArray
+    circuit_j: FloatArray
+    downlink_power_w: FloatArray
+    bandwidth_hz: float
+    deadline_s: float
+    fading: Fading
+    noise: str = "density"
+    noise_w_hz: float = 1e-13
+    bits_per_parameter: float = 256.0
+    flop_per_cycle: float = 16.0
+    max_rate: float = 0.9
+    dynamics: Dynamics | None = None
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.cpu_hz)
+        if len(shape) != 1 or shape[0] == 0:
+            raise ConfigError(f"cpu_hz has shape {list(shape)}; give one value a device.")
+        for name in _PER_DEVICE:
+            value = np.asarray(getattr(self, name), dtype=np.float64)
+            if value.shape not in ((), shape):
+                raise ConfigError(f"{name} has {value.size} values for {shape[0]} devices; give one, or one a device.")
+            object.__setattr__(self, name, np.broadcast_to(value, shape))
+            good = value >= 0 if name in ("samples", "circuit_j") else value > 0
+            rule = "not negative" if name in ("samples", "circuit_j") else "positive"
+            if name != "budget_j":
+                good, rule = good & (value < np.inf), f"finite and {rule}"
+            refuse(name, value, good, rule, shape)
+        for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "bits_per_parameter", "flop_per_cycle"):
+            positive(name, getattr(self, name))
+        if not 0 <= self.max_rate < 1:
+            raise ConfigError(f"max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
+        one_of("noise", self.noise, NOISES)
+        self._check_fading()
+        if self.dynamics and not 1 <= self.dynamics.min_devices <= self.devices:
+            raise ConfigError(
+                f"min_devices is {self.dynamics.min_devices}; it must be between 1 and the {self.devices} of the cell."
+            )
+
+    def _check_fading(self) -> None:
+        if isinstance(self.fading, Measured):
+            have = self.fading.uplink.shape[1]
+            if have < self.devices:
+                raise ConfigError(f"device {have} has no gain: there are gains of {have} devices for {self.devices}.")
+        elif np.ndim(self.fading.path_loss) and np.size(self.fading.path_loss) != self.devices:
+            raise ConfigError(f"path_loss has {np.size(self.fading.path_loss)} values for {self.devices} devices.")
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return len(self.cpu_hz)
+
+    @classmethod
+    def paper(
+        cls,
+        devices: int = 10,
+        *,
+        seed: int,
+        samples: npt.ArrayLike = 5000.0,
+        bandwidth_hz: float = 10e6,
+        deadline_s: float = 8.0,
+        budget_j: npt.ArrayLike = np.inf,
+        noise: str = "density",
+        bits_per_parameter: float = 256.0,
+        path_loss: FloatArray | float = 1e-3,
+        dynamic: bool = False,
+    ) -> Cell:
+        """Draw a cell by the paper's table; what the table leaves open is an argument."""
+        cpu_hz, tx_power_w, cpu_constant = draw_devices(devices, seed=seed)
+        return cls(
+            cpu_hz=cpu_hz,
+            tx_power_w=tx_power_w,
+            cpu_constant=cpu_constant,
+            samples=np.asarray(samples, dtype=np.float64),
+            budget_j=np.asarray(budget_j, dtype=np.float64),
+            circuit_j=np.asarray(0.1),
+            downlink_power_w=np.asarray(1.0),
+            bandwidth_hz=bandwidth_hz,
+            deadline_s=deadline_s,
+            fading=Rician(path_loss=path_loss),
+            noise=noise,
+            bits_per_parameter=bits_per_parameter,
+            dynamics=Dynamics(min_devices=min(5, devices)) if dynamic else None,
+        )
+
+    def draw(self, round: int | Sequence[int], seed: int) -> Channels:  # noqa: A002
+        """Draw the conditions of a round, or of a batch of rounds; the same round and seed give the same."""
+        if not isinstance(round, int):
+            drawn = [self.draw(number, seed) for number in round]
+            return Channels(**{name: np.stack([getattr(c, name) for c in drawn]) for name in Channels.__slots__})
+        uplink, downlink = self.fading.draw(self.devices, round, seed)
+        if self.dynamics is None:
+            everyone = np.ones(self.devices, dtype=np.bool_)
+            return Channels(
+                uplink=uplink, downlink=downlink, cpu_hz=self.cpu_hz, tx_power_w=self.tx_power_w, present=everyone
+            )
+        few = self.dynamics.min_devices
+        count = int(generator(derive(seed, "present", round)).integers(few, self.devices + 1))
+        present = permutation(derive(seed, "who", round), self.devices).argsort() < count
+        part = generator(derive(seed, "devices", round)).random((self.devices, 2))
+        return Channels(
+            uplink=uplink,
+            downlink=downlink,
+            cpu_hz=_between(self.dynamics.cpu_hz, part[:, 0]),
+            tx_power_w=_between(self.dynamics.tx_power_w, part[:, 1]),
+            present=present,
+        )
+
+    def bits_per_second(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Downlink and uplink data rates at these shares, each ``[..., num_devices]`` (eq. r_downlink, r_k,t)."""
+        band = np.asarray(share, dtype=np.float64) * self.bandwidth_hz
+        down, up = self._signal_to_noise(channels, band if self.noise == "subband" else self.bandwidth_hz)
+        return band * _efficiency(down), band * _efficiency(up)
+
+    def problem(
+        self,
+        channels: Channels,
+        *,
+        parameters: float | None = None,
+        forward_flops: float | None = None,
+        push_bits: npt.ArrayLike | None = None,
+        pull_bits: npt.ArrayLike | None = None,
+        flops: npt.ArrayLike | None = None,
+    ) -> Problem | SubbandProblem:
+        """Build the allocation problem of a round, or of a batch of rounds.
+
+        By the paper's formula, from the number of parameters and the forward FLOPs; or, to bound measured costs, from
+        what :func:`feddrop.radio.covering` gives for frames and FLOPs.
+
+        Args:
+            channels: conditions of the round.
+            parameters: M_ori, parameters of the full model.
+            forward_flops: FLOPs of the full model's forward pass on one sample; training takes three times as many.
+            push_bits: bits of the full model's downlink frame, instead of M_ori x Q.
+            pull_bits: bits of its uplink frame, instead of M_ori x Q.
+            flops: FLOPs to train the full model on all samples of the device, instead of 3 x forward x samples.
+        """
+        push = self.model_bits(parameters) if push_bits is None else np.asarray(push_bits, dtype=np.float64)
+        pull = self.model_bits(parameters) if pull_bits is None else np.asarray(pull_bits, dtype=np.float64)
+        work = self.training_flops(forward_flops) if flops is None else np.asarray(flops, dtype=np.float64)
+        cycles = work / self.flop_per_cycle
+        held = np.where(channels.present, self.samples, 0.0)
+        rest = {
+            "weight": held / np.maximum(np.sum(held, axis=-1, keepdims=True), 1.0),
+            "compute_s": cycles / channels.cpu_hz,
+            "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2,
+            "deadline_s": np.asarray(self.deadline_s),
+            "budget_j": self.budget_j - self.circuit_j,
+            "max_rate": np.asarray(self.max_rate),
+            "present": None if channels.present.all() else channels.present,
+        }
+        down, up = self._signal_to_noise(channels, self.bandwidth_hz)
+        if self.noise == "subband":
+            return SubbandProblem(
+                **rest,
+                push_s=push / self.bandwidth_hz,
+                pull_s=pull / self.bandwidth_hz,
+                snr_down=down,
+                snr_up=up,
+                tx_power_w=channels.tx_power_w,
+            )
+        pull_s = pull / (self.bandwidth_hz * _efficiency(up))
+        push_s = push / (self.bandwidth_hz * _efficiency(down))
+        return Problem(**rest, comm_s=push_s + pull_s, upload_j=channels.tx_power_w * pull_s)
+
+    def training_flops(self, forward_flops: float | None) -> FloatArray:
+        """FLOPs to train the full model on a device's samples, ``[num_devices]``: backward costs twice forward."""
+        return 3.0 * positive("forward_flops", forward_flops) * self.samples
+
+    def model_bits(self, parameters: float | None) -> FloatArray:
+        """Bits of the full model by the paper's formula, M_ori x Q; a scalar."""
+        return np.asarray(positive("parameters", parameters) * self.bits_per_parameter)
+
+    def _signal_to_noise(self, channels: Channels, band_hz: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+        variance = self.noise_w_hz if self.noise == "literal" else self.noise_w_hz * np.asarray(band_hz)
+        with np.errstate(divide="ignore"):
+            down = channels.downlink * self.downlink_power_w / variance
+            return down, channels.uplink * channels.tx_power_w / variance
+
+
+_PER_DEVICE = (
+    "cpu_hz",
+    "tx_power_w",
+    "cpu_constant",
+    "samples",
+    "budget_j",
+    "circuit_j",
+    "downlink_power_w",
+)
+
+
+def draw_devices(
+    devices: int,
+    *,
+    seed: int,
+    cpu_hz: Range = PAPER_CPU_HZ,
+    tx_power_w: Range = PAPER_TX_POWER_W,
+    cpu_constant: Range = PAPER_CPU_CONSTANT,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Draw CPU frequency, transmit power and CPU constant, each ``[num_devices]``, uniform on its range."""
+    part = generator(derive(seed, "cell")).random((devices, 3))
+    return _between(cpu_hz, part[:, 0]), _between(tx_power_w, part[:, 1]), _between(cpu_constant, part[:, 2])
+
+
+def positive(name: str, value: float | None) -> float:
+    """Return a scalar that is finite and positive, else raise a ConfigError."""
+    if value is None:
+        raise ConfigError(f"{name} is missing.")
+    if not 0 < value < np.inf:
+        raise ConfigError(f"{name} is {value:g}; it must be finite and positive.")
+    return value
+
+
+def _efficiency(signal_to_noise: FloatArray) -> FloatArray:
+    """Bits a second and hertz; exact for weak signals too."""
+    return np.log1p(signal_to_noise) / _LN2
+
+
+def _between(ends: Range, part: FloatArray) -> FloatArray:
+    return ends[0] + (ends[1] - ends[0]) * part

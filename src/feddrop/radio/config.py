@@ -1,0 +1,169 @@
+"""The ``[radio]`` table of a configuration: plain numbers and words that describe a cell."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocate import METHODS, POLICIES
+from feddrop.errors import ConfigError, one_of
+from feddrop.radio.cell import (
+    NOISES,
+    PAPER_CPU_CONSTANT,
+    PAPER_CPU_HZ,
+    PAPER_TX_POWER_W,
+    Cell,
+    Dynamics,
+    draw_devices,
+)
+from feddrop.radio.fading import Fading, Rician, path_loss, read_gains
+
+DEVICE_COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadioConfig:
+    """A cell and how its band is shared; the defaults are the paper's table.
+
+    Attributes:
+        scheme: method of allocation: ``"exact"``, ``"primal-dual"``, ``"equal"``, ``"random"``, ``"none"`` or
+        ``"fixed"``.
+        policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
+        bandwidth_hz: B.
+        deadline_s: T0.
+        energy_budget_j: E0, for one device and round; inf for no budget.
+        circuit_j: ξ.
+        downlink_power_w: power with which the server sends to a device.
+        noise: ``"density"``, ``"literal"`` or ``"subband"``.
+        noise_w_hz: noise density, or the variance in W under ``"literal"``.
+        costs: what rates are decided by and latency and energy are reported from: ``"measured"`` frames and counted
+            FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported beside it.
+        bits_per_parameter: Q of the paper's formula.
+        flop_per_cycle: floating-point operations a CPU does in a cycle.
+        max_rate: θ.
+        kappa: κ of the Rician fading.
+        path_loss: mean power gain, for all devices or one a device; with distances, the gain at ``reference_m``.
+        distances_m: distance of every device, from which path loss follows; empty for none.
+        path_loss_exponent: of the distance.
+        reference_m: distance at which ``path_loss`` holds.
+        gains_csv: table of measured gains instead of fading; see :func:`feddrop.radio.read_gains`.
+        devices_csv: table with a row a device and any of the columns cpu_hz, tx_power_w, cpu_constant, budget_j,
+            circuit_j and distance_m; what it lacks is drawn or taken from here.
+        cpu_hz: range of CPU frequencies to draw from, as ``[lowest, highest]``.
+        tx_power_w: range of transmit powers to draw from.
+        cpu_constant: range of CPU constants to draw from.
+        dynamic: whether devices come and go, and CPU frequency and power change, from round to round.
+        min_devices: devices that are present at least, in a dynamic cell.
+    """
+
+    scheme: str = "exact"
+    policy: str = "error"
+    bandwidth_hz: float = 10e6
+    deadline_s: float = 8.0
+    energy_budget_j: float = np.inf
+    circuit_j: float = 0.1
+    downlink_power_w: float = 1.0
+    noise: str = "density"
+    noise_w_hz: float = 1e-13
+    costs: str = "measured"
+    bits_per_parameter: float = 256.0
+    flop_per_cycle: float = 16.0
+    max_rate: float = 0.9
+    kappa: float = 10.0
+    path_loss: float | tuple[float, ...] = 1e-3
+    distances_m: tuple[float, ...] = ()
+    path_loss_exponent: float = 3.0
+    reference_m: float = 1.0
+    gains_csv: str = ""
+    devices_csv: str = ""
+    cpu_hz: tuple[float, ...] = PAPER_CPU_HZ
+    tx_power_w: tuple[float, ...] = PAPER_TX_POWER_W
+    cpu_constant: tuple[float, ...] = PAPER_CPU_CONSTANT
+    dynamic: bool = False
+    min_devices: int = 5
+
+    def __post_init__(self) -> None:
+        one_of("radio.scheme", self.scheme, METHODS)
+        one_of("radio.policy", self.policy, POLICIES)
+        one_of("radio.noise", self.noise, NOISES)
+        one_of("radio.costs", self.costs, ("measured", "formula"))
+        for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
+            ends = getattr(self, name)
+            if len(ends) != 2 or not 0 < ends[0] <= ends[1] < np.inf:
+                raise ConfigError(f"radio.{name} is {list(ends)}; it must be [lowest, highest], both positive.")
+        if self.gains_csv and self.distances_m:
+            raise ConfigError("radio.gains_csv and radio.distances_m are both given; gains come from one of them.")
+
+    def cell(self, devices: int, samples: npt.ArrayLike, seed: int, *, folder: str | Path = ".") -> Cell:
+        """Build the cell.
+
+        Args:
+            devices: K.
+            samples: samples that a device trains on in a round, a scalar or ``[num_devices]``.
+            seed: root seed, from which the devices are drawn.
+            folder: where the tables are, if their paths are relative.
+        """
+        table = _read_devices(Path(folder) / self.devices_csv, devices) if self.devices_csv else {}
+        cpu_hz, tx_power_w, cpu_constant = (
+            (ends[0], ends[1]) for ends in (self.cpu_hz, self.tx_power_w, self.cpu_constant)
+        )
+        drawn = draw_devices(devices, seed=seed, cpu_hz=cpu_hz, tx_power_w=tx_power_w, cpu_constant=cpu_constant)
+        distances = table.get("distance_m", np.asarray(self.distances_m))
+        changing = Dynamics(min_devices=self.min_devices, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
+        return Cell(
+            cpu_hz=table.get("cpu_hz", drawn[0]),
+            tx_power_w=table.get("tx_power_w", drawn[1]),
+            cpu_constant=table.get("cpu_constant", drawn[2]),
+            budget_j=table.get("budget_j", np.asarray(self.energy_budget_j)),
+            circuit_j=table.get("circuit_j", np.asarray(self.circuit_j)),
+            samples=np.asarray(samples, dtype=np.float64),
+            downlink_power_w=np.asarray(self.downlink_power_w),
+            bandwidth_hz=self.bandwidth_hz,
+            deadline_s=self.deadline_s,
+            fading=self._fading(distances, Path(folder)),
+            noise=self.noise,
+            noise_w_hz=self.noise_w_hz,
+            bits_per_parameter=self.bits_per_parameter,
+            flop_per_cycle=self.flop_per_cycle,
+            max_rate=self.max_rate,
+            dynamics=changing if self.dynamic else None,
+        )
+
+    def _fading(self, distances_m: npt.NDArray[np.float64], folder: Path) -> Fading:
+        if self.gains_csv:
+            return read_gains(folder / self.gains_csv)
+        if distances_m.size == 0:
+            return Rician(kappa=self.kappa, path_loss=np.asarray(self.path_loss))
+        loss = path_loss(
+            distances_m,
+            exponent=self.path_loss_exponent,
+            reference_m=self.reference_m,
+            at_reference=float(np.asarray(self.path_loss).reshape(-1)[0]),
+        )
+        return Rician(kappa=self.kappa, path_loss=loss)
+
+
+def _read_devices(path: Path, devices: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Read a table of devices; an unknown column, or a row too many or too few, is an error."""
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise ConfigError(f"cannot read the devices {str(path)!r}: {error.strerror}.") from None
+    if len(rows) != devices:
+        raise ConfigError(f"{str(path)!r} has {len(rows)} devices; the cell has {devices}.")
+    names = [one_of(f"a column of {str(path)!r}", name, ("device", *DEVICE_COLUMNS)) for name in rows[0]]
+    table = {}
+    for name in names:
+        if name == "device":
+            continue
+        try:
+            table[name] = np.array([float(row[name]) for row in rows])
+        except (TypeError, ValueError):
+            bad = [row[name] for row in rows]
+            raise ConfigError(f"{str(path)!r}: the column {name} has {bad}; it must hold numbers.") from None
+    return table

@@ -1,0 +1,397 @@
+"""What every method of allocation promises, and what happens when nothing meets the constraints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocate_cases import KINDS, dual_bound, least_share, one, problems, smallest_z, subband
+from feddrop import allocate as package
+from feddrop.allocate import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
+from feddrop.allocate.allocation import kkt_residual
+from feddrop.allocate.feasible import settle
+from feddrop.errors import ConfigError, InfeasibleError
+
+SIMPLE = {
+    "weight": [0.25, 0.25, 0.5],
+    "comm_s": [0.2, 0.3, 0.1],
+    "compute_s": [0.5, 0.2, 0.4],
+    "upload_j": [0.1, 0.1, 0.2],
+    "compute_j": [1.0, 2.0, 1.0],
+    "deadline_s": 1.0,
+    "budget_j": [5.0, 5.0, 5.0],
+    "max_rate": 0.9,
+}
+
+
+def call(problem, method, **more):
+    """Any method, with what it needs."""
+    extra = {"random": {"seed": 3}, "fixed": {"rate": problem.max_rate * 0.99}}.get(method, {})
+    return allocate(problem, method, **extra, **more)
+
+
+def test_public_names():
+    assert all(hasattr(package, name) for name in package.__all__)
+
+
+@pytest.mark.parametrize("make", [lambda: problems("latency", 7, 40), lambda: settle(subband(7, 40), "stretch")[0]])
+@pytest.mark.parametrize("method", METHODS)
+def test_contract(method, make):
+    """Feasible to the last bit, rates the lowest for the shares, nothing better than exact."""
+    p = make()
+    if isinstance(p, SubbandProblem) and method == "primal-dual":
+        with pytest.raises(ConfigError, match="use the method 'exact'"):
+            allocate(p, method)
+        return
+    result = call(p, method, policy="stretch")
+    assert result.method == method
+    assert result.rate.shape == result.share.shape == result.binding.shape == p.shape
+    assert np.shape(result.objective) == (40,)
+    assert result.active.all()
+    assert not result.left_out.any()
+    np.testing.assert_allclose(np.sum(p.weight / (1 - result.rate), axis=-1), result.objective)
+    if method == "none":
+        assert result.status is Status.IDEAL
+        assert (result.rate == 0).all()
+        return
+    q = result.problem
+    assert (result.latency_s <= q.deadline_s).all()
+    assert (result.energy_j <= q.budget_j).all()
+    assert (result.share.sum(axis=-1) <= 1).all()
+    assert (result.share > 0).all()
+    assert (result.rate <= p.max_rate).all()
+    if method != "fixed":
+        np.testing.assert_allclose(1 / (1 - result.rate), smallest_z(q, result.share), rtol=1e-9)
+    assert (allocate(q).objective <= np.asarray(result.objective) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_without_samples_still_gets_what_it_needs(method):
+    p = Problem(**(SIMPLE | {"weight": [0.0, 0.5, 0.5]}))
+    result = call(p, method)
+    assert (result.share > 0).all()
+    if method != "none":
+        assert (result.latency_s <= 1.0).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_absent_devices_have_no_part(method):
+    here = np.array([True, False, True])
+    result = call(Problem(**SIMPLE, present=here), method)
+    assert list(result.active) == list(here)
+    assert result.share[1] == 0
+    assert result.rate[1] == 1
+    assert result.latency_s[1] == result.energy_j[1] == 0
+    assert result.binding[1] == "absent"
+    names = ("weight", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
+    alone = Problem(**{k: np.asarray(v)[here] if k in names else v for k, v in SIMPLE.items()})
+    if method != "random":
+        np.testing.assert_allclose(result.share[here], call(alone, method).share, rtol=1e-6)
+
+
+# Primal-dual: thousands of problems, in batches
+
+
+@pytest.mark.parametrize("devices", [1, 2, 5, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_primal_dual_is_within_1e_4(kind, devices):
+    p = problems(kind, devices, 100, seed=5)
+    result = allocate(p, "primal-dual")
+    assert result.status is Status.CONVERGED
+    best = allocate(p)
+    assert (result.objective <= np.asarray(best.objective) * (1 + 1e-4)).all()
+    assert (result.objective >= dual_bound(p, best.price) * (1 - 1e-9)).all()
+    assert (result.latency_s <= p.deadline_s).all()
+    assert (result.energy_j <= p.budget_j).all()
+
+
+def test_primal_dual_history_and_limit():
+    p = one(problems("mixed", 10, 1), 0)
+    result = allocate(p, "primal-dual")
+    gaps = result.history[:, 1]
+    assert (np.diff(gaps) <= 1e-12).all()
+    assert gaps[-1] <= 5e-5
+    assert result.history[-1, 0] == result.iterations
+    from feddrop.allocate import primal_dual
+
+    short = primal_dual.solve(p, np.ones(10, bool), limit=3)
+    assert short.status is Status.UNCONVERGED
+    assert short.iterations == 3
+    assert (short.latency_s <= p.deadline_s).all()
+
+
+def test_a_warm_start_saves_passes():
+    cold = warm = 0
+    for seed in range(20):
+        p = one(problems("latency", 10, 1, seed=seed), 0)
+        rng = np.random.default_rng(seed)
+        later = replace(p, comm_s=p.comm_s * rng.uniform(0.95, 1.05, 10))
+        cold += allocate(later, "primal-dual").iterations
+        again = allocate(later, "primal-dual", warm=allocate(p, "primal-dual"))
+        warm += again.iterations
+        assert again.objective == pytest.approx(allocate(later).objective, rel=1e-4)
+    assert warm < 0.7 * cold
+
+
+def test_a_warm_start_of_another_shape_is_refused():
+    p = Problem(**SIMPLE)
+    with pytest.raises(ConfigError, match=r"shape \[3\].*'exact' of shape \[7\]|shape \[3\]; it is one by 'exact'"):
+        allocate(p, "primal-dual", warm=allocate(one(problems("mixed", 7, 1), 0)))
+    with pytest.raises(ConfigError, match="'equal'"):
+        allocate(p, "primal-dual", warm=allocate(p, "equal"))
+
+
+# Multipliers, residual, binding
+
+
+def test_the_residual_sees_what_is_not_optimal():
+    p = one(problems("mixed", 5, 1, seed=4), 0)
+    best = allocate(p)
+    assert best.residual < 1e-12
+    off = replace(best, share=best.share * np.array([1.001, 0.999, 1, 1, 1]))
+    assert kkt_residual(replace(off, rate=1 - 1 / smallest_z(p, off.share))) > 1e-5
+    assert kkt_residual(replace(best, price=best.price * 1.01)) > 1e-4
+    assert kkt_residual(replace(best, rate=best.rate * 0.99)) > 1e-4
+
+
+def test_the_price_is_what_more_band_is_worth():
+    for kind in ("mixed", "cap", "latency"):
+        p = one(problems(kind, 8, 1, seed=6), 0)
+        result = allocate(p)
+        step = 1e-5
+        wider = allocate(replace(p, comm_s=p.comm_s / (1 + step), upload_j=p.upload_j / (1 + step)))
+        narrower = allocate(replace(p, comm_s=p.comm_s * (1 + step), upload_j=p.upload_j * (1 + step)))
+        slope = (narrower.objective - wider.objective) / (2 * step)
+        assert float(result.price[0]) == pytest.approx(slope, rel=1e-3)
+
+
+def test_multipliers_say_what_seconds_and_joules_are_worth():
+    p = Problem(**(SIMPLE | {"budget_j": [1.2, 1.8, 1.5]}))
+    result = allocate(p)
+    step = 1e-6
+    for name, values in (("deadline_s", result.multipliers.deadline), ("budget_j", result.multipliers.energy)):
+        for k in range(3):
+            more = np.broadcast_to(getattr(p, name), (3,)) * (1 + step * (np.arange(3) == k))
+            gain = result.objective - allocate(replace(p, **{name: more})).objective
+            z = 1 / (1 - result.rate[k])
+            assert gain / step == pytest.approx(values[k] * z, rel=1e-3, abs=1e-6)
+
+
+def test_binding():
+    held = set()
+    for kind in KINDS:
+        p = problems(kind, 10, 100)
+        result = allocate(p)
+        words = result.binding
+        held |= set(words.ravel())
+        late = np.isclose(result.latency_s, p.deadline_s, rtol=1e-8)
+        spent = np.isclose(result.energy_j, p.budget_j, rtol=1e-8)
+        free = words != "rate cap"
+        assert (np.char.find(words, "deadline")[free] >= 0).tolist() == late[free].tolist()
+        assert (np.char.find(words, "energy")[free] >= 0).tolist() == spent[free].tolist()
+        assert np.isclose(result.rate, p.max_rate)[~free].all()
+    assert held == {"deadline", "energy", "deadline+energy", "rate cap", "none"}
+
+
+def test_without_price_all_drop_nothing_and_the_band_is_used_up():
+    result = allocate(problems("loose", 10, 20))
+    assert (result.price == 0).all()
+    assert result.share.sum(axis=-1) == pytest.approx(1.0)
+
+
+# Infeasible problems
+
+
+def overloaded(devices=6, load=1.7, seed=0):
+    return one(problems("mixed", devices, 1, seed=seed, load=load), 0)
+
+
+@pytest.mark.parametrize("method", ["exact", "primal-dual", "equal", "random", "fixed"])
+def test_infeasible_is_an_error_by_default(method):
+    with pytest.raises(InfeasibleError) as caught:
+        call(overloaded(), method)
+    text = str(caught.value)
+    assert re.search(r"device \d needs 0\.\d+ of the band to meet its (deadline|energy)", text)
+    assert re.search(r"Smallest deadline: ([\d.]+ s|none would do)\.", text)
+    assert re.search(r"Smallest bandwidth: [\d.]+ times", text)
+
+
+def test_what_the_error_suggests_is_just_enough():
+    for seed in range(30):
+        p = one(problems("latency", 6, 1, seed=seed, load=1.5), 0)
+        short = diagnose(p)
+        assert short.load == pytest.approx(1.5)
+        assert set(short.constraints) == {"deadline"}
+        most = sorted(least_share(p), reverse=True)[: len(short.devices)]
+        assert short.least_share == pytest.approx(most)
+        text = str(short)
+        printed = float(re.search(r"deadline: ([\d.e+]+) s", text)[1])
+        assert diagnose(replace(p, deadline_s=np.asarray(printed))) is None
+        assert diagnose(replace(p, deadline_s=np.asarray(short.deadline_s * (1 - 1e-9)))) is not None
+        wider = float(re.search(r"bandwidth: ([\d.]+) times", text)[1])
+        assert diagnose(replace(p, comm_s=p.comm_s / wider, upload_j=p.upload_j / wider)) is None
+
+
+def test_who_cannot_take_part_at_all_is_named_with_the_reason():
+    slow = Problem(**(SIMPLE | {"compute_s": [0.5, 20.0, 0.4]}))
+    assert str(diagnose(slow)).count("device 1 cannot meet its deadline with any share") == 1
+    assert diagnose(slow).devices == [1]
+    assert diagnose(slow).load == np.inf
+    assert np.isfinite(diagnose(slow).deadline_s)
+    poor = Problem(**(SIMPLE | {"budget_j": [5.0, 5.0, 0.01]}))
+    assert diagnose(poor).constraints == ["energy"]
+    assert diagnose(poor).deadline_s == np.inf
+    broke = Problem(**(SIMPLE | {"budget_j": [5.0, 5.0, -1.0]}))
+    assert "device 2 cannot meet its energy with any share" in str(diagnose(broke))
+    with pytest.raises(InfeasibleError, match="Smallest deadline: none would do"):
+        allocate(broke, policy="stretch")
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_leave_out_leaves_out_the_fewest(equal):
+    """Against all subsets."""
+    for seed in range(40):
+        p = overloaded(load=2.5, seed=seed)
+        result = allocate(p, "equal" if equal else "exact", policy="leave-out")
+        least = least_share(p)
+
+        def fits(keep, least=least):
+            share = least[list(keep)]
+            return share.max() * len(keep) <= 1 if equal else share.sum() <= 1
+
+        most = max(n for n in range(1, 7) if any(fits(keep) for keep in combinations(range(6), n)))
+        assert result.active.sum() == most
+        assert (result.left_out == ~result.active).all()
+        assert (result.binding[~result.active] == "left out").all()
+        assert (result.latency_s <= p.deadline_s).all()
+        assert result.objective == pytest.approx(np.sum(p.weight[result.active] / (1 - result.rate[result.active])))
+
+
+@pytest.mark.parametrize("method", ["exact", "equal", "random", "fixed"])
+def test_stretch_takes_the_smallest_deadline(method):
+    for seed in range(10):
+        p = one(problems("latency", 6, 1, seed=seed, load=1.7), 0)
+        result = call(p, method, policy="stretch")
+        assert result.problem.deadline_s > p.deadline_s
+        assert (result.latency_s <= result.problem.deadline_s).all()
+        assert result.share.sum() <= 1
+        with pytest.raises(InfeasibleError):
+            call(replace(p, deadline_s=result.problem.deadline_s * (1 - 1e-9)), method)
+
+
+def test_policies_leave_feasible_rounds_of_a_batch_alone():
+    good, bad = problems("mixed", 6, 3), problems("mixed", 6, 3, load=1.5)
+    names = ("weight", "comm_s", "compute_s", "upload_j", "compute_j", "deadline_s", "budget_j", "max_rate")
+    both = Problem(
+        **{n: np.concatenate([np.broadcast_to(getattr(q, n), q.shape) for q in (good, bad)]) for n in names},
+    )
+    with pytest.raises(InfeasibleError, match=r"^Round 3 of the batch"):
+        allocate(both)
+    left = allocate(both, policy="leave-out")
+    assert left.active[:3].all()
+    assert left.left_out[3:].any(axis=-1).all()
+    np.testing.assert_allclose(left.objective[:3], allocate(good).objective)
+    for p in (problems("latency", 6, 3, load=1.5),):
+        assert (allocate(p, policy="stretch").problem.deadline_s.max(axis=-1) > 1.0).all()
+
+
+def test_a_subband_round_can_be_infeasible_too():
+    p = replace(subband(5, 1), deadline_s=np.asarray(1e-3))
+    with pytest.raises(InfeasibleError, match="meet its deadline"):
+        allocate(p)
+    longer = allocate(p, policy="stretch")
+    assert (longer.latency_s <= longer.problem.deadline_s).all()
+    assert longer.share.sum() <= 1
+
+
+def test_an_exactly_tight_problem_is_feasible():
+    p = Problem(
+        weight=[0.5, 0.5],
+        comm_s=[0.5, 0.5],
+        compute_s=0.0,
+        upload_j=0.0,
+        compute_j=0.0,
+        deadline_s=1.0,
+        budget_j=np.inf,
+        max_rate=0.0,
+    )
+    result = allocate(p)
+    assert result.objective == 1.0
+    assert result.latency_s == pytest.approx(1.0)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("comm_s", [0.2, np.nan, 0.1], "comm_s of device 1 is nan; it must be finite and positive"),
+        ("comm_s", [0.2, 0.3, 0.0], "comm_s of device 2 is 0"),
+        ("compute_s", [-1.0, 0.2, 0.4], "compute_s of device 0 is -1; it must be finite and not negative"),
+        ("upload_j", [0.1, np.inf, 0.2], "upload_j of device 1 is inf"),
+        ("weight", [0.1, -0.1, 1.0], "weight of device 1"),
+        ("deadline_s", 0.0, "deadline_s of device 0 is 0"),
+        ("deadline_s", np.inf, "deadline_s of device 0 is inf"),
+        ("budget_j", [1.0, np.nan, 1.0], "budget_j of device 1 is nan"),
+        ("max_rate", 1.0, "max_rate of device 0 is 1; it must be at least 0 and below 1"),
+        ("comm_s", [0.1, 0.2], r"do not fit together: .*comm_s \[2\]"),
+        ("comm_s", ["a", "b", "c"], "comm_s must be a number"),
+        ("present", [False, False, False], "No device is present"),
+    ],
+)
+def test_impossible_values_name_device_and_field(field, value, message):
+    with pytest.raises(ConfigError, match=message):
+        allocate(Problem(**(SIMPLE | {field: value})))
+
+
+def test_a_bad_value_in_a_batch_names_the_round():
+    comm = np.full((4, 3), 0.1)
+    comm[2, 1] = -1
+    with pytest.raises(ConfigError, match="comm_s of device 1 in round 2"):
+        Problem(**(SIMPLE | {"comm_s": comm}))
+
+
+def test_bad_calls():
+    p = Problem(**SIMPLE)
+    with pytest.raises(ConfigError, match="Did you mean 'exact'"):
+        allocate(p, "exakt")
+    with pytest.raises(ConfigError, match=r"policy is 'leaveout'.*'leave-out'"):
+        allocate(p, policy="leaveout")
+    with pytest.raises(ConfigError, match="needs a seed"):
+        allocate(p, "random")
+    with pytest.raises(ConfigError, match="needs a rate"):
+        allocate(p, "fixed")
+    with pytest.raises(ConfigError, match="above max_rate"):
+        allocate(p, "fixed", rate=0.95)
+    with pytest.raises(ConfigError, match=r"shape \[\]"):
+        Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_hostile_numbers_give_an_answer_or_a_clear_error(data):
+    """Anything from 1e-150 to 1e150: an optimum that holds, or one of our own errors."""
+    devices = data.draw(st.integers(1, 4))
+    number = st.one_of(st.just(0.0), st.floats(1e-150, 1e150), st.floats(0.01, 10.0))
+    values = {k: data.draw(st.lists(number, min_size=devices, max_size=devices)) for k in list(SIMPLE)[:5]}
+    values |= {
+        "deadline_s": data.draw(number),
+        "budget_j": data.draw(st.one_of(st.just(np.inf), number)),
+        "max_rate": data.draw(st.floats(0, 0.99)),
+    }
+    try:
+        result = allocate(Problem(**values))
+    except (ConfigError, InfeasibleError):
+        return
+    assert np.isfinite(result.rate).all()
+    assert (result.share >= 0).all()
+    assert result.share.sum() <= 1
+    assert (result.latency_s <= result.problem.deadline_s * (1 + 1e-9)).all()
+    assert (result.energy_j <= np.maximum(result.problem.budget_j, 0) * (1 + 1e-9)).all()

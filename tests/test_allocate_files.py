@@ -1,0 +1,163 @@
+"""Problem files, the command, and its picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddrop.allocate import allocate
+from feddrop.allocate.files import as_json, as_text, load, rows
+from feddrop.allocate.finding import main as finding
+from feddrop.allocate.picture import draw, save
+from feddrop.errors import ConfigError
+from feddrop.radio import RadioConfig
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TOML = """
+deadline_s = 2.0
+[[device]]
+comm_s = 0.3
+compute_s = 1.0
+upload_j = 0.9
+compute_j = 3.0
+"""
+
+
+def feddrop(*words):
+    """The command line, as a user calls it."""
+    command = [sys.executable, "-m", "feddrop", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_examples_say_the_same_in_toml_csv_and_json(tmp_path):
+    from_toml, names = load(EXAMPLES / "problem.toml")
+    from_csv, same_names = load(EXAMPLES / "problem.csv")
+    copy = tmp_path / "problem.json"
+    copy.write_text(json.dumps(tomllib.loads((EXAMPLES / "problem.toml").read_text())))
+    from_json, _ = load(copy)
+    assert names == same_names == ["phone", "old phone", "laptop", "sensor"]
+    assert from_toml.weight.sum() == pytest.approx(1.0)
+    for other in (from_csv, from_json):
+        np.testing.assert_allclose(allocate(other).rate, allocate(from_toml).rate)
+
+
+def test_a_cell_file_is_the_cell():
+    problem, _ = load(EXAMPLES / "cell.toml")
+    loss = (1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 2e-3, 2e-3, 1e-3, 2e-4, 1e-3)
+    cell = RadioConfig(energy_budget_j=300.0, path_loss=loss).cell(10, 5000, seed=0)
+    same = cell.problem(cell.draw(0, 0), parameters=69_656, forward_flops=1_318_560)
+    np.testing.assert_array_equal(problem.comm_s, same.comm_s)
+    np.testing.assert_array_equal(problem.budget_j, same.budget_j)
+
+
+def test_the_command_prints_a_table():
+    done = feddrop("allocate", EXAMPLES / "problem.toml")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["device", "rate", "share", "latency", "energy", "held", "by"]
+    assert lines[4].startswith("sensor")
+    assert lines[4].endswith("energy")
+    assert "method exact: optimal" in lines
+
+
+def test_the_command_prints_json_and_draws(tmp_path):
+    picture = tmp_path / "split.png"
+    words = ("--method", "fixed", "--rate", "0.7", "--json", "--plot", picture)
+    found = json.loads(feddrop("allocate", EXAMPLES / "problem.csv", *words).stdout)
+    assert found["method"] == "fixed"
+    assert [device["rate"] for device in found["devices"]] == [0.7] * 4
+    assert set(found["devices"][0]) == {"device", "name", "rate", "share", "latency_s", "energy_j", "binding"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_explains_what_is_infeasible(tmp_path):
+    file = tmp_path / "p.toml"
+    file.write_text((EXAMPLES / "problem.toml").read_text().replace("deadline_s = 2.0", "deadline_s = 0.3"))
+    failed = feddrop("allocate", file)
+    assert failed.returncode == 2
+    assert "device 1 needs 0.875 of the band to meet its deadline" in " ".join(failed.stderr.split())
+    problem, names = load(file)
+    assert "left out" in as_text(allocate(problem, policy="leave-out"), names)
+    assert "stretched from 0.3 s" in as_text(allocate(problem, policy="stretch"), names, problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.txt", TOML, "the ending of p.txt is '.txt'"),
+        ("p.toml", "deadline_s = ", "not valid TOML"),
+        ("p.json", "{", "not valid JSON"),
+        ("p.json", "[1]", "must hold a table"),
+        ("p.toml", "deadline_s = 2.0\n", r"neither \[\[device\]\] tables"),
+        ("p.toml", TOML.replace("deadline_s = 2.0", ""), "deadline_s is missing"),
+        ("p.toml", TOML.replace("deadline_s", "deadline"), "Did you mean 'deadline_s'"),
+        ("p.toml", TOML.replace("comm_s", "com_s"), "a key of device 0 is 'com_s'.*Did you mean 'comm_s'"),
+        ("p.toml", TOML.replace("comm_s = 0.3", ""), "comm_s of device 0 is missing"),
+        ("p.toml", TOML.replace("0.3", "'fast'"), "comm_s is .*; it must be a number"),
+        ("p.toml", TOML.replace("0.3", "-0.3"), "comm_s of device 0 is -0.3"),
+        ("p.toml", TOML + "weight = 0\n", "all weights are 0"),
+        ("p.csv", "comm_s,compute_s,upload_j,compute_j\n1,1,1,1\n", "deadline_s is missing"),
+        ("p.csv", "", "no devices"),
+        ("p.csv", "comm_s,compute_s,upload_j,compute_j,deadline_s\n1,1,,1,9\n", "upload_j of device 0 is missing"),
+        ("p.csv", "comm_s,compute_s,upload_j,compute_j,deadline_s\n1,1,1,1,soon\n", "deadline_s is .'soon'."),
+        ("c.toml", "[radio]\nbandwith_hz = 1.0\n", "Did you mean 'bandwidth_hz'"),
+        ("c.toml", "[radio]\nbandwidth_hz = -1.0\n", "bandwidth_hz is -1"),
+        ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'devices'"),
+        ("c.toml", "[radio]\n[model]\nparameters = 10\n", "forward_flops is missing"),
+        ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "wrong type"),
+        ("c.toml", "[radio]\n[extra]\n", "a table of the file is 'extra'"),
+    ],
+)
+def test_bad_files(tmp_path, name, text, message):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(file)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the problem"):
+        load(tmp_path / "nowhere.toml")
+
+
+def test_rows_text_and_json_agree():
+    problem, names = load(EXAMPLES / "problem.toml")
+    result = allocate(problem)
+    table = rows(result, names)
+    assert [row["rate"] for row in table] == result.rate.tolist()
+    assert json.loads(as_json(result, names))["devices"] == table
+    text = as_text(result, names)
+    assert all(name in text for name in names)
+
+
+def test_the_picture_shows_what_it_says():
+    problem, names = load(EXAMPLES / "problem.toml")
+    result = allocate(problem)
+    share, rate, use = draw(result, names).axes
+    assert [bar.get_height() for bar in share.patches] == pytest.approx(result.share)
+    assert [bar.get_height() for bar in rate.patches] == pytest.approx(result.rate)
+    assert [bar.get_height() for bar in use.patches[:4]] == pytest.approx(result.latency_s / 2.0)
+    assert [label.get_text() for label in use.get_xticklabels()] == names
+
+
+def test_pictures_that_cannot_be(tmp_path):
+    problem, names = load(EXAMPLES / "problem.toml")
+    with pytest.raises(ConfigError, match="cannot write the picture"):
+        save(allocate(problem), tmp_path / "no" / "where.png", names)
+    with pytest.raises(ConfigError, match="cannot write the picture"):
+        save(allocate(problem), tmp_path / "split.wrong", names)
+
+
+def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):
+    from feddrop.allocate import finding as module
+
+    monkeypatch.setattr(module.measure, "__kwdefaults__", {"cells": 2, "rounds": 2, "seed": 0})
+    finding(str(tmp_path / "f.png"))
+    assert "paper's table, literal noise" in capsys.readouterr().out
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
