@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from feddrop.errors import FeddropError
     from feddrop.method import Assignment, Method, Update
     from feddrop.methods.feddrop import feddrop
+    from feddrop.methods.feddst import FeddstConfig, feddst
     from feddrop.models import alexnet, lenet
+    from feddrop.radio import Cell, RadioConfig
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
     from feddrop.subnets.cut import SubnetConfig
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Assignment": "method",
+    "Cell": "radio",
     "Dataset": "data",
     "FeddropError": "errors",
+    "FeddstConfig": "methods.feddst",
     "Method": "method",
+    "RadioConfig": "radio",
     "Run": "runs",
     "RunConfig": "config",
     "SubnetConfig": "subnets.cut",
@@ -33,6 +38,7 @@ _HOMES = {
     "alexnet": "models",
     "derive": "seeds",
     "feddrop": "methods.feddrop",
+    "feddst": "methods.feddst",
     "from_arrays": "data",
     "lenet": "models",
     "load": "data",
@@ -43,9 +49,12 @@ _HOMES = {
 
 __all__ = [
     "Assignment",
+    "Cell",
     "Dataset",
     "FeddropError",
+    "FeddstConfig",
     "Method",
+    "RadioConfig",
     "Run",
     "RunConfig",
     "SubnetConfig",
@@ -54,6 +63,7 @@ __all__ = [
     "alexnet",
     "derive",
     "feddrop",
+    "feddst",
     "from_arrays",
     "lenet",
     "load",

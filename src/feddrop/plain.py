@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from feddrop.params import Params, from_model, load_into
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.masks import kept_positions
-from feddrop.training import TrainConfig
+from feddrop.training import TrainConfig, images_last
 
 
 def train_plainly(
@@ -83,7 +83,7 @@ def update(
     for epoch in range(train.epochs):
         order = torch.from_numpy(permutation(derive(device_seed, "order", epoch), len(y)))
         for batch in torch.split(order, train.batch_size):
-            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            loss = nn.functional.cross_entropy(model(images_last(x[batch])), y[batch])
             model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
