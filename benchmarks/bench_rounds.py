@@ -94,7 +94,8 @@ def main() -> None:
     serial, processes = Serial(task), Processes(task, 2)
 
     def ours(executor, rate=0.0):
-        return run_round(method, executor, whole, {}, round_=1, rates=dict.fromkeys(range(DEVICES), rate), seed=3).params
+        rates = dict.fromkeys(range(DEVICES), rate)
+        return run_round(method, executor, whole, {}, round_=1, rates=rates, seed=3).params
 
     hand = textbook(model)
     contenders = {

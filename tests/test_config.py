@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError
 from feddrop.control import read_rates
+from feddrop.errors import ConfigError
 
 
 def test_toml_round_trip():

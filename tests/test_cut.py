@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -46,13 +47,13 @@ def largest_unit(subnet):
     """Parameters that come and go with one unit of the subnet."""
     shapes = [piece.sub_shape for name, piece in subnet.items() if name.endswith("weight")]
     out = [math.prod(shape[1:]) for shape in shapes]
-    read = [math.prod(after) // before[0] for before, after in zip(shapes, shapes[1:], strict=False)]
+    read = [math.prod(after) // before[0] for before, after in pairwise(shapes)]
     return max(a + b for a, b in zip(out, [*read, 0], strict=True))
 
 
 def test_exact_count_per_layer_and_scale(tiny):
     subnet = cut_of(tiny, (1, 16, 16))(1, 0.25)
-    for name, piece in subnet.items():
+    for piece in subnet.values():
         size = math.prod(piece.shape)
         if len(piece.shape) >= 2:
             assert piece.size == math.floor(0.75 * size + 0.5)
