@@ -141,17 +141,7 @@ def compute(
     update = method.local(subnet, values, assignment, batches_for(assignment))
     if not math.isfinite(update.loss):
         raise FrameError(f"training loss became {update.loss}: training diverged. Lower the learning rate.")
-    header = Header(
-        kind="update",
-        round=head.round,
-        device=head.device,
-        seed=head.seed,
-        rate=head.rate,
-        level=head.level,
-        dtype=head.dtype,
-        samples=update.samples,
-        loss=update.loss,
-    )
+    header = replace(head, kind="update", samples=update.samples, loss=update.loss)
     return frames.encode(header, update.subnet, update.values, update.masks)
 
 
