@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from feddrop.allocate import baselines, exact, exact_subband, primal_dual
 from feddrop.allocate.allocation import Allocation, Multipliers, Status
-from feddrop.allocate.feasible import POLICIES, Shortfall, diagnose, settle
+from feddrop.allocate.feasible import POLICIES, Shortfall, diagnose, everyone, settle
 from feddrop.allocate.problem import Problem
 from feddrop.allocate.subband import SubbandProblem
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, InfeasibleError, one_of
 
 __all__ = [
     "METHODS",
@@ -64,13 +64,20 @@ def allocate(
         InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline and
             bandwidth that would do.
     """
-    one_of("method", method, METHODS)
+    if method not in METHODS or policy not in POLICIES:
+        one_of("method", method, METHODS)
+        one_of("policy", policy, POLICIES)
     if method == "none":
         return baselines.none(problem)
     if method == "random" and seed is None:
         raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
     if method == "primal-dual" and isinstance(problem, SubbandProblem):
         raise ConfigError("The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'.")
+    if method == "exact" and isinstance(problem, Problem):
+        # Mostly all is well, and the solver finds out sooner than a check before it would.
+        found = exact.solve(problem, everyone(problem))
+        if found is not None:
+            return found
     max_rate = problem.max_rate
     if method == "fixed":
         problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
@@ -86,7 +93,10 @@ def allocate(
         return exact_subband.solve(problem, active)
     if method == "primal-dual":
         return primal_dual.solve(problem, active, warm=warm)
-    return exact.solve(problem, active)
+    found = exact.solve(problem, active)
+    if found is None:  # only if rounding undid what was settled
+        raise InfeasibleError(str(diagnose(problem)))
+    return found
 
 
 def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -123,9 +123,19 @@ class Allocation:
 
 
 def loads(problem: AnyProblem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Left sides of C1 and C2 at these shares: the z that the deadline asks for, and the z that the budget asks for."""
+    """Left sides of C1 and C2: the z that the deadline asks for, and the one that the budget asks for.
+
+    Args:
+        problem: a round or a batch of rounds.
+        share: of the problem's shape.
+    """
     seconds, joules = problem.air(share)
-    return (seconds + problem.compute_s) / problem.deadline_s, (joules + problem.compute_j) / positive(problem.budget_j)
+    # In place: at a million devices, fresh memory costs more than the arithmetic.
+    seconds += problem.compute_s
+    seconds /= problem.deadline_s
+    joules += problem.compute_j
+    joules /= positive(problem.budget_j)
+    return seconds, joules
 
 
 def finish(
@@ -140,17 +150,21 @@ def finish(
     history: FloatArray | None = None,
 ) -> Allocation:
     """Give every active device the lowest rate that its share allows, and pack the result."""
-    deadline, energy = loads(problem, np.where(active, share, 1.0))
-    z = np.maximum(deadline, energy) / GUARD
-    # Rounding alone is no reason to drop.
-    lowest = np.where(z > 1.0 + 2.0**-49, 1.0 - 1.0 / z, 0.0)
-    rate = np.where(active, np.minimum(lowest, problem.max_rate), 1.0)
+    everyone = bool(active.all())
+    z, rate = loads(problem, share if everyone else np.where(active, share, 1.0))
+    np.maximum(z, rate, out=z)
+    np.divide(-GUARD, z, out=rate)
+    rate += 1.0
+    np.maximum(rate, 0.0, out=rate)
+    np.minimum(rate, problem.max_rate, out=rate)
+    if not everyone:
+        share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
     return Allocation(
         problem=problem,
         method=method,
         status=status,
         rate=rate,
-        share=np.where(active, share, 0.0),
+        share=share,
         active=active,
         left_out=~active if problem.present is None else problem.present & ~active,
         objective=objective(problem, rate, active),
@@ -162,7 +176,8 @@ def finish(
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
     """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``."""
-    value = np.add.reduce(np.where(active, problem.weight / np.where(active, 1.0 - rate, 1.0), 0.0), axis=-1)
+    keep = np.where(active, 1.0 - rate, np.inf)
+    value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
     return float(value) if value.ndim == 0 else value
 
 

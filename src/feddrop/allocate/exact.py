@@ -18,17 +18,18 @@ safeguarded Newton iteration on ``Σ ρ_k(s) = 1`` ends in a handful of passes, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
 from feddrop.allocate.allocation import Allocation, Status, finish
+from feddrop.allocate.feasible import FITS
 from feddrop.allocate.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
 from feddrop.allocate.roots import BAND, clear
 
-_BLOCK = 1 << 14
+_BLOCK = 1 << 13
 """Devices are taken in blocks whose arrays stay in the processor's cache."""
 
 
@@ -41,15 +42,17 @@ class _Curve(NamedTuple):
     least: FloatArray
     enough: FloatArray
 
-    def at(self, s: FloatArray, out: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Write the shares asked for into ``out``; return their total and its derivative in log s, ``[..., 1]``."""
-        first, second = self.steep * s, self.flat * s
-        np.minimum(first, self.kink, out=out)
-        np.maximum(out, second, out=out)
+    def at(self, s: FloatArray, out: FloatArray) -> FloatArray:
+        """Write the shares asked for at s into ``out``; return their total, ``[..., 1]``."""
+        np.minimum(self.steep * s, self.kink, out=out)
+        np.maximum(out, self.flat * s, out=out)
         np.maximum(out, self.least, out=out)
         np.minimum(out, self.enough, out=out)
-        moving = (out == first) | (out == second)
-        return total(out), total(out * moving)
+        return total(out)
+
+    def moving(self, s: FloatArray, share: FloatArray) -> FloatArray:
+        """Derivative of the total in log s: the shares of the devices that are not at a corner, ``[..., 1]``."""
+        return total(share * ((share == self.steep * s) | (share == self.flat * s)))
 
     def most(self) -> FloatArray:
         """The shares asked for when the band costs nothing."""
@@ -57,63 +60,73 @@ class _Curve(NamedTuple):
         return np.where(self.steep > 0, np.where(self.flat > 0, self.enough, at_kink), self.least)
 
 
-def solve(problem: Problem, active: BoolArray) -> Allocation:
-    """Find the optimal rates and shares; the problem must be feasible for the active devices.
+def solve(problem: Problem, active: BoolArray) -> Allocation | None:
+    """Find the optimal rates and shares; None if the problem is infeasible for the active devices.
 
     Args:
         problem: a round or a batch of rounds.
         active: devices that have a part, ``[..., num_devices]``.
     """
     share = np.empty(problem.shape)
-    blocks = [slice(i, i + _BLOCK) for i in range(0, problem.shape[-1], _BLOCK)]
-    parts = [share[..., block] for block in blocks]
-
-    def demand(s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        pieces = [curve.at(s, part) for curve, part in zip(curves, parts, strict=True)]
-        return sum_of(piece[0] for piece in pieces), sum_of(piece[1] for piece in pieces)
-
+    curves, parts, sums = [], [], []
     with np.errstate(all="ignore"):
-        curves = [_curve(problem, active, block) for block in blocks]
-        most = sum_of(total(curve.most()) for curve in curves)
-        least = sum_of(total(curve.least) for curve in curves)
-        steep = sum_of(total(curve.steep) for curve in curves)
+        for first in range(0, problem.shape[-1], _BLOCK):
+            block = slice(first, first + _BLOCK)
+            curve = _curve(problem, active, block)
+            curves.append(curve)
+            parts.append(share[..., block])
+            sums.append((total(curve.least), total(curve.most()), total(curve.steep)))
+        least, most, steep = (sum_of(values) for values in zip(*sums, strict=True))
+        if not (least <= FITS).all():
+            return None
+
+        def demand(s: FloatArray) -> FloatArray:
+            return sum_of([curve.at(s, part) for curve, part in zip(curves, parts, strict=True)])
+
+        def slope(s: FloatArray) -> FloatArray:
+            return sum_of([curve.moving(s, part) for curve, part in zip(curves, parts, strict=True)])
+
         loose, tight = most <= BAND, least >= BAND
-        # Below this s everyone is at the least share.
-        floor = np.fmin.reduce([np.fmin.reduce(c.least / c.steep, axis=-1, keepdims=True) for c in curves])
-        start = np.where(tight, floor, np.fmax(floor, 1 / steep))
-        s, passes = clear(demand, start, loose | tight)
-        # Where the band costs nothing, what is left of it is shared out in proportion.
-        if (loose | tight).any():
+        special = loose | tight
+        some = special.any()
+        start = 1 / steep
+        if some:
+            # Where even the least shares fill the band, the price is the lowest at which everyone is content with that.
+            last = [np.fmin.reduce(c.least / c.steep, axis=-1, keepdims=True) for c in curves]
+            start = np.where(tight, reduce(np.fmin, last), start)
+        s, passes = clear(demand, slope, start, special)
+        price = np.where(loose, 0.0, 1 / (s * s))
+        if some:
+            # Where the band costs nothing, what is left of it is shared out in proportion.
             for curve, part in zip(curves, parts, strict=True):
                 np.copyto(part, curve.least * (BAND / least), where=tight)
                 np.copyto(part, curve.most() * (BAND / most), where=loose)
-        price = np.where(loose, 0.0, 1 / s**2)
     return finish(
         problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
 
 
-def sum_of(values: Iterable[FloatArray]) -> FloatArray:
+def sum_of(values: Sequence[FloatArray]) -> FloatArray:
     """Sum over blocks."""
-    return reduce(np.add, values)
+    return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
 def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
     def cut(value: FloatArray) -> FloatArray:
-        return value[..., block] if value.ndim and value.shape[-1] > 1 else value
+        return value[..., block] if value.ndim and value.shape[-1] > _BLOCK else value
 
-    deadline, budget = cut(problem.deadline_s) * GUARD, cut(positive(problem.budget_j)) * GUARD
+    deadline, budget = cut(problem.deadline_s) * GUARD, positive(cut(problem.budget_j)) * GUARD
     a, b = cut(problem.comm_s) / deadline, cut(problem.compute_s) / deadline
     c, d = cut(problem.upload_j) / budget, cut(problem.compute_j) / budget
     top = 1 / (1 - cut(problem.max_rate))
     low, high = np.minimum(a, c), np.maximum(a, c)
-    first = a >= c
-    # How much more the flatter constraint asks for when the band is no obstacle.
-    extra = np.where(first, d - b, b - d)
-    kink = np.where(extra > 0, (high - low) / extra, np.inf)
-    most = np.maximum(b, d)
-    least = np.where(most < top, np.maximum(a / (top - b), c / (top - d)), np.inf)
-    enough = np.where(most < 1, np.maximum(a / (1 - b), c / (1 - d)), np.inf)
+    # The constraints cross where a/ρ + b = c/ρ + d; if at no positive share, the steeper one is above throughout.
+    cross = (a - c) / (d - b)
+    kink = np.where(cross > 0, cross, np.inf)
+    # 1/ρ may be as large as this for z to stay at or below a level; not above 0 where no share is enough. What is not a
+    # number, inf/inf, is infeasible; 0/0 is a constraint that holds at any share.
+    least = 1 / np.maximum(np.minimum((top - b) / a, (top - d) / c), 0)
+    enough = 1 / np.maximum(np.fmin((1 - b) / a, (1 - d) / c), 0)
     weight, here = cut(problem.weight), active[..., block]
     curve = _Curve(np.sqrt(weight * high), np.sqrt(weight * low), kink, least, enough)
     return curve if here.all() else _Curve(*(np.where(here, values, 0.0) for values in curve))

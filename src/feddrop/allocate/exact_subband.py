@@ -63,15 +63,20 @@ def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
         moving = ~both & (x > low) & (x < high)
         return share, np.where(moving, share * 2.0 / (1.0 - bend), 0.0)
 
-    def demand(s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        share, derivative = shares(s)
-        return total(share), total(derivative)
+    last: list[FloatArray] = []
+
+    def demand(s: FloatArray) -> FloatArray:
+        last[:] = shares(s)
+        return total(last[0])
+
+    def slope(_: FloatArray) -> FloatArray:
+        return total(last[1])
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         free, least = shares(np.asarray(1e150))[0], np.where(active, np.exp(low), 0.0)
         most, fewest = total(free), total(least)
         loose, tight = most <= BAND, fewest >= BAND
-        s, passes = clear(demand, _start(problem, active, low, high, tight), loose | tight)
+        s, passes = clear(demand, slope, _start(problem, active, low, high, tight), loose | tight)
         share = shares(s)[0]
         share = np.where(tight, least * (BAND / fewest), share)
         share = np.where(loose, free * (BAND / most), share)

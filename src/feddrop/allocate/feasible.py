@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from feddrop.allocate.allocation import AnyProblem
-from feddrop.allocate.problem import BoolArray, FloatArray, numbers, total
-from feddrop.errors import ConfigError, InfeasibleError, one_of
+from feddrop.allocate.problem import BoolArray, FloatArray, total
+from feddrop.errors import ConfigError, InfeasibleError
 
 POLICIES = ("error", "leave-out", "stretch")
-_FITS = 1.0 + 2.0**-40
+FITS = 1.0 + 2.0**-40
 """A load that is over 1 by rounding alone still fits."""
 
 _ROOMY = 1.0 - 2.0**-46
@@ -76,7 +76,7 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
     """
     present = everyone(problem)
     least = problem.least_share(_top(problem))
-    over = ~(_load(least, present, equal) <= _FITS)
+    over = ~(_load(least, present, equal) <= FITS)
     if not over.any():
         return None
     if len(problem.shape) == 2:
@@ -84,7 +84,7 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
         shortfall = diagnose(_one_round(problem, index), equal=equal)
         return shortfall and replace(shortfall, round=index)
     order = np.argsort(np.where(present, -least, 0.0), kind="stable")
-    alone = int(np.sum(present & ~(least <= _FITS)))
+    alone = int(np.sum(present & ~(least <= FITS)))
     worst = order[: min(alone or 3, 5, int(present.sum()))]
     by_energy = problem.least_share(_top(problem), np.inf)
     return Shortfall(
@@ -110,12 +110,9 @@ def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[An
     Returns:
         The problem to solve, and which devices have a part in it, ``[..., num_devices]``.
     """
-    one_of("policy", policy, POLICIES)
     active = everyone(problem)
-    if not active.any(axis=-1).all():
-        raise ConfigError("No device is present; a round needs at least one.")
     least = problem.least_share(_top(problem))
-    fits = _load(least, active, equal) <= _FITS
+    fits = _load(least, active, equal) <= FITS
     if fits.all():
         return problem, active
     if policy == "leave-out":
@@ -134,14 +131,16 @@ def _one_round(problem: AnyProblem, index: int) -> AnyProblem:
     def pick(value: Any) -> Any:
         return np.broadcast_to(value, problem.shape)[index]
 
-    values: dict[str, Any] = {name: pick(getattr(problem, name)) for name in numbers(problem)}
+    values: dict[str, Any] = {name: pick(getattr(problem, name)) for name in problem.numbers}
     return replace(problem, **values, present=None if problem.present is None else pick(problem.present))
 
 
 def everyone(problem: AnyProblem) -> BoolArray:
-    """Which devices are present, of the problem's shape."""
+    """Which devices are present, of the problem's shape; in every round there must be one."""
     if problem.present is None:
         return np.ones(problem.shape, dtype=np.bool_)
+    if not problem.present.any(axis=-1).all():
+        raise ConfigError("No device is present; a round needs at least one.")
     return np.broadcast_to(problem.present, problem.shape)
 
 

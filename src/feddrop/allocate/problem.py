@@ -27,8 +27,8 @@ c_k/ρ_k².
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,13 @@ class Problem:
         max_rate: θ, the highest rate allowed.
         present: which devices take part in the round; None for all. The others get no share.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
+        numbers: names of the fields that hold numbers.
     """
+
+    numbers: ClassVar[tuple[str, ...]] = (
+        *("weight", "comm_s", "compute_s", "upload_j", "compute_j"),
+        *("deadline_s", "budget_j", "max_rate"),
+    )
 
     weight: FloatArray
     comm_s: FloatArray
@@ -107,18 +113,20 @@ def total(values: npt.NDArray[Any]) -> FloatArray:
 
 def coerce(problem: Any) -> None:
     """Turn the fields of a new problem into float64 arrays, find their common shape, refuse what cannot be meant."""
-    names = numbers(problem)
+    names = problem.numbers
+    values = []
     for name in names:
         try:
-            object.__setattr__(problem, name, np.asarray(getattr(problem, name), dtype=np.float64))
+            value = np.asarray(getattr(problem, name), dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{name} must be a number or an array of numbers: {error}.") from error
-    values = [getattr(problem, name) for name in names]
+        object.__setattr__(problem, name, value)
+        values.append(value)
     if problem.present is not None:
         object.__setattr__(problem, "present", np.asarray(problem.present, dtype=np.bool_))
         values.append(problem.present)
     try:
-        shape = np.broadcast_shapes(*(value.shape for value in values))
+        shape = np.broadcast(*values).shape
     except ValueError as error:
         given = ", ".join(f"{n} {list(v.shape)}" for n, v in zip(names, values, strict=False))
         raise ConfigError(f"The fields do not fit together: {given}. Give a scalar or one value a device.") from error
@@ -133,8 +141,13 @@ _MAY_BE_ZERO = ("weight", "compute_s", "upload_j", "compute_j", "tx_power_w")
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
+    # The usual case first, in one or two quick calls: NaN and inf make the product NaN or inf.
+    if value.ndim == 0 and 0 < value.item() < (1 if name == "max_rate" else np.inf):
+        return
+    if value.ndim == 1 and name != "max_rate" and value.min() > 0 and value.dot(value) < np.inf:
+        return
     if name == "budget_j":
-        refuse(name, value, ~np.isnan(value), "a number, or inf for no budget", shape)
+        refuse(name, value, value > -np.inf, "a number, or inf for no budget", shape)
     elif name == "max_rate":
         refuse(name, value, (value >= 0) & (value < 1), "at least 0 and below 1", shape)
     elif name in _MAY_BE_ZERO:
@@ -158,8 +171,3 @@ def refuse(name: str, value: FloatArray, good: BoolArray, rule: str, shape: tupl
         given = np.broadcast_to(value, shape)[place]
         where = f"device {place[-1]}" + (f" in round {place[0]}" if len(place) == 2 else "")
         raise ConfigError(f"{name} of {where} is {given:g}; it must be {rule}.")
-
-
-def numbers(problem: Any) -> list[str]:
-    """Names of the fields that hold numbers."""
-    return [f.name for f in fields(problem) if f.init and f.name != "present"]

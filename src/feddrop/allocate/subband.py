@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,13 @@ class SubbandProblem:
         max_rate: θ, the highest rate allowed.
         present: which devices take part in the round; None for all. The others get no share.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
+        numbers: names of the fields that hold numbers.
     """
+
+    numbers: ClassVar[tuple[str, ...]] = (
+        *("weight", "push_s", "pull_s", "snr_down", "snr_up", "tx_power_w", "compute_s", "compute_j"),
+        *("deadline_s", "budget_j", "max_rate"),
+    )
 
     weight: FloatArray
     push_s: FloatArray

@@ -1,0 +1,185 @@
+"""The allocator beside CVXPY with Clarabel, and how it grows with the number of devices.
+
+The same problems, from arrays to shares: ours with its checks, CVXPY with building the problem. CVXPY is timed on P1
+as it reads; on a leaner form that a specialist would write, with shares in units of 1/K and their inverses as
+variables; on that form compiled, when only its numbers change; and Clarabel alone on it, by its own clock.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from statistics import median
+
+import cvxpy as cp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from feddrop.allocate import Problem, SubbandProblem, allocate
+
+DEADLINE_S, BUDGET_J, TOP = 1.3, 1.2, 10.0
+
+
+def arrays(devices: int) -> dict[str, np.ndarray]:
+    """Ten to a million devices, some held by the deadline, some by energy, some by both."""
+    rng = np.random.default_rng(devices)
+
+    def uniform(low: float, high: float) -> np.ndarray:
+        return rng.uniform(low, high, devices)
+
+    return {
+        "weight": uniform(0.1, 1.0) / (0.55 * devices),
+        "comm_s": uniform(0.1, 1.0) * 1.5 / devices,
+        "compute_s": uniform(0.1, 0.9),
+        "upload_j": uniform(0.1, 1.0) * 1.5 / devices,
+        "compute_j": uniform(0.1, 0.9),
+    }
+
+
+def ours(values: dict[str, np.ndarray], method: str = "exact") -> float:
+    """From arrays to the optimum."""
+    problem = Problem(
+        **values, deadline_s=np.asarray(DEADLINE_S), budget_j=np.asarray(BUDGET_J), max_rate=np.asarray(0.9)
+    )
+    return float(allocate(problem, method).objective)
+
+
+def as_it_reads(devices: int, a, b, c, d, w) -> cp.Problem:
+    """P1 for CVXPY; a and b are divided by the deadline, c and d by the budget."""
+    z, share = cp.Variable(devices), cp.Variable(devices)
+    deadline = cp.multiply(a, cp.inv_pos(share)) + b <= z
+    energy = cp.multiply(c, cp.inv_pos(share)) + d <= z
+    return cp.Problem(cp.Minimize(w @ z), [deadline, energy, z >= 1, z <= TOP, cp.sum(share) <= 1])
+
+
+def leaner(devices: int, a, b, c, d, w) -> cp.Problem:
+    """The same with half the cones, well scaled, and linear in its parameters; a and c times K."""
+    z, units, inverse = cp.Variable(devices), cp.Variable(devices), cp.Variable(devices)
+    deadline, energy = cp.multiply(a, inverse) + b <= z, cp.multiply(c, inverse) + d <= z
+    rules = [deadline, energy, cp.inv_pos(units) <= inverse, z >= 1, z <= TOP, cp.sum(units) <= devices]
+    return cp.Problem(cp.Minimize(w @ z), rules)
+
+
+def coefficients(values: dict[str, np.ndarray], scale: float) -> tuple[np.ndarray, ...]:
+    """What the two forms take; ``scale`` is how many units make the band."""
+    return (
+        values["comm_s"] * scale / DEADLINE_S,
+        values["compute_s"] / DEADLINE_S,
+        values["upload_j"] * scale / BUDGET_J,
+        values["compute_j"] / BUDGET_J,
+        values["weight"],
+    )
+
+
+def timed(call, count: int = 1) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - started) / count
+
+
+def against_cvxpy(devices: int, repeats: int) -> list[tuple[str, float, float]]:
+    """Rows of name, median seconds, and relative error of the objective."""
+    values = arrays(devices)
+    plain, scaled = coefficients(values, 1.0), coefficients(values, float(devices))
+    parameters = [cp.Parameter(devices, nonneg=True) for _ in scaled]
+    compiled = leaner(devices, *parameters)
+    alone = []
+
+    def lean() -> float:
+        problem = leaner(devices, *scaled)
+        value = problem.solve(solver=cp.CLARABEL)
+        alone.append(problem.solver_stats.solve_time)
+        return value
+
+    def again() -> float:
+        for parameter, number in zip(parameters, scaled, strict=True):
+            parameter.value = number
+        return compiled.solve(solver=cp.CLARABEL)
+
+    again()  # compiles
+    calls = {
+        "feddrop exact": lambda: ours(values),
+        "feddrop primal-dual": lambda: ours(values, "primal-dual"),
+        "CVXPY + Clarabel": lambda: as_it_reads(devices, *plain).solve(solver=cp.CLARABEL),
+        "CVXPY + Clarabel, leaner": lean,
+        "CVXPY + Clarabel, leaner, compiled": again,
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            # Ours is so short that the clock needs several of it.
+            times[name].append(timed(call, 50 if name == "feddrop exact" else 1))
+    best = ours(values)
+    rows = [(name, median(times[name]), call() / best - 1) for name, call in calls.items()]
+    return [*rows, ("Clarabel alone, by its own clock", median(alone), rows[3][2])]
+
+
+def growth(counts: tuple[int, ...], repeats: int) -> list[tuple[float, int, float]]:
+    """For each number of devices: seconds at best, passes, and peak bytes a device, inputs not counted."""
+    values = [arrays(devices) for devices in counts]
+    times: list[list[float]] = [[] for _ in counts]
+    for _ in range(repeats):
+        for each, took in zip(values, times, strict=True):
+            ours(each)  # into the cache, what fits there
+            took.append(timed(lambda each=each: ours(each)))
+    rows = []
+    for each, took in zip(values, times, strict=True):
+        problem = Problem(**each, deadline_s=np.asarray(1.3), budget_j=np.asarray(1.2), max_rate=np.asarray(0.9))
+        tracemalloc.start()
+        passes = allocate(problem).iterations
+        rows.append((min(took), passes, tracemalloc.get_traced_memory()[1] / len(each["weight"])))
+        tracemalloc.stop()
+    return rows
+
+
+def subband_seconds(devices: int) -> float:
+    """Median seconds under subband noise."""
+    values = arrays(devices)
+    problem = SubbandProblem(
+        weight=values["weight"],
+        push_s=values["comm_s"],
+        pull_s=values["comm_s"] * 4,
+        snr_down=np.asarray(1e4),
+        snr_up=np.asarray(10.0),
+        tx_power_w=np.asarray(0.5),
+        compute_s=values["compute_s"],
+        compute_j=values["compute_j"],
+        deadline_s=np.asarray(DEADLINE_S),
+        budget_j=np.asarray(BUDGET_J),
+        max_rate=np.asarray(0.9),
+    )
+    return median(timed(lambda: allocate(problem)) for _ in range(5))
+
+
+def main() -> None:
+    """Print both tables."""
+    console = Console()
+    table = Table(title="P1, from arrays to shares; target: CVXPY + Clarabel 50 x at K = 10, 300 x at K = 1000")
+    for column in ("K", "solver", "ms", "x exact", "objective off by"):
+        table.add_column(column, justify="left" if column == "solver" else "right")
+    for devices, repeats in ((10, 15), (1000, 9)):
+        rows = against_cvxpy(devices, repeats)
+        for name, seconds, error in rows:
+            table.add_row(str(devices), name, f"{seconds * 1e3:.3f}", f"{seconds / rows[0][1]:.1f}", f"{error:.0e}")
+        table.add_section()
+    console.print(table)
+
+    table = Table(title="Growth of exact; target: 10^6 takes at most 15 x as long as 10^5")
+    for column in ("K", "ms at best", "x previous", "passes", "peak bytes a device"):
+        table.add_column(column, justify="right")
+    counts = (10, 1000, 10**5, 10**6)
+    before = 0.0
+    for devices, (seconds, passes, memory) in zip(counts, growth(counts, 9), strict=True):
+        ratio = f"{seconds / before:.1f}" if before else ""
+        table.add_row(f"{devices:,}", f"{seconds * 1e3:.3f}", ratio, str(passes), f"{memory:.0f}")
+        before = seconds
+    console.print(table)
+    few, many = (1e3 * subband_seconds(devices) for devices in (10, 1000))
+    console.print(f"Subband noise, exact: K = 10 in {few:.1f} ms, K = 1000 in {many:.0f} ms.")
+
+
+if __name__ == "__main__":
+    main()
