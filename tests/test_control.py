@@ -120,6 +120,11 @@ def test_covering_is_close(tmp_path):
     """The full model that the allocator is told of is at most a little larger than the real one."""
     from feddrop.models import lenet
 
-    config = RunConfig.from_toml("", ["data.devices=3", "radio.max_rate=0.5"])
-    control = RadioRates(config, lenet(), (3, 32, 32), [10, 10, 10])
-    assert 1.0 <= control._planned["push_bits"] / (69656 * 32) < 1.02
+    control = RadioRates(RunConfig.from_toml("", ["radio.noise=density"]), lenet(), (3, 32, 32), [10, 10, 10])
+    for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
+        assert 1.0 <= control._cover(top)["push_bits"] / (69656 * 32) < slack
+
+
+def test_little_of_the_deadline_is_wasted(tmp_path):
+    (record, *_) = run_with(tmp_path, "radio.deadline_s=0.4")
+    assert all(0.98 * 0.4 <= d["latency_s"] <= 0.4 for d in record["devices"] if d["binding"] == "deadline")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,7 @@ class RadioRates:
             "parameters": models.count_parameters(model),
             "forward_flops": sum(self._by_layer.values()),
         }
-        self._planned = self._formula
-        if config.radio.costs == "measured":
-            self._planned = self._cover(config, model, input_shape)
+        self._cover = self._covers(config, model, input_shape) if config.radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -103,14 +103,12 @@ class RadioRates:
         if self._radio.scheme == "primal-dual" and round_ > 1 and (self._last is None or self._last[0] != round_ - 1):
             self.decide(round_ - 1)  # resumed: warm starts are replayed, so that they are the same
         channels = self.cell.draw(round_, derive(self._seed, "channels"))
-        allocation = allocate(
-            self.cell.problem(channels, **self._planned),
-            self._radio.scheme,
-            policy=self._radio.policy,
-            seed=derive(self._seed, "shares", round_),
-            rate=self._fixed,
-            warm=self._last[1] if self._last else None,
-        )
+        top = self._radio.max_rate
+        allocation = self._allocate(round_, channels, top)
+        while self._cover and (highest := _highest(allocation)) < top:
+            # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
+            top = highest
+            allocation = self._allocate(round_, channels, top)
         self._last = (round_, allocation)
         active = [int(device) for device in np.flatnonzero(allocation.active)]
         return Decision(
@@ -122,6 +120,18 @@ class RadioRates:
             objective=float(allocation.objective),
             allocation=allocation,
             channels=channels,
+        )
+
+    def _allocate(self, round_: int, channels: Channels, top: float) -> Allocation:
+        """Allocate with rates up to ``top``."""
+        full = self._cover(top) if self._cover else self._formula
+        return allocate(
+            replace(self.cell, max_rate=top).problem(channels, **full),
+            self._radio.scheme,
+            policy=self._radio.policy,
+            seed=derive(self._seed, "shares", round_),
+            rate=self._fixed,
+            warm=self._last[1] if self._last else None,
         )
 
     def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
@@ -141,27 +151,33 @@ class RadioRates:
         )
         return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
 
-    def _cover(self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, Any]:
-        """Return figures of a full model whose part 1-γ covers what any subnet really sends and computes."""
+    def _covers(
+        self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]
+    ) -> Callable[[float], dict[str, Any]]:
+        """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""
         if config.subnet.count != "exact":
             raise ConfigError(
                 f"subnet.count is {config.subnet.count!r}, so that a subnet's size is random and no deadline can be "
                 'promised by measured costs. Use subnet.count = "exact" or radio.costs = "formula".'
             )
-        sizes = sizer(blueprint(model, input_shape, level=config.subnet.level), config.subnet)
+        sizes = lru_cache(maxsize=4096)(sizer(blueprint(model, input_shape, level=config.subnet.level), config.subnet))
         wire = DTYPES[config.execution.wire].itemsize
-        scales = 4 * len(self._sizes) if config.execution.wire == "int8" else 0
-        top = self._radio.max_rate
-        frame = covering(lambda rate: 8.0 * (HEADER_BYTES + scales + wire * sum(sizes(rate).values())), top)
-        forward = covering(lambda rate: self._forward(sizes(rate)), top)
-        return {"push_bits": frame, "pull_bits": frame, "flops": 3.0 * forward * self.cell.samples}
+        scales = 4 * len(sizes(0.0)) if config.execution.wire == "int8" else 0
+
+        @lru_cache
+        def cover(top: float) -> dict[str, Any]:
+            frame = covering(lambda rate: 8.0 * (HEADER_BYTES + scales + wire * sum(sizes(rate).values())), top)
+            forward = covering(lambda rate: self._forward(sizes(rate)), top)
+            return {"push_bits": frame, "pull_bits": frame, "flops": 3.0 * forward * self.cell.samples}
+
+        return cover
 
     def _forward(self, kept: Mapping[str, int]) -> float:
         """Count the FLOPs of a subnet's forward pass: each layer's, times the share of its weights that is kept."""
         total = 0.0
         for layer, flops in self._by_layer.items():
             name = f"{layer}.weight" if layer else "weight"
-            total += flops * kept[name] / self._sizes[name]
+            total += flops * kept[name] / self._sizes[name] if name in kept else flops
         return total
 
 
@@ -195,6 +211,11 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
         rows = list(csv.DictReader(text.splitlines()))
         return tuple(float(row["rate"]) for row in rows)
     raise ConfigError(f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column named rate.")
+
+
+def _highest(allocation: Allocation) -> float:
+    """Return the highest rate in use, rounded up to a whole percent, so that covers are few."""
+    return math.ceil(100.0 * float(np.max(allocation.rate, where=allocation.active, initial=0.0))) / 100.0
 
 
 def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
