@@ -139,6 +139,16 @@ def test_a_warm_start_saves_passes():
     assert warm < 0.7 * cold
 
 
+def test_a_warm_start_from_a_round_without_a_price_does_no_harm():
+    loose, tight = one(problems("loose", 10, 1), 0), one(problems("latency", 10, 1), 0)
+    before = allocate(loose, "primal-dual")
+    assert (before.rate == 0).all()
+    after = allocate(tight, "primal-dual", warm=before)
+    assert after.iterations <= 4 * allocate(tight, "primal-dual").iterations
+    assert after.objective == pytest.approx(allocate(tight).objective, rel=1e-4)
+    assert allocate(loose, "primal-dual", warm=allocate(loose)).status is Status.CONVERGED
+
+
 def test_a_warm_start_of_another_shape_is_refused():
     p = Problem(**SIMPLE)
     with pytest.raises(ConfigError, match=r"shape \[3\].*'exact' of shape \[7\]|shape \[3\]; it is one by 'exact'"):

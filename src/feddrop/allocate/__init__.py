@@ -1,9 +1,6 @@
 """Rates and shares for a round: the paper's P1, solved exactly, by its Algorithm 1, or by simpler schemes.
 
-    >>> problem = Problem(weight=..., comm_s=..., compute_s=..., upload_j=..., compute_j=...,
-    ...                   deadline_s=2.0, budget_j=30.0, max_rate=0.9)
-    >>> allocation = allocate(problem)
-    >>> allocation.rate, allocation.share, allocation.binding
+``allocate(Problem(...))`` gives an :class:`Allocation`: rate, share, latency, energy and what binds, by device.
 
 NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocate.problem`.
 """

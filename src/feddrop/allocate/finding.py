@@ -95,7 +95,7 @@ def measure(scenario: Scenario, *, cells: int = CELLS, rounds: int = ROUNDS, see
 def table(results: dict[str, dict[str, float]]) -> str:
     """The results in Markdown."""
     lines = [
-        "| cell | optimum | equal split | random split | equal over optimum | rounds |",
+        "| cell | optimum | equal split | random split | equal over optimum | feasible rounds |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in results.items():

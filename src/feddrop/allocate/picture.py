@@ -25,7 +25,6 @@ COLOURS = {
 }
 """One colour for each thing that can hold a device; apart from each other for colour-blind eyes too."""
 
-_HOLDS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
 _MOST = 200
 
 
@@ -60,8 +59,7 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
     use.set_ylabel("of deadline (dark)\nand budget (pale)")
     if devices <= 30:
         use.set_xticks(place, [names[k] if k < len(names) and names[k] else str(k) for k in range(devices)])
-        longest = max([0, *(len(name) for name in names)])
-        use.tick_params(axis="x", rotation=45 if longest > 3 else 0)
+        use.tick_params(axis="x", rotation=45 if sum(map(len, names)) > 60 else 0)
     use.set_xlabel("device")
     for axes in (share, rate, use):
         _bare(axes)
@@ -88,11 +86,6 @@ def _legend(figure: Figure, axes: Any, held: list[str]) -> None:
 
     lines, labels = axes.get_legend_handles_labels()
     patches = [Patch(color=COLOURS[word], label=word) for word in held]
-    figure.legend(
-        handles=[*patches, *lines],
-        labels=[*held, *labels],
-        loc="outside upper left",
-        ncols=4,
-        frameon=False,
-        title="held by",
-    )
+    words = [word if word in ("left out", "absent") else f"held by {word.replace('none', 'nothing')}" for word in held]
+    handles, words = [*patches, *lines], [*words, *labels]
+    figure.legend(handles, words, loc="outside upper left", ncols=len(words), frameon=False)

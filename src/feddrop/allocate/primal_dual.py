@@ -34,7 +34,7 @@ _SMALL = 1e-200
 """Keeps devices without a part out of divisions by zero."""
 
 _FLOOR = 1e-6
-_WARM = 1e-2
+_WARM = 0.3
 """Parts of the weight below which multipliers never fall, and do not start when warm."""
 
 
@@ -69,11 +69,10 @@ def solve(
     weighty = _of(active, np.maximum(w, 1e-2 * total(w) / count + _SMALL))
     floor = _FLOOR * weighty
     rho = _of(active, 1.0 / count)
-    if warm is None:
-        lam = nu = 0.5 * weighty
-        mu = total(w * np.maximum(a, c)) * count + _SMALL
-    else:
-        lam, nu, mu = _first_guess(warm, weighty)
+    lam = nu = 0.5 * weighty
+    mu = total(w * np.maximum(a, c)) * count + _SMALL
+    if warm is not None:
+        lam, nu, mu = _first_guess(warm, weighty, mu)
 
     upper, lower = np.full_like(spare, np.inf), np.full_like(spare, -np.inf)
     share, price = rho, mu
@@ -140,7 +139,7 @@ def _into_band(share: FloatArray, least: FloatArray, spare: FloatArray) -> Float
     return least + above * (spare / np.maximum(total(above), _SMALL))
 
 
-def _first_guess(warm: Allocation, weighty: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _first_guess(warm: Allocation, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multipliers of P2, the problem in x, from those of an earlier allocation, which are of P1 in z: λ z, ν z, μ."""
     multipliers = warm.multipliers
     if multipliers is None or warm.share.shape != weighty.shape:
@@ -152,7 +151,7 @@ def _first_guess(warm: Allocation, weighty: FloatArray) -> tuple[FloatArray, Flo
     few = _WARM * weighty
     lam = np.maximum(np.where(warm.active, multipliers.deadline * z, weighty), few)
     nu = np.maximum(np.where(warm.active, multipliers.energy * z, weighty), few)
-    return lam, nu, np.maximum(multipliers.band, _SMALL)
+    return lam, nu, np.maximum(multipliers.band, 1e-3 * mu)
 
 
 def _of(active: BoolArray, values: FloatArray) -> FloatArray:
