@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from feddrop.allocate import Problem, SubbandProblem
@@ -68,27 +70,33 @@ def one(p: Problem, row: int) -> Problem:
 
 
 def subband(devices: int, rounds: int, *, seed: int = 0) -> SubbandProblem:
-    """A batch of random problems under subband noise."""
+    """A batch of random problems under subband noise: weak to strong signals, loose to tight, energy or not."""
     rng = np.random.default_rng([seed, 99, devices])
     shape = (rounds, devices)
     spread = rng.uniform(0.0, 1.0, (rounds, 1))
 
-    def lognormal(low, high):
-        return rng.uniform(low, high, (rounds, 1)) * np.exp(spread * rng.standard_normal(shape)) / devices
+    def lognormal(scale):
+        return scale * np.exp(spread * rng.standard_normal(shape)) / devices
 
-    return SubbandProblem(
+    p = SubbandProblem(
         weight=rng.dirichlet(np.full(devices, 2.0), rounds),
-        push_s=lognormal(0.1, 1.0),
-        pull_s=lognormal(0.5, 4.0),
+        push_s=lognormal(0.2),
+        pull_s=lognormal(1.0),
         snr_down=10.0 ** rng.uniform(0, 5, shape),
-        snr_up=10.0 ** rng.uniform(0, 3, shape),
-        tx_power_w=rng.uniform(0.3, 1.0, shape) * rng.choice([1e-2, 1.0], (rounds, 1)),
-        compute_s=rng.uniform(0.0, 1.0, shape),
+        snr_up=10.0 ** rng.uniform(-2, 3, (rounds, 1)) * rng.uniform(0.3, 3.0, shape),
+        tx_power_w=rng.uniform(0.3, 1.0, shape),
+        compute_s=rng.uniform(0.2, 1.5, shape),
         compute_j=rng.uniform(0.0, 1.0, shape),
-        deadline_s=rng.uniform(1.0, 3.0, (rounds, 1)),
-        budget_j=rng.uniform(0.8, 3.0, shape),
+        deadline_s=np.asarray(1.0),
+        budget_j=rng.uniform(0.3, 1.5, (rounds, 1)) * rng.uniform(0.7, 1.3, shape),
         max_rate=np.asarray(0.9),
     )
+    # Hertz are what is needed: in a wider band the shares needed are smaller, and so is the signal-to-noise ratio.
+    load = p.least_share(np.asarray(10.0)).sum(axis=-1, keepdims=True)
+    wider = np.where(np.isfinite(load), load, 1.0) / 10.0 ** rng.uniform(-2.5, -0.02, (rounds, 1))
+    scaled = {name: getattr(p, name) / wider for name in ("push_s", "pull_s", "snr_down", "snr_up")}
+    # Where even an endless band would not save enough energy, there is no budget.
+    return replace(p, **scaled, budget_j=np.where(np.isfinite(load), p.budget_j, np.inf))
 
 
 def least_share(p: Problem) -> np.ndarray:

@@ -15,7 +15,6 @@ from allocate_cases import KINDS, dual_bound, least_share, one, problems, smalle
 from feddrop import allocate as package
 from feddrop.allocate import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
 from feddrop.allocate.allocation import kkt_residual
-from feddrop.allocate.feasible import settle
 from feddrop.errors import ConfigError, InfeasibleError
 
 SIMPLE = {
@@ -40,7 +39,9 @@ def test_public_names():
     assert all(hasattr(package, name) for name in package.__all__)
 
 
-@pytest.mark.parametrize("make", [lambda: problems("latency", 7, 40), lambda: settle(subband(7, 40), "stretch")[0]])
+@pytest.mark.parametrize(
+    "make", [lambda: problems("latency", 7, 40), lambda: replace(subband(7, 40), budget_j=np.asarray(np.inf))]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_contract(method, make):
     """Feasible to the last bit, rates the lowest for the shares, nothing better than exact."""
@@ -68,7 +69,7 @@ def test_contract(method, make):
     assert (result.rate <= p.max_rate).all()
     if method != "fixed":
         np.testing.assert_allclose(1 / (1 - result.rate), smallest_z(q, result.share), rtol=1e-9)
-    assert (allocate(q).objective <= np.asarray(result.objective) * (1 + 1e-9)).all()
+    assert (allocate(q, policy="stretch").objective <= np.asarray(result.objective) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -307,8 +308,11 @@ def test_policies_leave_feasible_rounds_of_a_batch_alone():
     assert left.active[:3].all()
     assert left.left_out[3:].any(axis=-1).all()
     np.testing.assert_allclose(left.objective[:3], allocate(good).objective)
-    for p in (problems("latency", 6, 3, load=1.5),):
-        assert (allocate(p, policy="stretch").problem.deadline_s.max(axis=-1) > 1.0).all()
+    late = problems("latency", 6, 3, load=1.5)
+    assert (allocate(late, policy="stretch").problem.deadline_s > 1.0).all()
+    stuck = replace(late, budget_j=np.array([[np.inf], [1e-9], [np.inf]]))
+    with pytest.raises(InfeasibleError, match=r"^Round 1 of the batch.*Smallest deadline: none would do"):
+        allocate(stuck, policy="stretch")
 
 
 def test_a_subband_round_can_be_infeasible_too():

@@ -111,10 +111,32 @@ def test_cvxpy_agrees(kind: str) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 10, 100])
 def test_subband_is_feasible_and_stationary(devices: int) -> None:
-    p, _ = settle(subband(devices, 40), "stretch")
+    p, _ = settle(subband(devices, 60), "stretch")
     result = allocate(p)
     assert_feasible(result)
     assert result.residual <= 1e-9
+    if devices == 100:
+        assert set(result.binding.ravel()) == {"deadline", "energy", "deadline+energy", "rate cap"}
+
+
+def test_subband_links_and_their_derivatives() -> None:
+    """Against 50 digits, from a signal far below the noise to one far above it."""
+    from mpmath import diff, log, mp, mpf
+
+    from feddrop.allocate.subband import _link
+
+    mp.dps = 50
+    for snr in 10.0 ** np.arange(-8, 9):
+
+        def log_cost(x, snr=snr):
+            share = mp.e**x
+            return log(mp.ln(2) / (share * mp.log1p(mpf(snr) / share)))
+
+        x = mpf(-2)
+        found = _link(np.asarray(snr), np.exp(np.asarray(-2.0)))
+        assert float(found.cost) == pytest.approx(float(mp.e ** log_cost(x)), rel=1e-14)
+        assert float(found.fall) == pytest.approx(float(-diff(log_cost, x)), rel=1e-13)
+        assert float(found.bend) == pytest.approx(float(-diff(log_cost, x, 2)), rel=1e-6)
 
 
 def test_subband_is_optimal_by_brute_force() -> None:
@@ -125,13 +147,17 @@ def test_subband_is_optimal_by_brute_force() -> None:
     z = smallest_z(p, share)
     values = np.where((z <= 10).all(axis=-1), (p.weight * z).sum(axis=-1), np.inf).min(axis=0)
     assert (values >= result.objective * (1 - 1e-12)).all()
-    assert np.nanmedian(values / result.objective) < 1 + 1e-4
+    assert np.median(values[np.isfinite(values)] / result.objective[np.isfinite(values)]) < 1 + 1e-4
 
 
 def test_subband_agrees_with_cvxpy() -> None:
     """ρ log2(1 + S/ρ) is a relative entropy, which cones can say."""
-    for seed in range(6):
+    compared = 0
+    for seed in range(12):
         p, _ = settle(subband(4, 1, seed=seed), "stretch")
+        if p.snr_up.min() < 1:
+            continue  # far below the noise, the data rate hardly depends on the share, and cones lose their digits
+        compared += 1
         z, share = cp.Variable(4), cp.Variable(4)
 
         def inverse_rate(snr, share=share):
@@ -150,6 +176,7 @@ def test_subband_agrees_with_cvxpy() -> None:
         peer = cp.Problem(cp.Minimize(p.weight[0] @ z), rules)
         peer.solve(solver=cp.CLARABEL)
         assert allocate(p).objective[0] == pytest.approx(peer.value, rel=1e-5)
+    assert compared >= 6
 
 
 def test_subband_with_a_wide_band_is_the_flat_problem() -> None:

@@ -74,28 +74,8 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
         problem: one round; of a batch, the first infeasible round is explained.
         equal: whether the band must be split equally.
     """
-    present = everyone(problem)
-    least = problem.least_share(_top(problem))
-    over = ~(_load(least, present, equal) <= FITS)
-    if not over.any():
-        return None
-    if len(problem.shape) == 2:
-        index = int(np.argmax(over))
-        shortfall = diagnose(_one_round(problem, index), equal=equal)
-        return shortfall and replace(shortfall, round=index)
-    order = np.argsort(np.where(present, -least, 0.0), kind="stable")
-    alone = int(np.sum(present & ~(least <= FITS)))
-    worst = order[: min(alone or 3, 5, int(present.sum()))]
-    by_energy = problem.least_share(_top(problem), np.inf)
-    return Shortfall(
-        round=None,
-        devices=[int(k) for k in worst],
-        constraints=["energy" if by_energy[k] >= least[k] else "deadline" for k in worst],
-        least_share=[float(least[k]) for k in worst],
-        load=float(_load(least, present, equal)[0]),
-        deadline_s=float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0]),
-        equal=equal,
-    )
+    over = ~(_load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS)
+    return _explain(problem, over, equal) if over.any() else None
 
 
 def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[AnyProblem, BoolArray]:
@@ -115,16 +95,41 @@ def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[An
     fits = _load(least, active, equal) <= FITS
     if fits.all():
         return problem, active
+    hopeless = ~fits
     if policy == "leave-out":
         active = np.where(fits, active, _fewest_left_out(least, active, equal))
-        if active.any(axis=-1).all():
+        hopeless = total(active) == 0
+        if not hopeless.any():
             return problem, active
     elif policy == "stretch":
         factor = np.where(fits, 1.0, _stretch(problem, active, equal))
-        if np.isfinite(factor).all():
+        hopeless = np.isinf(factor)
+        if not hopeless.any():
             longer = problem.deadline_s * (factor if len(problem.shape) == 2 else factor[0])
             return replace(problem, deadline_s=longer), active
-    raise InfeasibleError(str(diagnose(problem, equal=equal)))
+    raise InfeasibleError(str(_explain(problem, hopeless, equal)))
+
+
+def _explain(problem: AnyProblem, rounds: BoolArray, equal: bool) -> Shortfall:
+    """Explain the first of these rounds, ``[..., 1]``."""
+    number = None
+    if len(problem.shape) == 2:
+        number = int(np.argmax(rounds))
+        problem = _one_round(problem, number)
+    present, least = everyone(problem), problem.least_share(_top(problem))
+    order = np.argsort(np.where(present, -least, 0.0), kind="stable")
+    alone = int(np.sum(present & ~(least <= FITS)))
+    worst = order[: min(alone or 3, 5, int(present.sum()))]
+    by_energy = problem.least_share(_top(problem), np.inf)
+    return Shortfall(
+        round=number,
+        devices=[int(k) for k in worst],
+        constraints=["energy" if by_energy[k] >= least[k] else "deadline" for k in worst],
+        least_share=[float(least[k]) for k in worst],
+        load=float(_load(least, present, equal)[0]),
+        deadline_s=float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0]),
+        equal=equal,
+    )
 
 
 def _one_round(problem: AnyProblem, index: int) -> AnyProblem:
