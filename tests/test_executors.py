@@ -44,6 +44,7 @@ def test_any_number_of_workers_gives_the_same_bits(tiny, digits, level):
     expected, records, score = rounds_with(serial, task)
     serial.close()
     assert [record.device for record in records] == [0, 1, 2, 4]
+    assert all(record.pull_bytes == record.push_bytes for record in records)  # what goes down comes back
     for workers in (1, 3):
         pool = Processes(task, workers)
         try:
