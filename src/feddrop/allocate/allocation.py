@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocate.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocate.subband import SubbandProblem
 
 AnyProblem = Problem | SubbandProblem
@@ -151,12 +151,18 @@ def finish(
 ) -> Allocation:
     """Give every active device the lowest rate that its share allows, and pack the result."""
     everyone = bool(active.all())
-    z, rate = loads(problem, share if everyone else np.where(active, share, 1.0))
-    np.maximum(z, rate, out=z)
-    np.divide(-GUARD, z, out=rate)
-    rate += 1.0
-    np.maximum(rate, 0.0, out=rate)
-    np.minimum(rate, problem.max_rate, out=rate)
+    count = problem.shape[-1]
+    rate = np.empty(problem.shape)
+    for first in range(0, count, BLOCK):  # block by block: at a million devices, memory costs more than arithmetic
+        block = slice(first, first + BLOCK)
+        part = part_of(problem, block) if count > BLOCK else problem
+        here = share[..., block]
+        z, keep = loads(part, here if everyone else np.where(active[..., block], here, 1.0))
+        np.maximum(z, keep, out=z)
+        np.divide(-GUARD, z, out=keep)
+        keep += 1.0
+        np.maximum(keep, 0.0, out=keep)
+        np.minimum(keep, part.max_rate, out=rate[..., block])
     if not everyone:
         share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
     return Allocation(
@@ -176,7 +182,9 @@ def finish(
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
     """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``."""
-    keep = np.where(active, 1.0 - rate, np.inf)
+    keep = 1.0 - rate
+    if not active.all():
+        keep = np.where(active, keep, np.inf)
     value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
     return float(value) if value.ndim == 0 else value
 

@@ -26,11 +26,8 @@ import numpy as np
 
 from feddrop.allocate.allocation import Allocation, Status, finish
 from feddrop.allocate.feasible import FITS
-from feddrop.allocate.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocate.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, positive, total
 from feddrop.allocate.roots import BAND, Total, clear
-
-_BLOCK = 1 << 13
-"""Devices are taken in blocks whose arrays stay in the processor's cache."""
 
 _MANY = 32
 """More blocks than this do not fit there together."""
@@ -73,8 +70,8 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
     share = np.empty(problem.shape)
     curves, parts, sums = [], [], []
     with np.errstate(all="ignore"):
-        for first in range(0, problem.shape[-1], _BLOCK):
-            block = slice(first, first + _BLOCK)
+        for first in range(0, problem.shape[-1], BLOCK):
+            block = slice(first, first + BLOCK)
             curve = _curve(problem, active, block)
             curves.append(curve)
             parts.append(share[..., block])
@@ -132,7 +129,7 @@ def sum_of(values: Sequence[FloatArray]) -> FloatArray:
 
 def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
     def cut(value: FloatArray) -> FloatArray:
-        return value[..., block] if value.ndim and value.shape[-1] > _BLOCK else value
+        return value[..., block] if value.ndim and value.shape[-1] > BLOCK else value
 
     deadline, budget = cut(problem.deadline_s) * GUARD, positive(cut(problem.budget_j)) * GUARD
     a, b = cut(problem.comm_s) / deadline, cut(problem.compute_s) / deadline

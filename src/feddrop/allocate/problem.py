@@ -101,6 +101,19 @@ class Problem:
         return np.where((seconds > 0) & (joules > 0), share, np.inf)
 
 
+BLOCK = 1 << 13
+"""Devices are taken in blocks whose arrays stay in the processor's cache."""
+
+
+def part_of(problem: Any, block: slice) -> Any:
+    """Return the same problem for a block of devices: views, not checked again."""
+    part = object.__new__(type(problem))
+    for name in problem.numbers:
+        value = getattr(problem, name)
+        object.__setattr__(part, name, value[..., block] if value.ndim and value.shape[-1] > 1 else value)
+    return part
+
+
 def positive(budget_j: FloatArray) -> FloatArray:
     """Budgets to divide by."""
     return np.maximum(budget_j, TINY)
