@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feddrop.checkpoints import write_atomically
 from feddrop.paper.experiment import HOLDS, OPEN, PARTLY, Experiment, Page, Verdict, markdown_table
 from feddrop.paper.published import CLAIMS
 from feddrop.paper.scales import Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Claims about the allocator are settled by tests/test_allocate_claims.py, not by training.
 _TESTED = "property tests, see [the allocator](allocate.md)"
@@ -34,15 +39,13 @@ def write_pages(pages: dict[Experiment, Page], scale: Scale, out: Path, *, about
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
         f"`feddrop paper all --scale {scale.name}`. {about}\n",
-        "**This scale only shows that everything works; its outcomes mean nothing.**\n"
-        if scale.name == "smoke"
-        else "",
+        f"{scale.note}\n",
         "## What became of its claims\n",
         claims_table([verdict for page in pages.values() for verdict in page.verdicts]),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
     ]
     for page in pages.values():
-        for name, figure in page.figures.items():
+        for name, figure in _drawn(page).items():
             (out / "img").mkdir(parents=True, exist_ok=True)
             figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
     target = out / "paper.md"
@@ -55,7 +58,7 @@ def claims_table(verdicts: list[Verdict]) -> str:
     rows = []
     for claim in CLAIMS:
         mine = [v for v in (*verdicts, *_ALLOCATOR) if v.claim == claim.name]
-        measured = "; ".join(v.measured for v in mine if v.measured) or ""
+        measured = "; ".join(v.measured for v in mine if v.measured and v.outcome != OPEN)
         rows.append([claim.text, claim.where, measured, "; ".join(dict.fromkeys(v.outcome for v in mine)) or OPEN])
     return markdown_table(["claim", "where", "what we measured", "outcome"], rows) + "\n"
 
@@ -63,5 +66,13 @@ def claims_table(verdicts: list[Verdict]) -> str:
 def _images(page: Page) -> str:
     text = page.text
     for name in page.figures:
-        text = text.replace(f"]({name})", f"](img/paper-{name})")
+        if name in _drawn(page):
+            text = text.replace(f"]({name})", f"](img/paper-{name})")
+        else:
+            text = re.sub(rf"!\[[^]]*\]\({re.escape(name)}\)", "*No picture yet: nothing of it was run.*", text)
     return text
+
+
+def _drawn(page: Page) -> dict[str, Figure]:
+    """Return the figures that show anything."""
+    return {name: figure for name, figure in page.figures.items() if any(axes.has_data() for axes in figure.axes)}

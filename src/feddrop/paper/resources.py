@@ -148,7 +148,8 @@ def _draw_curves(panel: Axes, x: list[float], curves: dict[str, list[int | None]
 
     for (scheme, values), colour in zip(curves.items(), SERIES, strict=False):
         y = [np.nan if v is None else v for v in values]
-        panel.plot(x, y, color=colour, marker="o", label=SCHEMES[scheme])
+        if not np.all(np.isnan(y)):
+            panel.plot(x, y, color=colour, marker="o", label=SCHEMES[scheme])
     if base is not None:
         panel.axhline(base, color="grey", linestyle=":", label="without dropout")
     panel.set_xlabel(axis)
@@ -183,7 +184,8 @@ def make_accuracy(scale: Scale, find: Lookup) -> Page:
         text += markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows) + "\n\n"
         for (scheme, values), colour in zip(table.items(), SERIES, strict=False):
             y = [np.nan if v is None else v for v in values]
-            panel.plot([value for value, _ in points], y, color=colour, marker="o", label=SCHEMES[scheme])
+            if not np.all(np.isnan(y)):
+                panel.plot([value for value, _ in points], y, color=colour, marker="o", label=SCHEMES[scheme])
         if base:
             panel.axhline(100 * base.accuracy, color="grey", linestyle=":", label="without dropout")
         panel.set_xlabel("deadline, s")
