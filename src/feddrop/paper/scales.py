@@ -170,10 +170,10 @@ _SCALES = {
         band_factors=(0.7, 0.85, 1.0, 1.25),
         theory_masks=48,
         note=(
-            "Table: LeNet at full size on all 50,000 images, 50 rounds, batch 32, learning rate 0.2, cosine "
-            "(chosen at rate 0 only), weights of all layers dropped, exact counts, rule `delta`. AlexNet with a "
-            "quarter of its width on 5,000 images, few enough to overfit, 60 rounds, learning rate 0.01, momentum 0.9, "
-            "only fully-connected layers dropped. Figures: LeNet on 20,000 images, 40 rounds, constant learning rate 0.1; "
+            "Table: LeNet at full size on all 50,000 images, 50 rounds, batch 32, learning rate 0.2, cosine (chosen at "
+            "rate 0 only), weights of all layers dropped, exact counts, rule `delta`. AlexNet with a quarter of its "
+            "width on 5,000 images, few enough to overfit, 60 rounds, learning rate 0.01, momentum 0.9, only "
+            "fully-connected layers dropped. Figures: LeNet on 20,000 images, 40 rounds, constant learning rate 0.1; "
             "AlexNet as in the table."
         ),
     ),
