@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -131,6 +133,23 @@ def test_build_depends_on_the_seed_alone():
     for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
+
+
+def test_he_keeps_the_size_of_the_signal():
+    """How far the outputs of samples lie apart: through AlexNet, torch's first weights shrink it a thousandfold."""
+    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    quarter = partial(build, "alexnet", num_classes=100, input_shape=(3, 32, 32), width=0.25, seed=3)
+
+    def shrinks(model):
+        first, last = (model[:i](x).std(0).mean() for i in (1, len(model)))
+        return float(last.detach() / first.detach())
+
+    assert shrinks(quarter()) < 0.01
+    assert 0.1 < shrinks(quarter(init="he")) < 1.0
+    assert torch.equal(quarter().fc3.weight, quarter(init="he").fc3.weight)
+    assert torch.equal(quarter(init="he").conv1.weight, quarter(init="he").conv1.weight)
+    with pytest.raises(ConfigError, match="init"):
+        quarter(init="xavier")
 
 
 def test_width_scales_every_hidden_width():

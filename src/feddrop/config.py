@@ -49,10 +49,11 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which network is trained: ``"lenet"`` or ``"alexnet"``, its hidden widths times ``width``."""
+    """Which network is trained: ``"lenet"`` or ``"alexnet"``, its hidden widths times ``width``, its first weights."""
 
     name: str = "lenet"
     width: float = 1.0
+    init: str = "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from feddrop.seeds import derive
 _LENET = ((6, 16), (120, 84))
 _ALEXNET = ((64, 192, 384, 256, 256), (4096, 4096))
 _ALEXNET_POOLED = (1, 2, 5)
+INITS = ("torch", "he")
 
 
 def lenet(
@@ -75,7 +76,9 @@ def alexnet(
     return _with_head(layers, (channels[-1] * height * width, *hidden, num_classes), nn.ReLU)
 
 
-def build(name: str, *, num_classes: int, input_shape: Sequence[int], width: float = 1.0, seed: int) -> nn.Sequential:
+def build(
+    name: str, *, num_classes: int, input_shape: Sequence[int], width: float = 1.0, init: str = "torch", seed: int
+) -> nn.Sequential:
     """Build a network by name, its first parameters drawn from the seed; torch's own random state is left alone.
 
     Args:
@@ -83,8 +86,11 @@ def build(name: str, *, num_classes: int, input_shape: Sequence[int], width: flo
         num_classes: number of outputs.
         input_shape: shape of one sample, ``(channels, height, width)``.
         width: factor on every hidden width, rounded, at least 1.
+        init: ``"torch"`` for torch's own first weights; ``"he"`` for He's in all layers but the last, which keeps the
+            signal's size through a deep stack of ReLUs.
         seed: the run's root seed.
     """
+    one_of("init", init, INITS)
     factory, (channels, hidden) = {"lenet": (lenet, _LENET), "alexnet": (alexnet, _ALEXNET)}[
         one_of("model", name, ("lenet", "alexnet"))
     ]
@@ -93,12 +99,18 @@ def build(name: str, *, num_classes: int, input_shape: Sequence[int], width: flo
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(derive(seed, "init"))
-        return factory(
+        model = factory(
             num_classes=num_classes,
             input_shape=input_shape,
             channels=[max(1, round(width * count)) for count in channels],
             hidden=[max(1, round(width * count)) for count in hidden],
         )
+        if init == "he":
+            for layer in list(model)[:-1]:
+                if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+                    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                    nn.init.zeros_(layer.bias)
+        return model
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -202,6 +202,7 @@ class Run:
             num_classes=self.dataset.num_classes,
             input_shape=self.dataset.input_shape,
             width=self.config.model.width,
+            init=self.config.model.init,
             seed=self.config.seed,
         )
 

@@ -1,4 +1,4 @@
-"""What decides the outcome where the paper is silent: aggregation rule, mask count, layers, FedDST as released."""
+"""What decides the outcome where the paper is silent: rule, mask count, layers, first weights, steps, FedDST's code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from feddrop.paper.experiment import Experiment, Lookup, Page, markdown_table
 from feddrop.paper.scales import Scale
 
 RATE = 0.2
-LEARNING_RATES = (0.1, 0.2, 0.4)
+FACTORS = (0.5, 1.0, 2.0)
 
 
 def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
     """Return the runs to compare, by question."""
     under, over = scale.settings["underfitting"], scale.settings["overfitting"]
-    tuned = under.run()
+    tuned, skewed = under.run(), under.run(partition="dirichlet")
+    deep = over.run(figure=True, rate=RATE, layers="all")
     return {
-        "LeNet, rate 0, as in the table: learning rate (the only thing tuned, and only here)": [
-            (f"{lr:g}", replace(tuned, train=replace(tuned.train, lr=lr))) for lr in LEARNING_RATES
+        "LeNet, IID, rate 0: learning rate (the only thing tuned, and only here)": _tuning(tuned),
+        "LeNet, non-IID, rate 0: is it the learning rate, or the number of rounds?": [
+            *_tuning(skewed),
+            (f"{skewed.train.lr:g}, twice the rounds", replace(skewed, rounds=2 * skewed.rounds)),
         ],
+        "AlexNet, IID, rate 0: learning rate": _tuning(over.run()),
         f"LeNet, rate {RATE:g}: aggregation rule and mask count": [
             ("no dropout", under.run(figure=True)),
             ("delta with factor, exact (default)", under.run(figure=True, rate=RATE)),
@@ -28,13 +32,16 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("holders", under.run(figure=True, rate=RATE, rule="holders")),
             ("delta with factor, bernoulli", under.run(figure=True, rate=RATE, count="bernoulli")),
         ],
-        f"AlexNet, rate {RATE:g}: which layers are dropped": [
+        f"AlexNet, rate {RATE:g}: layers dropped, aggregation rule, first weights, local steps": [
             ("no dropout", over.run(figure=True)),
-            ("fully-connected layers, delta", over.run(figure=True, rate=RATE, layers="linear")),
-            ("fully-connected layers, model", over.run(figure=True, rate=RATE, layers="linear", rule="model")),
-            ("all layers, delta", over.run(figure=True, rate=RATE, layers="all")),
+            ("fully-connected layers, delta (default)", over.run(figure=True, rate=RATE)),
+            ("fully-connected layers, model", over.run(figure=True, rate=RATE, rule="model")),
+            ("all layers, delta", deep),
+            ("all layers, delta, 2 local epochs", replace(deep, train=replace(deep.train, epochs=2))),
             ("all layers, model", over.run(figure=True, rate=RATE, layers="all", rule="model")),
             ("all layers, holders", over.run(figure=True, rate=RATE, layers="all", rule="holders")),
+            ("no dropout, torch's first weights", over.run(figure=True, init="torch")),
+            ("fully-connected layers, delta, torch's first weights", over.run(figure=True, rate=RATE, init="torch")),
         ],
         f"LeNet, non-IID, sparsity {RATE:g}: FedDST": [
             ("as its paper says", under.run(figure=True, rate=RATE, partition="dirichlet", method="feddst")),
@@ -47,6 +54,11 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
     }
 
 
+def _tuning(config: RunConfig) -> list[tuple[str, RunConfig]]:
+    rates = [factor * config.train.lr for factor in FACTORS]
+    return [(f"{lr:g}", replace(config, train=replace(config.train, lr=lr))) for lr in rates]
+
+
 def runs(scale: Scale) -> list[RunConfig]:
     """Every variant."""
     return [config for group in variants(scale).values() for _, config in group]
@@ -54,7 +66,7 @@ def runs(scale: Scale) -> list[RunConfig]:
 
 def make(scale: Scale, find: Lookup) -> Page:
     """Tabulate where each variant ends."""
-    text = "One seed; but for the first question, the images, rounds and constant learning rate of the figures.\n\n"
+    text = "One seed; but for the first three questions, the images, rounds and learning rate of the figures.\n\n"
     for question, group in variants(scale).items():
         rows = []
         for name, config in group:

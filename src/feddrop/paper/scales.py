@@ -6,7 +6,7 @@ tenth of the images, so that it overfits in minutes; the figures use fewer image
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feddrop.config import AggregationConfig, DataConfig, ModelConfig, RunConfig
 from feddrop.errors import one_of
@@ -61,6 +61,7 @@ class Setting:
         factor: bool = True,
         count: str = "exact",
         layers: str | None = None,
+        init: str | None = None,
     ) -> RunConfig:
         """Return the configuration of one run in this setting."""
         return RunConfig(
@@ -75,7 +76,7 @@ class Setting:
                 partition=partition,
                 alpha=ALPHA,
             ),
-            model=self.model,
+            model=replace(self.model, init=init or self.model.init),
             subnet=SubnetConfig(layers=layers or self.layers, count=count),
             train=self.figure_train if figure else self.train,
             aggregation=AggregationConfig(rule=rule, factor=factor),
@@ -153,14 +154,14 @@ _SCALES = {
         settings={
             "underfitting": _lenet(rounds=50, figure_limit=20_000, figure_rounds=40),
             "overfitting": Setting(
-                model=ModelConfig(name="alexnet", width=0.25),
+                model=ModelConfig(name="alexnet", width=0.25, init="he"),
                 data="cifar100",
                 train_limit=5000,
                 layers="linear",
-                rounds=60,
+                rounds=50,
                 train=_ALEXNET_SGD,
                 figure_limit=5000,
-                figure_rounds=60,
+                figure_rounds=50,
                 figure_train=_ALEXNET_SGD,
             ),
         },
@@ -172,9 +173,9 @@ _SCALES = {
         note=(
             "Table: LeNet at full size on all 50,000 images, 50 rounds, batch 32, learning rate 0.2, cosine (chosen at "
             "rate 0 only), weights of all layers dropped, exact counts, rule `delta`. AlexNet with a quarter of its "
-            "width on 5,000 images, few enough to overfit, 60 rounds, learning rate 0.01, momentum 0.9, only "
-            "fully-connected layers dropped. Figures: LeNet on 20,000 images, 40 rounds, constant learning rate 0.1; "
-            "AlexNet as in the table."
+            "width on 5,000 images, few enough to overfit, 50 rounds, learning rate 0.01, momentum 0.9, first weights "
+            "of He, only fully-connected layers dropped. Figures: LeNet on 20,000 images, 40 rounds, constant learning "
+            "rate 0.1; AlexNet as in the table."
         ),
     ),
     "smoke": Scale(

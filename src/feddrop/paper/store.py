@@ -6,6 +6,7 @@ store: configuration, version, and every round's numbers. Two figures that need 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -50,18 +51,32 @@ class Result:
 
 
 def key_of(config: RunConfig) -> str:
-    """Return the name of a configuration: what decides the outcome, and nothing of how it is run."""
-    table = to_table(config)
-    table["execution"] = {"wire": config.execution.wire}
+    """Return the name of a configuration: what decides the outcome, and nothing of how it is run.
+
+    Only what differs from the defaults enters, so that a new option leaves the names of finished runs alone.
+    """
+    table = _chosen(config)
+    table["execution"] = config.execution.wire
     for section, unused in (
         ("feddst", config.method != "feddst"),
         ("aggregation", config.method == "feddst"),
         ("rate", config.radio is not None and config.radio.scheme != "fixed"),
     ):
         if unused:
-            del table[section]
-    del table["data"]["path"]
+            table.pop(section, None)
+    table.get("data", {}).pop("path", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def _chosen(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration dataclass that differ from its defaults, section by section."""
+    chosen: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if value != default:
+            chosen[item.name] = _chosen(value) if dataclasses.is_dataclass(value) else value
+    return chosen
 
 
 class Store:
