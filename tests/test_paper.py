@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrop.paper import EXPERIMENTS, repeat, scale, store_for
+from feddrop.models import build, count_parameters
+from feddrop.paper import EXPERIMENTS, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
 from feddrop.paper.published import CLAIMS, RATES, TABLE
 from feddrop.paper.resources import convergence_round, plateau_of
 from feddrop.paper.store import Result, Store, key_of
 from feddrop.paper.sweep import sweep
+from feddrop.radio import overheads
 from feddrop.runs import Run
 
 SMOKE = scale("smoke")
@@ -42,6 +44,7 @@ def test_a_key_is_what_decides_the_outcome():
     assert key_of(feddst) != key_of(replace(feddst, feddst=replace(feddst.feddst, alpha=0.5)))
     cell = radio(SETTING, deadline_s=3.0)
     assert key_of(SETTING.run(radio=cell)) == key_of(SETTING.run(radio=cell, rate=0.3))
+    assert key_of(SETTING.run(radio=cell)) != key_of(SETTING.run(rate=0.3))
 
 
 @pytest.mark.slow
@@ -128,6 +131,16 @@ def test_deadlines_give_the_rates_they_are_made_for():
         deadline = deadline_for(setting, target)
         assert mean_rate(setting, radio(setting, deadline_s=deadline)) == pytest.approx(target, abs=0.02)
     assert deadline_for(setting, 0.45) == pytest.approx(5.0, rel=0.1)  # notes: 5 s at 10 MHz, density noise, Q = 256
+
+
+def test_frames_of_the_remark_are_what_its_formulas_say():
+    model = build("lenet", num_classes=remark.CLASSES, input_shape=remark.SHAPE, seed=0)
+    count = count_parameters(model)
+    for entry in overheads(0.2, parameters=count, forward_flops=1.0, adjust_every=remark.ADJUST_EVERY):
+        measured = remark.traffic(model, 0.2)[entry.method]
+        assert measured.up == pytest.approx(entry.upload_bits / 8, rel=0.002)
+        unsaid = count / 8 / remark.ADJUST_EVERY if entry.method == "PruneFL" else 0.0  # its new mask, on its way down
+        assert measured.down == pytest.approx(entry.download_bits / 8 + unsaid, rel=0.002)
 
 
 def test_the_published_table_is_complete():

@@ -42,6 +42,7 @@ CLAIMS = (
     Claim("accuracy-scheme", "Accuracy of the proposed scheme is above the bandwidth-aware one.", "Fig. 5"),
     Claim("accuracy-overfit", "Overfitting: the proposed scheme is above the one without dropout.", "Fig. 5b"),
     Claim("iid-above", "Dynamic cell: accuracy with IID data is above non-IID data.", "Fig. 6"),
+    Claim("overhead", "At equal sparsity FedDrop sends less than PruneFL and FedDST.", "Remark 1"),
     Claim("variance-law", "Gradient variance of a subnet grows as γ/(1-γ).", "Lemma 1"),
     Claim("bound-holds", "The loss falls by at least what the one-round bound says.", "Lemma 2"),
     Claim("slower-with-rate", "A larger rate means slower convergence.", "Theorem 1"),
