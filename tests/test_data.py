@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,6 +248,65 @@ def test_cifar_damage_is_found(tiny, tmp_path):
     (folder / test_file).unlink()
     with pytest.raises(DataError, match=f"it has no {test_file}"):
         data.load(name, path=folder)
+
+
+def member(content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: str) -> bytes:
+    """A member of a tar, with PAX fields (of which ``__`` stands for a dot)."""
+    info = tarfile.TarInfo("cifar/x")
+    info.type, info.size = kind, len(content)
+    info.pax_headers = {key.replace("__", "."): value for key, value in fields.items()}
+    return info.tobuf(tarfile.PAX_FORMAT) + content + bytes(-len(content) % 512)
+
+
+def cut_sparse() -> bytes:
+    """A header in GNU's old form that promises a further block."""
+    block = bytearray(member(kind=tarfile.GNUTYPE_SPARSE))
+    block[482], block[148:156] = 1, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+SPARSE_1 = {"GNU__sparse__major": "1", "GNU__sparse__minor": "0"}
+
+
+@pytest.mark.parametrize(
+    ("trap", "reason"),
+    [
+        pytest.param(member(GNU__sparse__map="a,b"), "invalid literal", id="sparse map without numbers"),
+        pytest.param(member(b"one\n", **SPARSE_1), "invalid literal", id="sparse list without numbers"),
+        pytest.param(
+            member(b"9" * 20 + b"\n" + b"0\n" * 300_000, **SPARSE_1), "far too large", id="endless sparse list"
+        ),
+        pytest.param(cut_sparse(), "index out of range", id="sparse header cut"),
+        pytest.param(member(kind=tarfile.XHDTYPE) * 400, "recursion", id="header before header"),
+        pytest.param(member(comment="x" * 40_000_000), "a header takes 400000", id="large header"),
+        pytest.param(member(b"1" * 200_000, kind=tarfile.XHDTYPE), "a header takes 200000", id="header slow to search"),
+        pytest.param(member() * 600, "far too large", id="many members"),
+        pytest.param(member(size=str(10**30)), "unexpected end", id="endless file"),
+        pytest.param(member(size=str(10**30), GNU__sparse__map="0,0"), "beyond the end", id="endless sparse file"),
+        pytest.param(member() + bytes(40_000_000), "far too large", id="large end"),
+    ],
+)
+def test_cifar_hostile_archives_are_refused_in_little_memory(trap, reason, tmp_path):
+    archive = tmp_path / "archive.tar.gz"
+    archive.write_bytes(gzip.compress(trap, 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=f"cannot be read .*{reason}.*get it again"):
+            data.load("cifar100", path=archive)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_cifar_archive_may_hold_other_files_but_not_many_times_the_data(tiny, tmp_path):
+    name, source, files = tiny
+    archive = tmp_path / "archive.tar.gz"
+    archive.write_bytes(pack(source, files | {"readme.html": b"x" * 1_000_000}))
+    assert len(data.load(name, path=archive).train_x) == 400
+    archive.write_bytes(pack(source, files | {"readme.html": b"x" * 2_000_000}))
+    with pytest.raises(DataError, match="far too large"):
+        data.load(name, path=archive)
 
 
 def test_cifar_links_in_an_archive_are_not_followed(tiny, tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from feddrop.errors import ConfigError
 from feddrop.seeds import derive, generator, permutation, words
 
 M64 = 2**64 - 1
@@ -47,3 +48,14 @@ def test_permutation_is_one_and_looks_random():
 
 def test_generator_repeats():
     assert generator(9).normal(size=3).tolist() == generator(9).normal(size=3).tolist()
+
+
+def test_seeds_out_of_range_are_refused():
+    for draw in (derive, lambda seed: derive(0, "mask", seed)):
+        with pytest.raises(ConfigError, match="is -3; it must be 0 or more"):
+            draw(-3)
+    for draw in (generator, lambda seed: words(seed, 2), lambda seed: permutation(seed, 2)):
+        for seed in (-3, 2**128):
+            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be 0 or more, and below 2\*\*128"):
+                draw(seed)
+        draw(2**128 - 1)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.errors import ConfigError
+
 Label = int | str
 
 
@@ -35,6 +37,8 @@ def derive(root: int, *labels: Label) -> int:
             tag, body = b"s", label.encode()
         else:
             value = int(label)
+            if value < 0:
+                raise ConfigError(f"A seed or label is {value}; it must be 0 or more.")
             tag, body = b"i", value.to_bytes(max(1, (value.bit_length() + 7) // 8), "little")
         digest.update(tag + len(body).to_bytes(4, "little") + body)
     return int.from_bytes(digest.digest(), "little")
@@ -42,7 +46,7 @@ def derive(root: int, *labels: Label) -> int:
 
 def words(seed: int, count: int) -> npt.NDArray[np.uint32]:
     """Return the first ``count`` 32-bit words of the Philox stream with this key: low half of each raw word first."""
-    raw = np.random.Philox(key=seed).random_raw((count + 1) // 2)
+    raw = _philox(seed).random_raw((count + 1) // 2)
     return raw.astype("<u8", copy=False).view("<u4")[:count]
 
 
@@ -53,5 +57,11 @@ def permutation(seed: int, count: int) -> npt.NDArray[np.int64]:
 
 def generator(seed: int) -> np.random.Generator:
     """Return a NumPy generator for draws that need no agreement between machines (fading, Dirichlet)."""
-    bits: Any = np.random.Philox(key=seed)
+    bits: Any = _philox(seed)
     return np.random.Generator(bits)
+
+
+def _philox(seed: int) -> np.random.Philox:
+    if not 0 <= seed < 1 << 128:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more, and below 2**128.")
+    return np.random.Philox(key=seed)

@@ -44,7 +44,7 @@ def partition(
         how: ``"iid"``, ``"dirichlet"`` or ``"classes"``.
         alpha: concentration of the Dirichlet draws; the smaller, the more uneven.
         classes_per_device: number of classes a device holds.
-        seed: the run's root seed.
+        seed: any non-negative integer; the partition's own. A run gives ``derive(root, "partition")``.
 
     Returns:
         For each device, the sorted positions of its samples.

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,10 @@ Images = tuple[Bytes, Bytes]
 """Images ``[N, C, H, W]`` and their labels ``[N]``."""
 
 _CHUNK = 1 << 22
-_DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
+_SPARE = 1 << 18  # bytes of all headers and padding: 20 times the official
+_HEADER = 1 << 13  # bytes of one header
+# The last three are what tarfile itself trips over in bad headers.
+_DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, IndexError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,22 +265,65 @@ def _digits() -> tuple[Images, Images, list[str]]:
     return (x[~test], y[~test]), (x[test], y[test]), [str(digit) for digit in range(10)]
 
 
+class _Bounded(gzip.GzipFile):
+    """A stream of which ``left`` bytes may be read, forwards: no archive can fill the memory, or go on for ever."""
+
+    left, at = _SPARE, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read at most ``size`` bytes."""
+        data = super().read(size)
+        self.left, self.at = self.left - len(data), self.at + len(data)
+        if self.left < 0:
+            raise OSError("its headers or its files are far too large")
+        return data
+
+    def tell(self) -> int:
+        """How many bytes were read."""
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: ARG002 -- tarfile counts from the start
+        """Read on, up to ``offset``."""
+        while self.at < offset and self.read(min(offset - self.at, _CHUNK)):
+            pass
+        if self.at != offset:
+            raise OSError("a header points back, or beyond the end")
+        return offset
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is short: tarfile holds headers in memory and is slow to search them."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read the first block of a header, and check how much more there is."""
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > _HEADER:
+            raise tarfile.ReadError(f"a header takes {member.size} bytes instead of at most {_HEADER}")
+        return member
+
+
 def _read_archive(place: Path, folder: str, sizes: dict[str, int], names: str, *, progress: bool) -> dict[str, Bytes]:
     """Read known members of a .tar.gz, to the end, so that gzip's own checksum is checked too."""
     found: dict[str, Bytes] = {}
     try:
         with (
-            gzip.open(place) as stream,
-            tarfile.open(fileobj=stream, mode="r|") as archive,
+            _Bounded(place) as stream,
+            tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive,
             bar(f"Reading {place.name}", sum(sizes.values()), show=progress) as advance,
         ):
+            room = 2 * sum(sizes.values())
             for member in archive:
-                top, _, name = member.name.removeprefix("./").partition("/")
-                if top != folder or not member.isreg() or (name not in sizes and name != names):
+                file = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+                if file is None:
                     continue
-                file = archive.extractfile(member)
-                if file is not None:
+                spare, stream.left = stream.left, room  # two accounts: one of headers, one of what the files hold
+                top, _, name = member.name.removeprefix("./").partition("/")
+                if top == folder and (name in sizes or name == names):
                     found[name] = _read_sized(place, name, file, member.size, sizes.get(name), advance)
+                while file.read(_CHUNK):
+                    pass
+                room, stream.left = stream.left, spare
             while stream.read(_CHUNK):
                 pass
     except _DAMAGED as error:
