@@ -259,9 +259,63 @@ def test_who_cannot_take_part_at_all_is_named_with_the_reason():
     assert diagnose(poor).constraints == ["energy"]
     assert diagnose(poor).deadline_s == np.inf
     broke = Problem(**(SIMPLE | {"budget_j": [5.0, 5.0, -1.0]}))
-    assert "device 2 cannot meet its energy with any share" in str(diagnose(broke))
+    assert "device 2 cannot meet its energy budget with any share" in str(diagnose(broke))
     with pytest.raises(InfeasibleError, match="Smallest deadline: none would do"):
         allocate(broke, policy="stretch")
+
+
+def advice(problem, method="exact", **more):
+    with pytest.raises(InfeasibleError) as caught:
+        allocate(problem, method, **more)
+    return str(caught.value).rsplit(". ", 1)[1]
+
+
+def test_the_advice_is_what_helps():
+    tight = Problem(**(SIMPLE | {"deadline_s": 0.07}))
+    assert (
+        advice(tight) == "Raise the deadline, the bandwidth or max_rate, or choose the policy 'leave-out' or 'stretch'."
+    )
+    assert advice(tight, "fixed", rate=0.9).startswith("Raise the deadline, the bandwidth or the rate, or")
+    late = Problem(**(SIMPLE | {"deadline_s": 1e-3}))
+    assert advice(late) == "Raise the deadline or max_rate, or choose the policy 'stretch'."
+    assert advice(late, policy="leave-out") == advice(late)
+    poor = Problem(**(SIMPLE | {"budget_j": [5.0, 5.0, 0.01]}))
+    for policy in ("error", "stretch"):
+        assert advice(poor, policy=policy) == "Raise the energy budget or max_rate, or choose the policy 'leave-out'."
+    broke = Problem(**(SIMPLE | {"budget_j": -1.0}))
+    for policy in ("error", "leave-out", "stretch"):
+        assert advice(broke, policy=policy) == "Raise the energy budget."
+    both = Problem(**(SIMPLE | {"deadline_s": 1e-3, "budget_j": [0.01, 5.0, 5.0]}))
+    assert advice(both) == "Raise max_rate or both the deadline and the energy budget."
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("make", [lambda seed: overloaded(seed=seed), lambda seed: subband(5, 1, seed=seed)])
+def test_the_budget_the_error_suggests_is_just_enough(make, equal):
+    for seed in range(10):
+        p = make(seed)
+        p = replace(p, deadline_s=np.asarray(1e9), budget_j=p.budget_j * 1e-3)
+        short = diagnose(p, equal=equal)
+        printed = float(re.search(r"energy budget: ([\d.e+-]+) J", str(short))[1])
+        assert diagnose(replace(p, budget_j=np.maximum(p.budget_j, printed)), equal=equal) is None
+        less = np.maximum(p.budget_j, short.budget_j * (1 - 1e-9))
+        assert diagnose(replace(p, budget_j=less), equal=equal) is not None
+
+
+def test_a_share_above_the_band_is_so_many_times_the_band():
+    wide = Problem(**(SIMPLE | {"comm_s": [0.2, 80.0, 0.1], "compute_s": 0.0}))
+    assert "device 1 needs 8 times the band to meet its deadline." in str(diagnose(wide))
+    whole = Problem(**(SIMPLE | {"comm_s": [0.2, 10.0, 0.1], "compute_s": 0.0}))
+    assert "device 1 needs about the whole band to meet its deadline;" in str(diagnose(whole))
+
+
+def test_the_error_holds_the_facts_and_names_are_put_in_last():
+    with pytest.raises(InfeasibleError) as caught:
+        allocate(Problem(**(SIMPLE | {"compute_s": [20.0, 20.0, 0.4]})))
+    short = caught.value.args[0]
+    assert short.devices == [0, 1]
+    assert "device 'phone' cannot" in short.text(["phone", "", ""])
+    assert "device 1 cannot" in short.text(["phone", "", ""])
 
 
 @pytest.mark.parametrize("equal", [False, True])
@@ -380,6 +434,12 @@ def test_bad_calls():
         allocate(p, policy="leaveout")
     with pytest.raises(ConfigError, match="needs a seed"):
         allocate(p, "random")
+    for seed in (-1, 2**128):
+        with pytest.raises(ConfigError, match=f"seed is {seed}; it must be 0 or more"):
+            allocate(p, "random", seed=seed)
+    for method in set(METHODS) - {"fixed"}:
+        with pytest.raises(ConfigError, match=f"rate is 0.5, but the method '{method}' takes none"):
+            allocate(p, method, rate=0.5, seed=0)
     with pytest.raises(ConfigError, match="needs a rate"):
         allocate(p, "fixed")
     with pytest.raises(ConfigError, match="above max_rate"):

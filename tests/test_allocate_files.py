@@ -36,11 +36,11 @@ def feddrop(*words):
 
 
 def test_the_examples_say_the_same_in_toml_csv_and_json(tmp_path):
-    from_toml, names = load(EXAMPLES / "problem.toml")
-    from_csv, same_names = load(EXAMPLES / "problem.csv")
+    from_toml, names, *_ = load(EXAMPLES / "problem.toml")
+    from_csv, same_names, *_ = load(EXAMPLES / "problem.csv")
     copy = tmp_path / "problem.json"
     copy.write_text(json.dumps(tomllib.loads((EXAMPLES / "problem.toml").read_text())))
-    from_json, _ = load(copy)
+    from_json, *_ = load(copy)
     assert names == same_names == ["phone", "old phone", "laptop", "sensor"]
     assert from_toml.weight.sum() == pytest.approx(1.0)
     for other in (from_csv, from_json):
@@ -48,7 +48,7 @@ def test_the_examples_say_the_same_in_toml_csv_and_json(tmp_path):
 
 
 def test_a_cell_file_is_the_cell():
-    problem, _ = load(EXAMPLES / "cell.toml")
+    problem, *_ = load(EXAMPLES / "cell.toml")
     loss = (1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 2e-3, 2e-3, 1e-3, 2e-4, 1e-3)
     cell = RadioConfig(energy_budget_j=300.0, path_loss=loss).cell(10, 5000, seed=0)
     same = cell.problem(cell.draw(0, 0), parameters=69_656, forward_flops=1_318_560)
@@ -81,10 +81,40 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
     file.write_text((EXAMPLES / "problem.toml").read_text().replace("deadline_s = 2.0", "deadline_s = 0.3"))
     failed = feddrop("allocate", file)
     assert failed.returncode == 2
-    assert "device 1 needs 0.875 of the band to meet its deadline" in " ".join(failed.stderr.split())
-    problem, names = load(file)
+    assert "device 'old phone' needs 0.875 of the band to meet its deadline" in " ".join(failed.stderr.split())
+    problem, names, *_ = load(file)
     assert "left out" in as_text(allocate(problem, policy="leave-out"), names)
     assert "stretched from 0.3 s" in as_text(allocate(problem, policy="stretch"), names, problem)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--rate", "0.5"), "rate is 0.5, but the method 'exact' takes none"),
+        (("--method", "random", "--seed", "-1"), "seed is -1; it must be 0 or more"),
+    ],
+)
+def test_the_command_refuses_what_it_would_ignore(words, message):
+    failed = feddrop("allocate", EXAMPLES / "problem.toml", *words)
+    assert failed.returncode == 2
+    assert message in " ".join(failed.stderr.split())
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
+    file = tmp_path / "cell.toml"
+    plain = (EXAMPLES / "cell.toml").read_text()
+    assert load(EXAMPLES / "cell.toml")[2:] == ("exact", "error")
+    assert load(EXAMPLES / "problem.toml")[2:] == ("exact", "error")
+    asked = plain + 'scheme = "equal"\npolicy = "leave-out"\ncosts = "formula"\n'
+    file.write_text(asked.replace("deadline_s = 8.0", "deadline_s = 1.0"))
+    assert load(file)[2:] == ("equal", "leave-out")
+    found = json.loads(feddrop("allocate", file, "--json").stdout)
+    assert found["method"] == "equal"
+    assert "left out" in {device["binding"] for device in found["devices"]}
+    found = json.loads(feddrop("allocate", file, "--json", "--method", "exact", "--policy", "stretch").stdout)
+    assert found["method"] == "exact"
+    assert found["deadline_s"] > 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,6 +141,14 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
         ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'devices'"),
         ("c.toml", "[radio]\n[model]\nparameters = 10\n", "forward_flops is missing"),
         ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "wrong type"),
+        ("c.toml", "[radio]\npath_loss = 'far'\n", "wrong type"),
+        ("c.toml", "[radio]\nscheme = 'exakt'\n", "radio.scheme is 'exakt'.*Did you mean 'exact'"),
+        ("c.toml", "[radio]\ncosts = 'measured'\n", "radio.costs is 'measured'.*allocate plans by the paper's formula"),
+        ("c.toml", "[radio]\n[cell]\nseed = -1\n", r"seed of \[cell\] is -1; it must be a whole number, 0 or more"),
+        ("c.toml", "[radio]\n[cell]\nround = -1\n", r"round of \[cell\] is -1"),
+        ("c.toml", "[radio]\n[cell]\ndevices = 'ten'\n", r"devices of \[cell\] is 'ten'.*1 or more"),
+        ("c.toml", "[radio]\n[cell]\nsamples = 'many'\n", r"samples of \[cell\] is 'many'"),
+        ("c.toml", "radio = 3\n", "radio is 3; it must be a table"),
         ("c.toml", "[radio]\n[extra]\n", "a table of the file is 'extra'"),
     ],
 )
@@ -127,7 +165,7 @@ def test_a_missing_file(tmp_path):
 
 
 def test_rows_text_and_json_agree():
-    problem, names = load(EXAMPLES / "problem.toml")
+    problem, names, *_ = load(EXAMPLES / "problem.toml")
     result = allocate(problem)
     table = rows(result, names)
     assert [row["rate"] for row in table] == result.rate.tolist()
@@ -137,7 +175,7 @@ def test_rows_text_and_json_agree():
 
 
 def test_the_picture_shows_what_it_says():
-    problem, names = load(EXAMPLES / "problem.toml")
+    problem, names, *_ = load(EXAMPLES / "problem.toml")
     result = allocate(problem)
     share, rate, use = draw(result, names).axes
     assert [bar.get_height() for bar in share.patches] == pytest.approx(result.share)
@@ -147,7 +185,7 @@ def test_the_picture_shows_what_it_says():
 
 
 def test_pictures_that_cannot_be(tmp_path):
-    problem, names = load(EXAMPLES / "problem.toml")
+    problem, names, *_ = load(EXAMPLES / "problem.toml")
     with pytest.raises(ConfigError, match="cannot write the picture"):
         save(allocate(problem), tmp_path / "no" / "where.png", names)
     with pytest.raises(ConfigError, match="cannot write the picture"):

@@ -53,21 +53,25 @@ def allocate(
             ``rate``, and the band in proportion to need; ``"none"`` is the paper's ideal without dropout.
         policy: what to do when no allocation meets the constraints: ``"error"``, ``"leave-out"`` the fewest devices, or
             ``"stretch"`` the deadline to the smallest that does.
-        seed: of the random split; the other methods take no notice of it.
-        rate: of the fixed method: a scalar or one a device.
+        seed: of the random split, 0 or more; the other methods take no notice of it.
+        rate: of the fixed method: a scalar or one a device; the other methods refuse it.
         warm: an earlier allocation for primal-dual to start from; the other methods take no notice of it.
 
     Raises:
-        InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline and
-            bandwidth that would do.
+        InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline,
+            bandwidth and energy budget that would do. It holds a :class:`Shortfall`.
     """
     if method not in METHODS or policy not in POLICIES:
         one_of("method", method, METHODS)
         one_of("policy", policy, POLICIES)
+    if rate is not None and method != "fixed":
+        raise ConfigError(
+            f"The rate is {rate}, but the method {method!r} takes none; leave it out, or choose the method 'fixed'."
+        )
     if method == "none":
         return baselines.none(problem)
-    if method == "random" and seed is None:
-        raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+    if method == "random":
+        _check_seed(seed)
     if method == "primal-dual" and isinstance(problem, SubbandProblem):
         raise ConfigError("The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'.")
     if method == "exact" and isinstance(problem, Problem):
@@ -79,7 +83,7 @@ def allocate(
     if method == "fixed":
         problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
 
-    problem, active = settle(problem, policy, equal=method == "equal")
+    problem, active = settle(problem, policy, equal=method == "equal", fixed=method == "fixed")
     if method == "equal":
         return baselines.equal(problem, active)
     if method == "random" and seed is not None:
@@ -92,8 +96,15 @@ def allocate(
         return primal_dual.solve(problem, active, warm=warm)
     found = exact.solve(problem, active)
     if found is None:  # only if rounding undid what was settled
-        raise InfeasibleError(str(diagnose(problem)))
+        raise InfeasibleError(diagnose(problem))
     return found
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is None:
+        raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+    if not 0 <= seed < 2**128:
+        raise ConfigError(f"The seed is {seed}; it must be 0 or more, and below 2**128.")
 
 
 def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

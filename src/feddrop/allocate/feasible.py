@@ -8,6 +8,7 @@ devices leave.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ FITS = 1.0 + 2.0**-40
 _ROOMY = 1.0 - 2.0**-46
 """What we choose ourselves, by leaving out or stretching, fits without rounding's help."""
 
+_MOST_J = 1e280
+"""Budgets are looked for up to here, and down to its inverse."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
@@ -38,6 +42,11 @@ class Shortfall:
             density noise, where a wider band lets in more noise, it is a lower estimate;
             :func:`feddrop.radio.smallest_bandwidth` has the true one.
         deadline_s: smallest deadline that would do; inf if none does.
+        budget_j: smallest energy budget that would do, net of circuit energy, if every device that has less gets it;
+            inf if none does.
+        rate: what to raise so that more may be dropped: ``"max_rate"``, or the ``"rate"`` of the fixed method; empty if
+            no rate would do.
+        policies: policies that would find an allocation; never the one in use.
         equal: whether the band must be split equally.
     """
 
@@ -47,24 +56,52 @@ class Shortfall:
     least_share: list[float]
     load: float
     deadline_s: float
+    budget_j: float
+    rate: str
+    policies: list[str]
     equal: bool
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, names: Sequence[str] = ()) -> str:
+        """Say it in words.
+
+        Args:
+            names: of all devices, by number; a device without a name, or with an empty one, is called by its number.
+        """
+        where = "" if self.round is None else f"Round {self.round} of the batch: "
+        split = " when the band is split equally" if self.equal else ""
+        rate = "At the rate given" if self.rate == "rate" else "At the highest rate allowed"
         need = "; ".join(
-            f"device {device} cannot meet its {word} with any share of the band"
-            if np.isinf(share)
-            else f"device {device} needs {share:.3g} of the band to meet its {word}"
+            f"{_called(device, names)} {_need(share, 'energy budget' if word == 'energy' else word)}"
             for device, word, share in zip(self.devices, self.constraints, self.least_share, strict=True)
         )
-        split = " when the band is split equally" if self.equal else ""
-        late = "none would do" if np.isinf(self.deadline_s) else f"{_up(self.deadline_s)} s"
-        wide = "none would do" if np.isinf(self.load) else f"{_up(self.load)} times the present one"
-        where = "" if self.round is None else f"Round {self.round} of the batch: "
         return (
             f"{where}No rates and shares meet the deadline and the energy budgets{split}. "
-            f"At the highest rate allowed, {need}. Smallest deadline: {late}. Smallest bandwidth: {wide}. "
-            "Change them, raise max_rate, or choose the policy 'leave-out' or 'stretch'."
+            f"{rate}, {need}. {' '.join(self._enough())} {self._advice()}"
         )
+
+    def _enough(self) -> list[str]:
+        """How much of what would do."""
+        late = "none would do" if np.isinf(self.deadline_s) else f"{_up(self.deadline_s)} s"
+        wide = "none would do" if np.isinf(self.load) else f"{_up(self.load)} times the present one"
+        found = [f"Smallest deadline: {late}.", f"Smallest bandwidth: {wide}."]
+        if not np.isinf(self.budget_j):
+            joules = f"{_up(self.budget_j)} J net of circuit energy, for every device that has less"
+            found.append(f"Smallest energy budget: {joules}.")
+        elif np.isinf(self.deadline_s) or "energy" in self.constraints:
+            found.append("Smallest energy budget: none would do.")
+        return found
+
+    def _advice(self) -> str:
+        """What to change, and which policy to choose: only what helps."""
+        enough = {"the deadline": self.deadline_s, "the bandwidth": self.load, "the energy budget": self.budget_j}
+        rate = {"": [], "rate": ["the rate"]}.get(self.rate, [self.rate])
+        change = [name for name, value in enough.items() if not np.isinf(value)]
+        change = [*change, *rate] if change else [*rate, "both the deadline and the energy budget"]
+        policy = f", or choose the policy {_either([repr(name) for name in self.policies])}" if self.policies else ""
+        return f"Raise {_either(change)}{policy}."
 
 
 def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
@@ -78,7 +115,9 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
     return _explain(problem, over, equal) if over.any() else None
 
 
-def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[AnyProblem, BoolArray]:
+def settle(
+    problem: AnyProblem, policy: str, *, equal: bool = False, fixed: bool = False
+) -> tuple[AnyProblem, BoolArray]:
     """Make a problem feasible as the policy says.
 
     Args:
@@ -86,6 +125,7 @@ def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[An
         policy: ``"error"`` raises InfeasibleError; ``"leave-out"`` leaves out the fewest devices, those that need
             most of the band; ``"stretch"`` takes the smallest deadline that does, round by round.
         equal: whether the band must be split equally.
+        fixed: whether the highest rate of the problem is the one rate asked for.
 
     Returns:
         The problem to solve, and which devices have a part in it, ``[..., num_devices]``.
@@ -107,11 +147,13 @@ def settle(problem: AnyProblem, policy: str, *, equal: bool = False) -> tuple[An
         if not hopeless.any():
             longer = problem.deadline_s * (factor if len(problem.shape) == 2 else factor[0])
             return replace(problem, deadline_s=longer), active
-    raise InfeasibleError(str(_explain(problem, hopeless, equal)))
+    raise InfeasibleError(_explain(problem, hopeless, equal, policy=policy, fixed=fixed))
 
 
-def _explain(problem: AnyProblem, rounds: BoolArray, equal: bool) -> Shortfall:
-    """Explain the first of these rounds, ``[..., 1]``."""
+def _explain(
+    problem: AnyProblem, rounds: BoolArray, equal: bool, *, policy: str = "error", fixed: bool = False
+) -> Shortfall:
+    """Explain the first of these rounds, ``[..., 1]``; the policy in use is no remedy."""
     number = None
     if len(problem.shape) == 2:
         number = int(np.argmax(rounds))
@@ -121,13 +163,19 @@ def _explain(problem: AnyProblem, rounds: BoolArray, equal: bool) -> Shortfall:
     alone = int(np.sum(present & ~(least <= FITS)))
     worst = order[: min(alone or 3, 5, int(present.sum()))]
     by_energy = problem.least_share(_top(problem), np.inf)
+    deadline_s = float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0])
+    remedies = {"leave-out": _fewest_left_out(least, present, equal).any(), "stretch": deadline_s < np.inf}
     return Shortfall(
         round=number,
         devices=[int(k) for k in worst],
         constraints=["energy" if by_energy[k] >= least[k] else "deadline" for k in worst],
         least_share=[float(least[k]) for k in worst],
         load=float(_load(least, present, equal)[0]),
-        deadline_s=float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0]),
+        deadline_s=deadline_s,
+        budget_j=_smallest_budget(problem, present, equal),
+        # A device without anything to spend is over its budget at any rate.
+        rate="" if (present & (problem.budget_j <= 0)).any() else "rate" if fixed else "max_rate",
+        policies=[name for name, helps in remedies.items() if helps and name != policy],
         equal=equal,
     )
 
@@ -197,6 +245,47 @@ def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
         high, f_high = np.where(fine, middle, high), np.where(fine, f, f_high)
         low, f_low = np.where(fine, low, middle), np.where(fine, f_low, f)
     return high
+
+
+def _smallest_budget(problem: AnyProblem, active: BoolArray, equal: bool) -> float:
+    """Smallest budget of a single round that, given to all who have less, makes the load fit; inf if none does."""
+
+    def fits(budget_j: float) -> bool:
+        richer = replace(problem, budget_j=np.maximum(problem.budget_j, budget_j))
+        return bool((_load(richer.least_share(_top(problem)), active, equal) <= _ROOMY).all())
+
+    if not fits(np.inf):
+        return np.inf
+    high = 1.0
+    while not fits(high):
+        high *= 16.0
+        if high > _MOST_J:
+            return np.inf
+    low = high
+    while low > 1.0 / _MOST_J and fits(low):
+        low /= 16.0
+    while low < (1.0 - 1e-13) * high:
+        middle = float(np.sqrt(low) * np.sqrt(high))
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _called(device: int, names: Sequence[str]) -> str:
+    return f"device {names[device]!r}" if names and names[device] else f"device {device}"
+
+
+def _need(share: float, limit: str) -> str:
+    """Which part of the band a device needs to meet its limit."""
+    if np.isinf(share):
+        return f"cannot meet its {limit} with any share of the band"
+    part = f"{share:.3g} {'times' if share > 1 else 'of'} the band"
+    return f"needs {'about the whole band' if part.startswith('1 ') else part} to meet its {limit}"
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def _up(value: float) -> str:

@@ -9,7 +9,8 @@ A problem file says what every device needs, as :class:`~feddrop.allocate.Proble
 
 Or a ``.toml`` or ``.json`` file describes a cell: a ``radio`` table (:class:`~feddrop.radio.RadioConfig`), a ``cell``
 table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
-``forward_flops``.
+``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` say how to allocate. Costs are the paper's formula:
+``radio.costs = "measured"`` needs the frames of a run and is refused.
 """
 
 from __future__ import annotations
@@ -20,22 +21,44 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feddrop.allocate.allocation import Allocation, AnyProblem
+from feddrop.allocate.feasible import Shortfall
 from feddrop.allocate.problem import Problem
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, InfeasibleError, one_of
 from feddrop.radio.config import RadioConfig
 
 _DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
 _COMMON_KEYS = ("deadline_s", "max_rate", "budget_j")
+_CELL_KEYS = {
+    "radio": tuple(field.name for field in fields(RadioConfig)),
+    "cell": ("devices", "samples", "seed", "round"),
+    "model": ("parameters", "forward_flops"),
+}
 
 
-def load(path: str | Path) -> tuple[AnyProblem, list[str]]:
-    """Read a problem, and the names of its devices, from a TOML, CSV or JSON file."""
+class Given(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        problem: one round.
+        names: of the devices; empty where the file gives none.
+        method: ``radio.scheme`` of a cell, else ``"exact"``.
+        policy: ``radio.policy`` of a cell, else ``"error"``.
+    """
+
+    problem: AnyProblem
+    names: list[str]
+    method: str = "exact"
+    policy: str = "error"
+
+
+def load(path: str | Path) -> Given:
+    """Read a problem, the names of its devices and how to allocate from a TOML, CSV or JSON file."""
     path = Path(path)
     kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
     try:
@@ -60,7 +83,7 @@ def load(path: str | Path) -> tuple[AnyProblem, list[str]]:
     return _problem(table, devices)
 
 
-def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> tuple[Problem, list[str]]:
+def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> Given:
     for key in common:
         one_of("a key of the problem", key, _COMMON_KEYS)
     if not devices:
@@ -90,7 +113,8 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
     )
     if not problem.weight.any():
         raise ConfigError("all weights are 0; at least one device must have samples.")
-    return replace(problem, weight=problem.weight / problem.weight.sum()), [str(name) for name in column("name", "")]
+    problem = replace(problem, weight=problem.weight / problem.weight.sum())
+    return Given(problem, [str(name) for name in column("name", "")])
 
 
 def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -100,24 +124,49 @@ def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         raise ConfigError(f"{key} is {values!r}; it must be a number.") from None
 
 
-def _from_cell(table: Mapping[str, Any], folder: Path) -> tuple[AnyProblem, list[str]]:
+def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
     for key in table:
-        one_of("a table of the file", key, ("radio", "cell", "model"))
-    radio, cell, model = (dict(table.get(name, {})) for name in ("radio", "cell", "model"))
-    for key in radio:
-        one_of("a key of [radio]", key, (field.name for field in fields(RadioConfig)))
-    for key in cell:
-        one_of("a key of [cell]", key, ("devices", "samples", "seed", "round"))
-    for key in model:
-        one_of("a key of [model]", key, ("parameters", "forward_flops"))
+        one_of("a table of the file", key, _CELL_KEYS)
+    radio, cell, model = (_table(table, name) for name in _CELL_KEYS)
+    if radio.get("costs") == "measured":
+        raise ConfigError(
+            "radio.costs is 'measured', but nothing is measured here: allocate plans by the paper's formula. "
+            'Leave it out or write costs = "formula"; `feddrop run` plans by measured costs.'
+        )
+    devices, seed, number = _whole(cell, "devices", 10, 1), _whole(cell, "seed", 0), _whole(cell, "round", 0)
     listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in radio.items()}
-    seed = int(cell.get("seed", 0))
+    samples = _numbers("samples of [cell]", cell.get("samples", 5000))
     try:
-        built = RadioConfig(**listed).cell(int(cell.get("devices", 10)), cell.get("samples", 5000), seed, folder=folder)
-    except TypeError as error:
-        raise ConfigError(f"a value of [radio] or [cell] has the wrong type: {error}.") from None
-    problem = built.problem(built.draw(int(cell.get("round", 0)), seed), **model)
-    return problem, [""] * built.devices
+        config = RadioConfig(**listed)
+        built = config.cell(devices, samples, seed, folder=folder)
+        problem = built.problem(built.draw(number, seed), **model)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a value of [radio], [cell] or [model] has the wrong type: {error}.") from None
+    return Given(problem, [""] * built.devices, config.scheme, config.policy)
+
+
+def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = table.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r}; it must be a table of keys and values.")
+    for key in value:
+        one_of(f"a key of [{name}]", key, _CELL_KEYS[name])
+    return value
+
+
+def _whole(cell: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
+    value = cell.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key} of [cell] is {value!r}; it must be a whole number, {least} or more.")
+    return value
+
+
+def with_names(error: InfeasibleError, names: Sequence[str]) -> InfeasibleError:
+    """The same error, with devices called by their names."""
+    reason = error.args[0]
+    return InfeasibleError(reason.text(names)) if isinstance(reason, Shortfall) else error
 
 
 def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
