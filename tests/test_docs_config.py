@@ -1,0 +1,126 @@
+"""docs/config.md has every key of a configuration, with the default and the words that the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddrop
+from feddrop.allocate import METHODS, POLICIES
+from feddrop.config import RunConfig, to_table
+from feddrop.data import DATASETS, PARTITIONS
+from feddrop.methods.feddrop import RULES
+from feddrop.methods.feddst import LAYER_SPARSITIES
+from feddrop.models import INITS
+from feddrop.radio.cell import NOISES
+from feddrop.subnets.cut import COUNTS, LEVELS
+from feddrop.subnets.frames import DTYPES
+from feddrop.training import SCHEDULES
+
+DOCS = Path(__file__).parents[1] / "docs"
+CHOICES = {
+    "data.name": DATASETS,
+    "data.partition": PARTITIONS,
+    "model.init": INITS,
+    "subnet.level": LEVELS,
+    "subnet.count": COUNTS,
+    "train.schedule": SCHEDULES,
+    "aggregation.rule": RULES,
+    "feddst.layer_sparsity": LAYER_SPARSITIES,
+    "execution.wire": DTYPES,
+    "radio.scheme": METHODS,
+    "radio.policy": POLICIES,
+    "radio.noise": NOISES,
+}
+
+
+def described(text: str) -> dict[str, tuple[str, ...]]:
+    """The rows of the tables of keys: ``section.key`` -> default, allowed, meaning."""
+    rows: dict[str, tuple[str, ...]] = {}
+    section, in_keys = "", False
+    for line in text.splitlines():
+        if line.startswith("## "):
+            named = re.fullmatch(r"## `\[(\w+)\]`", line)
+            section = f"{named[1]}." if named else ""
+        in_keys = line.startswith("|") and (in_keys or line.startswith("| key |"))
+        if in_keys and line.startswith("| `"):
+            key, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+            name = section + key.strip("` ")
+            assert len(cells) == 3, f"{name}: a row has four cells"
+            assert name not in rows, f"{name} has two rows"
+            rows[name] = tuple(cells)
+    return rows
+
+
+def defaults(cls: type[Any] = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Every key of a configuration with its default, as plain values; those of ``[radio]`` too, off by default."""
+    found: dict[str, Any] = {}
+    plain = to_table(cls())
+    for name, hint in typing.get_type_hints(cls).items():
+        options = [option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)]
+        if options:
+            found |= defaults(typing.cast(type[Any], options[0]), f"{prefix}{name}.")
+        else:
+            found[prefix + name] = list(plain[name]) if isinstance(plain[name], tuple) else plain[name]
+    return found
+
+
+def problems(text: str) -> list[str]:
+    """What the page leaves out, makes up or has wrong."""
+    rows, keys = described(text), defaults()
+    found = [f"{key} has no row" for key in keys if key not in rows]
+    found += [f"{key} is no key" for key in rows if key not in keys]
+    for key, (default, allowed, meaning) in rows.items():
+        shown = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        if key in keys and (shown != keys[key] or isinstance(shown, bool) != isinstance(keys[key], bool)):
+            found.append(f"the default of {key} is {keys[key]!r}, not {shown!r}")
+        if not meaning.strip():
+            found.append(f"{key} has no meaning")
+        words = re.findall(r'`"([\w-]+)"`', allowed)
+        if key in CHOICES and set(words) != set(CHOICES[key]):
+            found.append(f"{key} may be {sorted(CHOICES[key])}, not {sorted(words)}")
+    return found
+
+
+def test_every_key_has_a_row_with_its_default():
+    text = (DOCS / "config.md").read_text()
+    assert len(defaults()) > 50
+    assert not problems(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("| `eval_every` |", "| `eval_each` |", "eval_every has no row"),
+        ("| `eval_every` |", "| `eval_each` |", "eval_each is no key"),
+        ("| `bandwidth_hz` | `10e6` |", "| `bandwidth_hz` | `20e6` |", "the default of radio.bandwidth_hz"),
+        ("| `biases` | `false` |", "| `biases` | `true` |", "the default of subnet.biases is False"),
+        ('`"int8"`', '`"int4"`', "execution.wire may be"),
+    ],
+)
+def test_a_stale_page_is_noticed(before, after, problem):
+    text = (DOCS / "config.md").read_text()
+    assert before in text
+    assert any(line.startswith(problem) for line in problems(text.replace(before, after)))
+
+
+def test_every_field_of_a_record_is_described(tmp_path, digits):
+    text = (DOCS / "config.md").read_text()
+    named = set(re.findall(r"`(\w+)`", text.partition("A line of `metrics.jsonl`")[2]))
+    config = RunConfig.from_toml("rounds = 1\ndata.devices = 2\nmodel.width = 0.2\nradio.deadline_s = 60")
+    (record,) = feddrop.Run(config, tmp_path / "run", dataset=digits)
+    assert set(record) | set(record["devices"][0]) <= named
+
+
+def test_every_page_is_in_the_navigation_and_on_the_first_page():
+    pages = [path.name for path in DOCS.glob("*.md")]
+    nav = re.findall(r"[\w-]+\.md", (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:")[2])
+    assert sorted(nav) == sorted(pages)
+    linked = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert ["index.md", *linked] == nav
