@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feddrop.config import to_table
+from feddrop.errors import RunError
 from feddrop.models import build, count_parameters
-from feddrop.paper import EXPERIMENTS, remark, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, accuracy, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
 from feddrop.paper.published import CLAIMS, RATES, TABLE
-from feddrop.paper.resources import convergence_round, plateau_of
+from feddrop.paper.resources import convergence_round, make_accuracy, make_latency, plateau_of
 from feddrop.paper.store import Result, Store, key_of
 from feddrop.paper.sweep import sweep
 from feddrop.radio import overheads
@@ -54,16 +56,67 @@ def test_a_sweep_trains_once_resumes_and_shares(tmp_path):
     next(iter(Run(half, store.folder(half))))  # killed after its first round
     first_line = (store.folder(half) / "metrics.jsonl").read_text()
     seen = []
-    results = sweep([whole, half, whole], store, workers=2, watch=lambda d, t: seen.append((d, t)))
-    assert set(results) == {key_of(whole), key_of(half)}
+    sweep([whole, half, whole], store, workers=2, watch=lambda d, t: seen.append((d, t)))
     assert seen[-1] == (4, 4)
     assert (store.folder(half) / "metrics.jsonl").read_text().startswith(first_line)
     alone = Store(tmp_path / "other", tmp_path / "other-work")
-    again = sweep([half], alone, workers=1, watch=quiet)[key_of(half)]
-    assert again.series == results[key_of(half)].series
+    sweep([half], alone, workers=1, watch=quiet)
+    assert alone.get(half).series == store.get(half).series
     stamp = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
     sweep([whole, half], store, workers=2, watch=quiet)
     assert stamp == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path):
+    store = Store(tmp_path / "results", tmp_path / "work")
+    good, hopeless = SETTING.run(rate=0.2), SETTING.run(rate=0.2)
+    hopeless = replace(hopeless, train=replace(hopeless.train, lr=1e30))
+    with pytest.raises(RunError, match=rf"1 of 2 runs failed(.|\n)*{key_of(hopeless)}: no device returned") as failure:
+        sweep([hopeless, good], store, workers=1, watch=quiet)
+    assert "Lower the learning rate" in str(failure.value)
+    assert store.get(good) is not None
+    assert store.get(hopeless) is None
+
+
+def test_the_store_believes_nothing(tmp_path):
+    store, config = Store(tmp_path / "results", tmp_path / "work"), SETTING.run(rate=0.2)
+    next(iter(Run(config, store.folder(config))))
+    with pytest.raises(RunError, match="does not hold rounds 1 to 2"):
+        store.put(config)
+    other = SETTING.run(rate=0.4)
+    result = {"config": to_table(other), "version": "0", "series": {}, "wall_s": 1.0}
+    path = tmp_path / "results" / f"{key_of(config)}.json"
+    path.parent.mkdir()
+    for text, message in ((json.dumps(result), "another configuration"), ("{", "is not a result"), ("[]", "is not")):
+        path.write_text(text)
+        with pytest.raises(RunError, match=message):
+            store.get(config)
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_do_not_outlive_a_killed_command(tmp_path, kill):
+    command = [sys.executable, "-m", "feddrop", "paper", "accuracy", "--scale", "smoke"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not list(tmp_path.rglob("metrics.jsonl")):
+        time.sleep(0.1)
+    process.send_signal(kill)
+    process.wait()
+    while time.monotonic() < end and alive(process.pid):
+        time.sleep(0.1)
+    assert not alive(process.pid)
 
 
 @pytest.mark.slow
@@ -103,8 +156,8 @@ def test_a_page_of_what_was_not_run_says_so(tmp_path):
     assert not (tmp_path / "work").exists()
 
 
-def fake(accuracy: list[float]) -> Result:
-    return Result(config={}, version="0", series={"test_accuracy": accuracy}, wall_s=1.0)
+def fake(values: list[float]) -> Result:
+    return Result(config={}, version="0", series={"test_accuracy": values, "mean_rate": values}, wall_s=1.0)
 
 
 def test_convergence_round_by_hand():
@@ -123,6 +176,29 @@ def test_outcomes():
     assert outcome([None, None]) == OPEN
     assert "1 of 2" in outcome([True, False])
     assert "1 of 2" in outcome([True, None])
+
+
+def test_what_was_not_shown_does_not_hold():
+    """Every scheme with dropout stays at chance: nothing that the figures are to show can be read off them."""
+    for make in (make_latency, make_accuracy):
+        page = make(SMOKE, lambda config: fake([0.01] * 2 if config.radio else [0.2, 0.3]))
+        assert {verdict.outcome for verdict in page.verdicts} == {FAILS}
+
+
+def test_verdicts_on_the_table():
+    def verdicts(curve):
+        def find(config):
+            return fake([curve[config.rate]] * 5) if config.rate in curve and config.method == "feddrop" else None
+
+        return {verdict.claim: verdict.outcome for verdict in accuracy.make(SMOKE, find).verdicts}
+
+    falling, peaked = {0.0: 0.26, 0.2: 0.24, 0.4: 0.2}, {0.0: 0.16, 0.2: 0.18, 0.4: 0.1}
+    assert verdicts(falling)["underfit-falls"] == HOLDS
+    assert "2 of 4" in verdicts(falling)["overfit-peaks"]  # it falls, but from rate 0
+    assert verdicts(peaked)["overfit-peaks"] == HOLDS
+    assert verdicts({0.0: 0.16, 0.2: 0.1601, 0.4: 0.1})["overfit-peaks"] != HOLDS  # within the noise
+    assert verdicts({0.0: 0.26, 0.4: 0.2})["underfit-falls"] == OPEN
+    assert verdicts({0.0: 0.26, 0.2: 0.2})["underfit-falls"] == OPEN
 
 
 def test_deadlines_give_the_rates_they_are_made_for():

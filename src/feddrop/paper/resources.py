@@ -79,6 +79,7 @@ def _figure_page(
     fewer: list[bool | None] = []
     narrows: list[bool | None] = []
     notes: list[str] = []
+    ties = 0
     for panel, scenario in zip(axes, SCENARIOS, strict=True):
         base, points = find(no_dropout(scale, scenario)), points_of(scale, scenario)
         rows = []
@@ -102,25 +103,24 @@ def _figure_page(
         )
         own_rounds = _rounds(base, base)[0] if base else None
         _draw_curves(panel, [value for value, _ in points], curves, own_rounds, axis)
-        late = scale.settings[scenario].figure_rounds + 1
-        known = {s: [late if v is None else v for v in c] for s, c in curves.items()} if base else {}
         done = all(find(config) is not None for _, by_scheme in points for config in by_scheme.values())
         if done and base:
-            mine, theirs = known["exact"], known["random"]
-            best = _rounds(base, base)[0] or late
+            mine, theirs = ([np.inf if v is None else v for v in curves[scheme]] for scheme in ("exact", "random"))
             notes.append(
-                f"{scenario}: proposed {_listed(mine)} rounds, bandwidth-aware {_listed(theirs)}, without {best}"
+                f"{scenario}: proposed {_listed(curves['exact'])} rounds, bandwidth-aware {_listed(curves['random'])}, "
+                f"without dropout {own_rounds}"
             )
-            falls.append(all(a >= b for a, b in pairwise(mine)))
-            fewer += [a <= b for a, b in zip(mine, theirs, strict=True)]
-            narrows.append(mine[0] - best >= mine[-1] - best)
+            falls.append(mine[0] > mine[-1] and all(a >= b for a, b in pairwise(mine)))
+            fewer += [a < b for a, b in zip(mine, theirs, strict=True)]
+            ties += sum(a == b for a, b in zip(mine, theirs, strict=True))
+            narrows.append(mine[0] > mine[-1])
         else:
             falls.append(None)
             fewer += [None] * len(points)
             narrows.append(None)
     verdicts = [
         Verdict(claim, "; ".join(notes), outcome(falls)),
-        Verdict("fewer-rounds", f"{axis}: {_points(fewer)}", outcome(fewer)),
+        Verdict("fewer-rounds", f"{axis}: fewer at {_points(fewer)}, as many at {ties}", outcome(fewer)),
         Verdict("gap-narrows", f"{axis}: first against last point", outcome(narrows)),
     ]
     legend(axes[0])
@@ -131,8 +131,8 @@ def _rounds(result: Result, base: Result) -> list[int | None]:
     return [convergence_round(result, plateau_of(base), share) for share in SHARES]
 
 
-def _listed(rounds: list[int]) -> str:
-    return ", ".join(map(str, rounds))
+def _listed(rounds: list[int | None]) -> str:
+    return ", ".join("–" if r is None else str(r) for r in rounds)
 
 
 def _points(answers: list[bool | None]) -> str:
@@ -140,7 +140,7 @@ def _points(answers: list[bool | None]) -> str:
 
 
 def _slashed(rounds: list[int | None]) -> str:
-    return " / ".join("–" if r is None else str(r) for r in rounds)
+    return _listed(rounds).replace(", ", " / ")
 
 
 def _draw_curves(panel: Axes, x: list[float], curves: dict[str, list[int | None]], base: int | None, axis: str) -> None:
@@ -190,7 +190,7 @@ def make_accuracy(scale: Scale, find: Lookup) -> Page:
             panel.axhline(100 * base.accuracy, color="grey", linestyle=":", label="without dropout")
         panel.set_xlabel("deadline, s")
         pairs = zip(table["exact"], table["random"], strict=True)
-        above += [None if a is None or b is None else a >= b for a, b in pairs]
+        above += [None if a is None or b is None else a > b for a, b in pairs]
         if scenario == "overfitting":
             own = _accuracy(base)
             beyond += [None if a is None or own is None else a > own for a in table["exact"]]

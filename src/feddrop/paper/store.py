@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop import checkpoints
-from feddrop.config import RunConfig, to_table
+from feddrop.config import RunConfig, from_table, to_table
+from feddrop.errors import FeddropError, RunError
 
 _SERIES = ("train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j")
 LAST = 5
@@ -97,7 +98,16 @@ class Store:
     def get(self, config: RunConfig) -> Result | None:
         """Return the finished run of a configuration, or None."""
         path = self.results / f"{key_of(config)}.json"
-        return Result(**json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            result = Result(**json.loads(path.read_text()))
+            same = key_of(from_table(RunConfig, result.config)) == path.stem
+        except (ValueError, TypeError, FeddropError) as error:
+            raise RunError(f"{path} is not a result: {error}. Delete it, and it is trained again.") from None
+        if not same:  # a default has changed since
+            raise RunError(f"{path} is of another configuration. Delete it, and it is trained again.")
+        return result
 
     def rounds_done(self, config: RunConfig) -> int:
         """Count the rounds of a configuration that are saved, finished or not."""
@@ -110,6 +120,8 @@ class Store:
         """Turn the finished run folder of a configuration into a result."""
         folder = self.folder(config)
         records = checkpoints.read_lines(folder / "metrics.jsonl")
+        if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
+            raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it, and it is trained again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
         rates = [[d["rate"] for d in record["devices"] if d["status"] == "ok"] for record in records]
         series["mean_rate"] = [float(np.mean(row)) if row else None for row in rates]
