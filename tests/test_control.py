@@ -128,3 +128,26 @@ def test_covering_is_close(tmp_path):
 def test_little_of_the_deadline_is_wasted(tmp_path):
     (record, *_) = run_with(tmp_path, "radio.deadline_s=0.4")
     assert all(0.98 * 0.4 <= d["latency_s"] <= 0.4 for d in record["devices"] if d["binding"] == "deadline")
+
+
+def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
+    """Primal-dual warm starts are replayed round by round, each once, and in order."""
+    job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
+    real, seen = job.control._decide, []
+    first = real(1)
+
+    def decide(round_):
+        seen.append(round_)
+        job.control._last = (round_, first.allocation)
+        return first
+
+    job.control._last = None
+    monkeypatch.setattr(job.control, "_decide", decide)
+    job.control.decide(3000)
+    job.control.decide(3001)
+    assert seen == list(range(1, 3002))
+
+
+def test_fixed_rates_are_not_called_a_cap(tmp_path):
+    records = run_with(tmp_path, "rate=0.4", "radio.scheme=fixed", "radio.deadline_s=100.0")
+    assert {d["binding"] for record in records for d in record["devices"]} == {"none"}

@@ -1,17 +1,21 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from feddrop import params
 from feddrop.errors import RunError
 from feddrop.executors import Processes, Samples, Serial, Task
 from feddrop.methods.feddrop import feddrop
 from feddrop.rounds import run_round
+from feddrop.subnets import frames
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.training import TrainConfig
 
@@ -111,3 +115,69 @@ def test_updates_are_folded_in_as_they_arrive(tiny, digits):
     )
     assert events == ["computed", "merged"] * 3
     serial.close()
+
+
+class Tampered:
+    """An executor whose device 1 answers with a frame that was changed on its way."""
+
+    def __init__(self, serial, change):
+        self._serial, self._change = serial, change
+
+    def compute(self, pushed):
+        for device, reply in enumerate(self._serial.compute(pushed)):
+            yield reply._replace(frame=self._change(reply.frame)) if device == 1 else reply
+
+
+def rewritten(frame, subnet, **header):
+    """Return the same update with another header and values of 3e38, whole and with a right checksum."""
+    head = replace(frames.parse(frame).header, **header)
+    size = 3e38 if not header else 0.01
+    return frames.encode(head, subnet, {name: torch.full((piece.size,), size) for name, piece in subnet.items()})
+
+
+@pytest.mark.parametrize(("header", "reason"), [({}, "diverged"), ({"samples": 2**62}, "it has 60")])
+def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
+    task = task_for(tiny, digits)
+    serial = Serial(task)
+    method = task.factory(tiny, (1, 16, 16))
+    subnet = method.cut(method.plan({}, {}, 1, {0: 0.1, 1: 0.1, 2: 0.1}, 1)[1])
+    tampered = Tampered(serial, partial(rewritten, subnet=subnet, **header))
+    whole = params.from_model(tiny)
+    samples = [60] * 5
+    got = run_round(method, tampered, whole, {}, round_=1, rates={0: 0.1, 1: 0.1, 2: 0.1}, seed=1, samples=samples)
+    assert [record.status == "ok" for record in got.devices] == [True, False, True]
+    assert reason in got.devices[1].status
+    without = run_round(method, serial, whole, {}, round_=1, rates={0: 0.1, 2: 0.1}, seed=1, samples=samples)
+    assert all(torch.equal(without.params[name], got.params[name]) for name in whole)
+    serial.close()
+
+
+def test_a_device_that_fails_does_not_stop_the_others(digits):
+    """Batch norm cannot train on the one sample that is left for the last minibatch of device 1."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    task = replace(task_for(model, digits), parts=list(torch.arange(300).split([60, 65, 60, 60, 55])))
+    serial = Serial(task)
+    _, records, _ = rounds_with(serial, task, rates={0: 0.1, 1: 0.1, 2: 0.1})
+    assert [record.status == "ok" for record in records] == [True, False, True]
+    assert records[1].status.startswith("ValueError: Expected more than 1 value per channel")
+    with pytest.raises(RunError, match="no device returned a usable update in round 1: ValueError"):
+        rounds_with(serial, task, rates={1: 0.1})
+    serial.close()
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_are_a_clear_error(tiny, digits, tmp_path):
+    class Local(nn.Linear):
+        pass
+
+    with pytest.raises(RunError, match="top level of a module"):
+        Processes(task_for(nn.Sequential(nn.Flatten(), Local(256, 10)), digits), 1)
+    script = tmp_path / "unguarded.py"  # each worker runs the script again, and dies of it
+    script.write_text(
+        "import feddrop\n"
+        "config = feddrop.RunConfig.from_toml('', ['execution.executor=processes', 'data.train_limit=50'])\n"
+        "feddrop.run(config, 'out')\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "__name__ == '__main__'" in done.stderr

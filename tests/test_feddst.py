@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from feddrop import params
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError
 from feddrop.executors import Samples, Serial, Task
 from feddrop.method import Update
 from feddrop.methods.feddst import FeddstConfig, feddst, largest, layer_sparsities, prune, readjust
@@ -316,8 +316,6 @@ def test_merge_is_the_mean_over_holders(tiny):
             mean = (flat[i] if mask[i] else 0.0) + (total[i] / holders[i] if holders[i] else 0.0)
             assert got[i] == pytest.approx(mean if kept[i] else 0.0, abs=1e-5)
             assert holders[i] or not kept[i]
-    with pytest.raises(RunError, match="no device"):
-        method.merge(state, whole, iter(()))
 
 
 # Traffic
@@ -493,7 +491,7 @@ def test_as_released_zeroes_active_weights_and_softens_the_loss(tiny, digits):
         ("[feddst]\nreadjust_until = -0.1", "readjust_until"),
         ("[feddst]\nreadjust_every = 0", "at least 1"),
         ("method = 'feddts'", "Did you mean 'feddst'"),
-        ("method = 'feddst'\nsubnet.level = 'unit'", "single weights"),
+        ("method = 'feddst'\nsubnet.level = 'unit'", r"\[subnet\] differs"),
     ],
 )
 def test_bad_settings_say_what_to_do(toml, message):

@@ -13,7 +13,7 @@ import torch
 
 from feddrop import params
 from feddrop.data import from_arrays
-from feddrop.errors import FrameError, RunError
+from feddrop.errors import FrameError
 from feddrop.executors import Samples, Serial, Task
 from feddrop.method import Assignment, Update
 from feddrop.methods.feddrop import feddrop
@@ -235,8 +235,6 @@ def test_weights_of_devices_are_their_samples(factory, tiny):
         updates.append(update)
     merged, _ = method.merge(state, whole, iter(updates))
     torch.testing.assert_close(merged["fc2.bias"], whole["fc2.bias"] + 13 / 4)
-    with pytest.raises(RunError, match="no device"):
-        method.merge(state, whole, iter(()))
 
 
 def test_at_rate_zero_it_is_federated_averaging(factory, tiny, small):
@@ -274,6 +272,25 @@ def test_masks_are_refused_where_none_are_sent(tiny):
     masks = {name: np.ones(w.shape, bool) for name, w in whole.items() if w.ndim >= 2}
     with pytest.raises(FrameError, match="device 0 answered with masks"):
         pull(method, frames.encode(header, subnet, values, masks), assignment, subnet)
+
+
+def test_masks_are_refused_where_none_are_due(tiny):
+    """FedDST: a device may bring its own mask in the rounds of a readjustment, and in no other."""
+    settings = FeddstConfig(readjust_every=2, readjust_until=1.0)
+    method = feddst(tiny, SHAPE, settings=settings, train_config=TRAIN, rounds=4, sparsity=RATE)
+    whole = params.from_model(tiny)
+    state = method.init(whole)
+    for round_, due in ((1, False), (2, True), (3, False)):
+        (assignment,) = method.plan(state, whole, round_, {0: RATE}, 7)
+        subnet = method.cut(assignment)
+        values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
+        header = frames.Header(kind="update", round=round_, device=0, seed=assignment.seed, rate=RATE, samples=3)
+        frame = frames.encode(header, subnet, values, assignment.masks)
+        if due:
+            assert pull(method, frame, assignment, subnet).masks is not None
+        else:
+            with pytest.raises(FrameError, match="not due in this round"):
+                pull(method, frame, assignment, subnet)
 
 
 def test_a_device_without_a_mask_says_so(tiny, small):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
@@ -92,3 +93,28 @@ def fedavg(model, data, parts, rounds):
                 total[name] += p.detach() * (len(part) / len(data.train_y))
         w = total
     return w
+
+
+class Shared(nn.Module):
+    """Two weights that are added: autograd gives both the very same gradient tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.linspace(-0.1, 0.1, 2560).reshape(10, 256))
+        self.b = nn.Parameter(torch.linspace(0.1, -0.1, 2560).reshape(10, 256))
+
+    def forward(self, x):
+        return nn.functional.linear(x.flatten(1), self.a + self.b)
+
+
+def test_weights_that_share_a_gradient_keep_their_own_masks(small, tmp_path):
+    config = RunConfig.from_toml("rounds = 2\nrate = 0.5\nseed = 3\ndata = { devices = 2 }")
+    job = Run(config, tmp_path / "run", model=Shared(), dataset=small)
+    for _ in job:
+        pass
+    parts = [torch.from_numpy(part) for part in job.parts]
+    plain = train_plainly(
+        Shared(), small.train_x, small.train_y, parts, (0.5, 0.5), rounds=2, seed=3, train=config.train
+    )
+    for name, value in plain.items():
+        assert torch.equal(value, job.params[name]), name

@@ -90,6 +90,7 @@ def write_run(
         "feddrop": "0.1.0", "command": "feddrop run config.toml", "parameters": PARAMETERS, "python": "3.12",
         "class_names": class_names or [f"kind {c}" for c in range(classes)],
         "class_counts": g.integers(0, 50, (devices, classes)).tolist(),
+        "budget_j": [30.0] * devices * radio,
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(facts | info), encoding="utf-8")
     return lines
@@ -586,9 +587,7 @@ def test_maps_carry_the_values_in_their_opacity(folder: Path) -> None:
 
 
 def test_budgets_of_their_own_are_drawn_as_percent(folder: Path) -> None:
-    write_run(folder)
-    text = (folder / "config.toml").read_text().replace("30.0", "[30.0, 40.0, 50.0]")
-    (folder / "config.toml").write_text(text)
+    write_run(folder, budget_j=[30.0, 40.0, 50.0, None])
     run = report.load_run(folder)
     np.testing.assert_equal(run.budget_j, [30.0, 40.0, 50.0, np.nan])
     axes = report.limit_figure(run, "energy_j").axes[0]

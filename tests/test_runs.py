@@ -11,11 +11,11 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
-from feddrop.errors import RunError
+from feddrop.errors import FeddropError, RunError
 from feddrop.runs import Run, resume, run
 
 SMALL = ["rounds=4", "data.train_limit=200", "data.devices=3", "rate=0.3"]
@@ -123,6 +123,10 @@ def test_own_model_and_data(tmp_path, tiny, digits):
     assert not torch.equal(before[0], next(iter(tiny.parameters())))
     with pytest.raises(RunError, match="another"):
         resume(tmp_path / "own")
+    page = (tmp_path / "own" / "report.html").read_text()
+    assert f"{type(tiny).__name__} on {small.name}" in page
+    assert "with network and data of the caller" in page
+    assert "feddrop run config.toml" not in page
 
 
 def test_folders_that_cannot_be_used(tmp_path):
@@ -131,8 +135,94 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(RunError, match="not empty"):
         Run(RunConfig(), tmp_path / "full")
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
-    with pytest.raises(Exception, match=r"config\.toml"):
+    with pytest.raises(RunError, match="not a run folder"):
         resume(tmp_path / "nothing")
+    with pytest.raises(RunError, match="is a file"):
+        Run(RunConfig(), tmp_path / "full" / "thesis.tex")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("rate=1.2", "rate of device 0 is 1.2"),
+        ("model.name=resnet", "resnet"),
+        ("subnet.layers=['conv9']", "conv9"),
+        ("radio.deadline_s=0.001", "deadline"),
+        ("execution.device=abacus", "execution.device is 'abacus'"),
+        ("execution.device=cuda:77", "cannot compute on here"),
+    ],
+)
+def test_a_mistake_leaves_the_folder_free(tmp_path, setting, message):
+    with pytest.raises(FeddropError, match=message):
+        Run(RunConfig.from_toml("", [*SMALL, setting]), tmp_path / "run")
+    next(iter(Run(RunConfig.from_toml("", SMALL), tmp_path / "run")))
+
+
+def test_one_writer_at_a_time(tmp_path):
+    config = RunConfig.from_toml("", SMALL)
+    first = Run(config, tmp_path / "run")
+    second = Run(config, tmp_path / "run", resume=True)
+    rounds = iter(first)
+    next(rounds)
+    with pytest.raises(RunError, match="another process is at work"):
+        resume(tmp_path / "run")
+    with pytest.raises(RunError, match="another process is at work"):
+        next(iter(second))
+    rounds.close()
+    with pytest.raises(RunError, match="went on with"):
+        next(iter(second))
+    assert [record["round"] for record in resume(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def lose_checkpoints(folder):
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+
+
+def rewrite_checkpoint(folder, change):
+    path = sorted((folder / "checkpoints").iterdir())[-1]
+    save_file(change(load_file(path)), path, {"round": "2"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_checkpoints, "no checkpoint that can be read"),
+        (lambda f: rewrite_checkpoint(f, lambda t: {"other/x": torch.zeros(1)}), "another network"),
+        (lambda f: rewrite_checkpoint(f, lambda t: {k: v.long() for k, v in t.items()}), "another network"),
+        (lambda f: rewrite_checkpoint(f, lambda t: {k: v[:1].clone() for k, v in t.items()}), "another network"),
+        (lambda f: (f / "run.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "metrics.jsonl").write_text("5\n6\n"), "does not hold rounds 1 to 2"),
+        (lambda f: (f / "config.toml").write_bytes(b"\xff"), "not UTF-8"),
+    ],
+)
+def test_a_damaged_folder_says_so_and_loses_nothing(tmp_path, damage, message):
+    for record in Run(RunConfig.from_toml("", SMALL), tmp_path / "run"):
+        if record["round"] == 2:
+            break
+    damage(tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(FeddropError, match=message):
+        resume(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_files_are_found_from_the_configuration_and_from_anywhere_later(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "rates.json").write_text("[0.1, 0.2, 0.3]")
+    (tmp_path / "a" / "c.toml").write_text(
+        "rate = 'rates.json'\n[radio]\nscheme = 'fixed'\ndevices_csv = 'devices.csv'\n"
+    )
+    (tmp_path / "a" / "devices.csv").write_text("budget_j\n50\n60\n70\n")
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.from_file("a/c.toml", [s for s in SMALL if "rate=" not in s])
+    next(iter(Run(config, "run")))
+    monkeypatch.chdir(tmp_path / "a")
+    assert [d["rate"] for d in resume(tmp_path / "run")[-1]["devices"]] == [0.1, 0.2, 0.3]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["budget_j"] == [50.0, 60.0, 70.0]
+    run(RunConfig.from_toml("", [*SMALL, "rate=rates.json"]), "here")  # --set counts from here
+    monkeypatch.chdir(tmp_path)
+    assert len(resume("a/here")) == 4
 
 
 def test_seed_decides_everything(tmp_path):

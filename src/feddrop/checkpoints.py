@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder, so that no other process writes into it. A process that ends, however, lets go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"cannot use {folder} as a run folder: {error.strerror}.") from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another process is at work in {folder}. Wait for it, or stop it.") from None
+        yield
+    finally:
+        os.close(held)
+
+
 def save_checkpoint(folder: Path, round_: int, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Save groups of tensors (``params``, ``state``) after a round, and remove all but the newest checkpoints."""
     tensors = {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
@@ -42,7 +62,7 @@ def save_checkpoint(folder: Path, round_: int, groups: Mapping[str, Mapping[str,
 
 
 def load_checkpoint(folder: Path) -> tuple[int, dict[str, dict[str, Tensor]]] | None:
-    """Load the newest checkpoint that is whole: its round and its groups; None where there is none yet."""
+    """Load the newest checkpoint that is whole: its round and its groups; None where there is none."""
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
             with safe_open(path, framework="pt") as file:
@@ -51,7 +71,9 @@ def load_checkpoint(folder: Path) -> tuple[int, dict[str, dict[str, Tensor]]] | 
                 for key in file.keys():  # noqa: SIM118 -- not a dict
                     group, _, name = key.partition("/")
                     groups.setdefault(group, {})[name] = file.get_tensor(key)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        except OSError as error:
+            raise RunError(f"cannot read the checkpoint {path}: {error.strerror}.") from None
+        except (SafetensorError, KeyError, TypeError, ValueError):
             continue
         return round_, groups
     return None
@@ -66,13 +88,16 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines up to the first damaged one; a kill may have cut the last."""
+    """Read the records, a JSON line each, up to the first damaged one; a kill may have cut the last."""
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            break
+        records.append(record)
     return records
 
 

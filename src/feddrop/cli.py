@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from feddrop.errors import FeddropError
+from feddrop.errors import FeddropError, InfeasibleError
 
 if TYPE_CHECKING:
     from feddrop.runs import Run
@@ -44,7 +44,7 @@ def run(
     set_:
         Change one setting, e.g. --set train.lr=0.05 --set rate=0.2; may be repeated.
     out:
-        Run folder, new or empty. Default: runs/<data>-<model>-<time>.
+        Run folder, new or empty. Default: runs/DATA-MODEL-TIME.
     json_:
         Print one JSON line a round and nothing else.
     """
@@ -68,10 +68,9 @@ def resume(folder: Path, *, json_: Json = False) -> None:
     json_:
         Print one JSON line a round and nothing else.
     """
-    from feddrop.config import RunConfig
-    from feddrop.runs import Run
+    from feddrop.runs import Run, read_config
 
-    settings = RunConfig.from_file(folder / "config.toml")
+    settings = read_config(folder)
     _drive(lambda: Run(settings, folder, resume=True), folder, json_)
 
 
@@ -129,8 +128,8 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
 def allocate(
     file: Path,
     *,
-    method: str = "exact",
-    policy: str = "error",
+    method: str | None = None,
+    policy: str | None = None,
     rate: float | None = None,
     seed: int = 0,
     plot: Path | None = None,
@@ -143,24 +142,28 @@ def allocate(
     file:
         Problem or cell, as .toml, .csv or .json; see examples/problem.toml and examples/cell.toml.
     method:
-        exact, primal-dual, equal, random, fixed or none.
+        exact, primal-dual, equal, random, fixed or none. Default: scheme in the [radio] table of a cell, else exact.
     policy:
         If no allocation meets the constraints: error, leave-out (the fewest devices) or stretch (the deadline).
+        Default: policy in the [radio] table of a cell, else error.
     rate:
-        Rate of the method fixed.
+        Rate of the method fixed; no other method takes one.
     seed:
-        Seed of the method random.
+        Seed of the method random, 0 or more. The seed of a cell is in its file.
     plot:
         Draw the allocation into this file, e.g. split.png.
     json_:
         Print JSON.
     """
     from feddrop.allocate import allocate as solve
-    from feddrop.allocate.files import as_json, as_text, load
+    from feddrop.allocate.files import as_json, as_text, load, with_names
     from feddrop.allocate.picture import save
 
-    problem, names = load(file)
-    found = solve(problem, method, policy=policy, rate=rate, seed=seed)
+    problem, names, scheme, fallback = load(file)
+    try:
+        found = solve(problem, method or scheme, policy=policy or fallback, rate=rate, seed=seed)
+    except InfeasibleError as error:
+        raise with_names(error, names) from None
     if plot is not None:
         save(found, plot, names)
     if json_:
@@ -270,7 +273,7 @@ def paper(
     work:
         Folder of runs under way; a killed command goes on from here.
     out:
-        Folder of the page. Default: docs for cpu and paper, runs/paper/smoke for smoke.
+        Folder of the page. Default: docs for all at the scales cpu and paper, else a folder in the work folder.
     workers:
         Runs side by side, one thread each.
     train:
@@ -298,7 +301,8 @@ def paper(
 
 
 def main() -> None:
-    """Run the command line: our own errors are one clear line and exit code 2."""
+    """Run the command line: our own errors are one clear line and exit code 2; a kill tidies up as an exit does."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except FeddropError as error:

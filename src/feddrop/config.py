@@ -15,13 +15,19 @@ from typing import Any, TypeVar
 import tomli_w
 
 from feddrop.errors import ConfigError, one_of
+from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import FeddstConfig
+from feddrop.models import INITS
 from feddrop.radio import RadioConfig
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import DTYPES
 from feddrop.training import TrainConfig
 
 T = TypeVar("T")
+
+
+_FILES = (("", "rate"), ("data", "path"), ("radio", "devices_csv"), ("radio", "gains_csv"))
+"""Settings that name files, by section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +55,20 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which network is trained: ``"lenet"`` or ``"alexnet"``, its hidden widths times ``width``, its first weights."""
+    """Which network is trained.
+
+    Attributes:
+        name: ``"lenet"`` or ``"alexnet"``.
+        width: factor on its hidden widths.
+        init: its first weights: ``"torch"`` for torch's own, or ``"he"``.
+    """
 
     name: str = "lenet"
     width: float = 1.0
     init: str = "torch"
+
+    def __post_init__(self) -> None:
+        one_of("model.init", self.init, INITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,9 @@ class AggregationConfig:
 
     rule: str = "delta"
     factor: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("aggregation.rule", self.rule, RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +137,16 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         one_of("method", self.method, ("feddrop", "feddst"))
-        if self.method == "feddst" and self.subnet.level != "weight":
-            raise ConfigError(f'subnet.level is {self.subnet.level!r}; FedDST drops single weights: use "weight".')
+        if self.method == "feddst":
+            for section, given, default in (
+                ("subnet", self.subnet, SubnetConfig()),
+                ("aggregation", self.aggregation, AggregationConfig()),
+            ):
+                if given != default:
+                    raise ConfigError(
+                        f"[{section}] differs from its defaults, but FedDST has a mask over all weights and a rule "
+                        f"of its own. Remove [{section}], or use the method 'feddrop'."
+                    )
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")
@@ -128,17 +154,20 @@ class RunConfig:
             raise ConfigError(f"seed is {self.seed}; it must be 0 or more.")
 
     @classmethod
-    def from_toml(cls, text: str, overrides: Sequence[str] = ()) -> RunConfig:
+    def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:
         """Read a configuration from TOML text.
 
         Args:
             text: the TOML.
             overrides: ``"section.key=value"`` settings that win over the text.
+            folder: from where relative file names in the text count; those in the overrides count from here.
         """
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"the configuration is not valid TOML: {error}.") from None
+        if folder:
+            _locate(table, Path(folder))
         for override in overrides:
             _override(table, override)
         return from_table(cls, table)
@@ -147,9 +176,17 @@ class RunConfig:
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         """Read a configuration from a TOML file; see :meth:`from_toml`."""
         try:
-            return cls.from_toml(Path(path).read_text(), overrides)
+            return cls.from_toml(Path(path).read_text(), overrides, Path(path).parent.absolute())
         except OSError as error:
             raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"cannot read the configuration {str(path)!r}: it is not UTF-8 text.") from None
+
+    def located(self) -> RunConfig:
+        """Return the same configuration with file names that hold wherever it is read from."""
+        table = to_table(self)
+        _locate(table, Path.cwd())
+        return from_table(type(self), table)
 
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""
@@ -205,6 +242,15 @@ def _type_name(option: Any) -> str:
         return "a table"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")
+
+
+def _locate(table: dict[str, Any], folder: Path) -> None:
+    """Make relative file names in a table absolute: they count from ``folder``."""
+    for section, key in _FILES:
+        inner = table.get(section) if section else table
+        name = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and isinstance(name, str) and name:
+            inner[key] = str(folder / Path(name).expanduser())
 
 
 def _override(table: dict[str, Any], override: str) -> None:

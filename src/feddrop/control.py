@@ -1,6 +1,6 @@
 """Who decides the rates of a round: the user, or the cell.
 
-Both deciders have the same two functions: ``decide`` before a round, and ``costs`` after it.
+Both deciders have the same functions: ``decide`` before a round, ``costs`` after it, and the ``budgets`` of energy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Decision:
     Attributes:
         rates: dropout rate γ of every device that takes part.
         shares: share ρ of the band, likewise; empty without a radio.
-        binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"rate cap"`` or ``"none"``.
+        binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
+            ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
         deadline_s: the deadline in force; longer than asked for where the policy stretched it.
         objective: Σ w/(1-γ), what the allocator minimises.
@@ -71,6 +72,10 @@ class GivenRates:
         """Return nothing: without a radio nothing is known of latency and energy."""
         return {}
 
+    def budgets(self) -> list[float | None]:
+        """Return nothing: there is no radio."""
+        return []
+
 
 class RadioRates:
     """Rates and shares from the cell: channels are drawn, the allocator decides.
@@ -100,21 +105,27 @@ class RadioRates:
 
     def decide(self, round_: int) -> Decision:
         """Draw the channels of a round and allocate."""
-        if self._radio.scheme == "primal-dual" and round_ > 1 and (self._last is None or self._last[0] != round_ - 1):
-            self.decide(round_ - 1)  # resumed: warm starts are replayed, so that they are the same
+        if self._radio.scheme == "primal-dual":  # resumed: warm starts are replayed, so that they are the same
+            if self._last and self._last[0] >= round_:
+                self._last = None
+            for missed in range(self._last[0] + 1 if self._last else 1, round_):
+                self._decide(missed)
+        return self._decide(round_)
+
+    def _decide(self, round_: int) -> Decision:
         channels = self.cell.draw(round_, derive(self._seed, "channels"))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
-        while self._cover and (highest := _highest(allocation)) < top:
+        while self._cover and self._fixed is None and (highest := _highest(allocation)) < top:
             # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
             top = highest
             allocation = self._allocate(round_, channels, top)
         self._last = (round_, allocation)
-        active = [int(device) for device in np.flatnonzero(allocation.active)]
+        active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
         return Decision(
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
-            binding={device: str(word) for device, word in enumerate(allocation.binding) if device in active},
+            binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
@@ -150,6 +161,13 @@ class RadioRates:
             (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
         )
         return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
+
+    def budgets(self) -> list[float | None]:
+        """Return the energy budget of every device in joules; None for no budget."""
+        return [
+            float(budget) if math.isfinite(budget) else None
+            for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
+        ]
 
     def _covers(
         self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError
 from feddrop.method import Assignment, MethodFactory
 from feddrop.params import Params
 from feddrop.rounds import Pushed, Reply, answer, compute
 from feddrop.seeds import derive
+from feddrop.subnets import frames
 from feddrop.training import LocalBatches, Loss, TrainConfig, evaluate
 
 _TEST_CHUNK = 1000  # test samples a task; fixed, so that sums do not depend on the number of workers
@@ -63,6 +64,17 @@ class Task:
     torch_device: str = "cpu"
 
 
+def check_torch_device(name: str) -> None:
+    """Raise unless torch can compute on a device of this name."""
+    try:
+        torch.zeros(1, device=name).add_(1)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"execution.device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or one that is."
+        ) from None
+
+
 class DeviceHost:
     """The device side: a network, a method and everybody's data, of which each device sees its own part."""
 
@@ -81,9 +93,13 @@ class DeviceHost:
 
     def compute(self, pushed: Pushed) -> Reply:
         """Run one device. What the user's own layers draw (dropout) is seeded by the frame as well."""
+
+        def work() -> bytes:
+            torch.manual_seed(derive(frames.parse(pushed.frame).header.seed, "torch"))
+            return compute(self.method, pushed, self.batches, self.weights)
+
         with torch.random.fork_rng(devices=[] if self.task.torch_device == "cpu" else None):
-            torch.manual_seed(derive(int.from_bytes(pushed.frame[16:24], "little"), "torch"))
-            return answer(lambda: compute(self.method, pushed, self.batches, self.weights))
+            return answer(work)
 
     def evaluate(self, start: int) -> tuple[float, int]:
         """Return summed loss and right answers over one chunk of the test set, with the parameters loaded last."""
@@ -126,11 +142,12 @@ class Processes:
         with tempfile.TemporaryDirectory(prefix="feddrop-") as folder:
             for name, tensor in task.samples._asdict().items():
                 np.save(Path(folder) / name, tensor.numpy())
-            # Pickled here, by value: multiprocessing's own pickler would make workers share the network's weights.
-            bare = pickle.dumps(replace(task, samples=Samples(*[torch.empty(0)] * 4)))
+            # Pickled here, by value: multiprocessing's own pickler would make workers share the network's weights; and
+            # into a file: a worker that dies while it starts would leave us writing into its pipe for ever.
+            (Path(folder) / "task").write_bytes(_pickled(replace(task, samples=Samples(*[torch.empty(0)] * 4))))
             for _ in range(workers):
                 ours, theirs = context.Pipe()
-                context.Process(target=_work, args=(theirs, bare, folder), daemon=True).start()
+                context.Process(target=_work, args=(theirs, folder), daemon=True).start()
                 theirs.close()
                 self._links.append(ours)
             for link in self._links:
@@ -200,15 +217,25 @@ class Processes:
 
 _DEAD = (
     "a worker process died (killed, or out of memory). Finished rounds are saved: resume the run, with fewer workers "
-    "if memory is short."
+    "if memory is short. If it died at the start: a script must guard what it runs by `if __name__ == '__main__':`."
 )
 
 
-def _work(link: Connection, pickled: bytes, folder: str) -> None:
+def _pickled(task: Task) -> bytes:
+    try:
+        return pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise RunError(
+            f"the network or loss cannot be sent to worker processes: {error}. Define its classes and functions at the "
+            'top level of a module, or use execution.executor = "serial".'
+        ) from None
+
+
+def _work(link: Connection, folder: str) -> None:
     """Serve one worker process until the server closes the link."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends the round first
     try:
-        task: Task = pickle.loads(pickled)  # noqa: S301 -- from our own parent process
+        task: Task = pickle.loads((Path(folder) / "task").read_bytes())  # noqa: S301 -- from our own parent process
         arrays = [np.load(Path(folder) / f"{name}.npy", mmap_mode="c") for name in Samples._fields]
         host = DeviceHost(replace(task, samples=Samples(*map(torch.from_numpy, arrays))))
         link.send((True, None))

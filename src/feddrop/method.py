@@ -37,6 +37,7 @@ class Assignment:
         level: ``"weight"`` or ``"unit"``.
         masks: for methods whose masks no seed regenerates: what is kept, by tensor.
         remembered: whether the device has these masks from an earlier round, so that they need not travel again.
+        readjusts: whether the device is to answer with masks of its own.
     """
 
     round: int
@@ -46,6 +47,7 @@ class Assignment:
     level: str = "weight"
     masks: Masks | None = None
     remembered: bool = False
+    readjusts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

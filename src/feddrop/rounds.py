@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from feddrop.errors import FrameError
+from feddrop.errors import FrameError, RunError
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params
 from feddrop.subnets import frames
 from feddrop.subnets.frames import Header, Masks
 from feddrop.subnets.piece import Subnet, gather, to_device_shape
+
+LARGEST = 1e6
+"""No honest update changes a weight by more; what is larger would overflow the network of all."""
 
 
 class Pushed(NamedTuple):
@@ -145,7 +148,7 @@ def compute(
     return frames.encode(header, update.subnet, update.values, update.masks)
 
 
-def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet) -> Update:
+def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet, samples: int | None = None) -> Update:
     """Pull: read an update and check that it answers this assignment.
 
     Args:
@@ -153,9 +156,10 @@ def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet) ->
         data: the frame that came back.
         assignment: what the device was to do.
         subnet: what it was sent; a frame with masks of its own says what came back instead.
+        samples: how many samples the device is known to hold; None to believe what it says.
 
     Raises:
-        FrameError: the frame is damaged, or answers something else.
+        FrameError: the frame is damaged, answers something else, or says what cannot be.
     """
     frame = frames.parse(data)
     head = frame.header
@@ -165,20 +169,22 @@ def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet) ->
             f"device {assignment.device} answered with kind {head.kind!r}, round {head.round}, device {head.device}; "
             f"an update for round {assignment.round} was due."
         )
-    if head.masked and assignment.masks is None:
-        raise FrameError(f"device {assignment.device} answered with masks, which this method does not send.")
+    if head.masked and not assignment.readjusts:
+        raise FrameError(f"device {assignment.device} answered with masks, which were not due in this round.")
+    if samples is not None and head.samples != samples:
+        raise FrameError(f"device {assignment.device} says it has {head.samples} samples; it has {samples}.")
     shapes = {name: mask.shape for name, mask in (assignment.masks or {}).items()}
     masks = frames.decode_masks(frame, shapes)
     if masks is not None:
         subnet = method.cut(replace(assignment, masks=masks))
-    return Update(
-        device=head.device,
-        samples=head.samples,
-        loss=head.loss,
-        subnet=subnet,
-        values=frames.decode(frame, subnet, _bits(shapes)),
-        masks=masks,
-    )
+    values = frames.decode(frame, subnet, _bits(shapes))
+    largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
+    if largest > LARGEST:
+        raise FrameError(
+            f"device {assignment.device} would change a weight by {largest:.3g}: training diverged. Lower the learning "
+            "rate."
+        )
+    return Update(device=head.device, samples=head.samples, loss=head.loss, subnet=subnet, values=values, masks=masks)
 
 
 def aggregate(method: Method, state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
@@ -196,10 +202,23 @@ def run_round(
     rates: Mapping[int, float],
     seed: int,
     dtype: str = "float32",
+    samples: Sequence[int] | None = None,
 ) -> RoundResult:
     """Run one round over the devices that have a rate, and return the new network.
 
-    An update that is damaged or not finite is left out, and the round goes on without that device.
+    An update that is damaged or says what cannot be is left out, and the round goes on without that device; so it does
+    without a device that failed. A round in which no device is left is an error.
+
+    Args:
+        method: the method.
+        executor: runs the devices.
+        whole: the network.
+        state: what the method remembers.
+        round_: round, from 1.
+        rates: dropout rate of every device that takes part.
+        seed: the run's root seed.
+        dtype: how values travel.
+        samples: how many samples each device holds; None to believe what devices say.
     """
     under_way: list[tuple[Assignment, Subnet, int]] = []
     done: list[DeviceRound] = []
@@ -218,7 +237,8 @@ def run_round(
             status = reply.error
             if not status:
                 try:
-                    update = pull(method, reply.frame, assignment, subnet)
+                    held = None if samples is None else samples[assignment.device]
+                    update = pull(method, reply.frame, assignment, subnet, held)
                 except FrameError as refused:
                     status = str(refused)
             done.append(
@@ -236,6 +256,9 @@ def run_round(
             )
             if update:
                 yield update
+        if all(device.loss is None for device in done):
+            reasons = "; ".join(dict.fromkeys(device.status for device in done)) or "no device took part"
+            raise RunError(f"no device returned a usable update in round {round_}: {reasons}")
 
     new, new_state = aggregate(method, state, whole, updates())
     return RoundResult(new, new_state, done)
@@ -248,6 +271,8 @@ def answer(work: Callable[[], bytes]) -> Reply:
         frame, error = work(), ""
     except FrameError as failure:
         frame, error = b"", str(failure)
+    except Exception as failure:  # whatever happens on a device, the server and the other devices go on
+        frame, error = b"", f"{type(failure).__name__}: {failure}"
     return Reply(frame, error, time.perf_counter() - started)
 
 

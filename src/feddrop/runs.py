@@ -25,7 +25,7 @@ from feddrop.config import RunConfig
 from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
 from feddrop.errors import RunError
-from feddrop.executors import Processes, Samples, Serial, Task
+from feddrop.executors import Processes, Samples, Serial, Task, check_torch_device
 from feddrop.method import MethodFactory, State
 from feddrop.methods.feddrop import feddrop
 from feddrop.methods.feddst import feddst
@@ -61,8 +61,10 @@ class Run:
         resume: bool = False,
         command: str = "",
     ) -> None:
-        self.config, self.folder = config, Path(out)
-        self._prepare_folder(resume)
+        self.config, self.folder = config if resume else config.located(), Path(out)
+        self._check_folder(resume)
+        check_torch_device(config.execution.device)
+        self.own = [what for what, given in (("network", model), ("data", dataset)) if given is not None]
         self.dataset = dataset or data.load(
             config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
         )
@@ -78,12 +80,16 @@ class Run:
         )
         samples = [len(part) for part in self.parts]
         self.control = controller(config, self.model, self.dataset.input_shape, samples)
+        self._factory = method_factory(config)
+        self._method = self._factory(self.model, self.dataset.input_shape)
         self.params: Params = params.from_model(self.model)
-        self.state: State = {}
+        self.state: State = self._method.init(self.params)
         self.round = 0
-        self._describe(command, resume)
-        if resume:
-            self._load()
+        self.control.decide(1)  # what cannot be decided is an error before anything is written
+        with checkpoints.locked(self.folder):
+            self._describe(command, resume)
+            if resume:
+                self._load()
 
     @property
     def records(self) -> list[Record]:
@@ -91,39 +97,42 @@ class Run:
         return checkpoints.read_lines(self.folder / "metrics.jsonl")
 
     def __iter__(self) -> Iterator[Record]:
-        config = self.config
-        factory = method_factory(config)
-        method = factory(self.model, self.dataset.input_shape)
-        if self.round == 0:
-            self.state = method.init(self.params)
-        if self.round >= config.rounds:
+        if self.round >= self.config.rounds:
             return
-        executor = self._executor(factory)
-        try:
-            while self.round < config.rounds:
-                started = time.perf_counter()
-                decision = self.control.decide(self.round + 1)
-                result = run_round(
-                    method,
-                    executor,
-                    self.params,
-                    self.state,
-                    round_=self.round + 1,
-                    rates=decision.rates,
-                    seed=config.seed,
-                    dtype=config.execution.wire,
-                )
-                self.params, self.state = result.params, result.state
-                self.round += 1
-                test_loss = test_accuracy = None
-                if self.round % config.eval_every == 0 or self.round == config.rounds:
-                    test_loss, test_accuracy = executor.evaluate(self.params)
-                wall_s = time.perf_counter() - started
-                record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
-                self._save(record)
-                yield record
-        finally:
-            executor.close()
+        with checkpoints.locked(self.folder):
+            if len(self.records) != self.round:
+                raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
+            executor = self._executor(self._factory)
+            try:
+                while self.round < self.config.rounds:
+                    yield self._one_round(executor)
+            finally:
+                executor.close()
+
+    def _one_round(self, executor: Executor) -> Record:
+        """Run the next round and save it."""
+        config, started = self.config, time.perf_counter()
+        decision = self.control.decide(self.round + 1)
+        result = run_round(
+            self._method,
+            executor,
+            self.params,
+            self.state,
+            round_=self.round + 1,
+            rates=decision.rates,
+            seed=config.seed,
+            dtype=config.execution.wire,
+            samples=[len(part) for part in self.parts],
+        )
+        self.params, self.state = result.params, result.state
+        self.round += 1
+        test_loss = test_accuracy = None
+        if self.round % config.eval_every == 0 or self.round == config.rounds:
+            test_loss, test_accuracy = executor.evaluate(self.params)
+        wall_s = time.perf_counter() - started
+        record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
+        self._save(record)
+        return record
 
     def _record(
         self,
@@ -174,27 +183,35 @@ class Run:
 
     def _load(self) -> None:
         loaded = checkpoints.load_checkpoint(self.folder / "checkpoints")
-        if loaded is None:
-            self.round = 0
-        else:
+        if loaded is not None:
             self.round, groups = loaded
-            shapes = {name: tensor.shape for name, tensor in self.params.items()}
-            if {name: tensor.shape for name, tensor in groups["params"].items()} != shapes:
-                raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
-            self.params = {name: groups["params"][name] for name in self.params}
-            self.state = groups.get("state", {})
+            self.params = self._checked(groups.get("params", {}), self.params)
+            self.state = self._checked(groups.get("state", {}), self.state)
+        elif len(self.records) > 1:  # a kill may come between the first record and the first checkpoint
+            raise RunError(
+                f"{self.folder} has records of {len(self.records)} rounds, but no checkpoint that can be read. Restore "
+                "its checkpoints, or start a new run."
+            )
         checkpoints.cut_lines(self.folder / "metrics.jsonl", self.round)
 
-    def _prepare_folder(self, resume: bool) -> None:
-        config_file = self.folder / "config.toml"
-        if not resume:
-            if self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
-                raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
-            checkpoints.write_atomically(config_file, self.config.to_toml().encode())
-        elif not config_file.exists():
+    def _checked(self, loaded: Params, like: Params) -> Params:
+        """Return the tensors of a checkpoint in the order of these, after a look at names, types and shapes."""
+
+        def fits(name: str) -> bool:
+            one, other = loaded[name], like[name]  # what starts empty is a list that may have grown
+            return one.dtype == other.dtype and (one.shape == other.shape or (other.shape == (0,) and one.dim() == 1))
+
+        if set(loaded) != set(like) or not all(map(fits, like)):
             raise RunError(
-                f"{self.folder} holds no config.toml: it is not a run folder. Name one that `feddrop run` made."
+                f"the checkpoint in {self.folder} belongs to another network or method. Give the same model."
             )
+        return {name: loaded[name] for name in like}
+
+    def _check_folder(self, resume: bool) -> None:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"{self.folder} is a file. Name a folder for the run.")
+        if not resume and self.folder.exists() and any(not p.name.startswith(".") for p in self.folder.iterdir()):
+            raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
 
     def _build_model(self) -> nn.Module:
         return models.build(
@@ -220,30 +237,38 @@ class Run:
         return Processes(task, execution.workers) if execution.executor == "processes" else Serial(task)
 
     def _describe(self, command: str, resume: bool) -> None:
-        """Write ``run.json``, or on resume check that network and data are those of the start."""
+        """Write ``config.toml`` and ``run.json``, or on resume check that network and data are those of the start."""
         path = self.folder / "run.json"
         whole = list(self.model.parameters())
         counts = data.class_counts(self.dataset.train_y.numpy(), self.parts, self.dataset.num_classes)
         about = {
             "feddrop": _version(),
-            "command": command or "feddrop run config.toml",
+            "command": command or ("" if self.own else "feddrop run config.toml"),
+            "network": type(self.model).__name__ if "network" in self.own else self.config.model.name,
+            "data": self.dataset.name,
+            "own": self.own,
             "parameters": sum(p.numel() for p in whole),
             "weights": sum(p.numel() for p in whole if p.ndim >= 2),
             "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
             "class_counts": counts.tolist(),
+            "budget_j": self.control.budgets(),
             "data_crc32": _fingerprint(self.dataset),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "cpu": platform.processor() or platform.machine(),
         }
         if resume and path.exists():
-            before = json.loads(path.read_text())
+            try:
+                before = dict(json.loads(path.read_text()))
+            except (OSError, ValueError, TypeError) as error:
+                raise RunError(f"{path} cannot be read: {error}. Restore it, or start a new run.") from None
             for key, what in (("parameters", "network"), ("data_crc32", "data"), ("class_counts", "partition")):
                 if before.get(key) != about[key]:
                     raise RunError(f"{self.folder} was started with another {what}. Give the same one to resume it.")
             return
+        checkpoints.write_atomically(self.folder / "config.toml", self.config.to_toml().encode())
         checkpoints.write_atomically(path, json.dumps(about, indent=1).encode())
 
 
@@ -260,8 +285,16 @@ def run(
 
 def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None) -> list[Record]:
     """Go on with a run where it stopped; give the same model and data where they were your own."""
-    job = Run(RunConfig.from_file(Path(folder) / "config.toml"), folder, model=model, dataset=dataset, resume=True)
+    job = Run(read_config(folder), folder, model=model, dataset=dataset, resume=True)
     return _finish(job, model)
+
+
+def read_config(folder: str | Path) -> RunConfig:
+    """Read the configuration of a run folder."""
+    path = Path(folder) / "config.toml"
+    if not path.exists():
+        raise RunError(f"{folder} holds no config.toml: it is not a run folder. Name one that `feddrop run` made.")
+    return RunConfig.from_file(path)
 
 
 def _finish(job: Run, model: nn.Module | None) -> list[Record]:

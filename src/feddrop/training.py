@@ -109,7 +109,7 @@ def train(model: nn.Module, subnet: Subnet, batches: Batches, config: TrainConfi
                 if g is None:
                     continue
                 if mask is not None:
-                    g.mul_(mask)
+                    g = g * mask  # not in place: autograd may give two weights one gradient
                 if config.weight_decay:
                     g = g.add(w, alpha=config.weight_decay)
                 if config.momentum:

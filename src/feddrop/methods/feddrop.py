@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from feddrop import params
-from feddrop.errors import RunError, one_of
+from feddrop.errors import one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params, WeightedMean
 from feddrop.seeds import derive
@@ -108,8 +108,6 @@ def feddrop(
                 if held is not None:
                     held.add(name, scatter(torch.ones_like(values), piece), update.samples)
             mean.count(update.samples)
-        if mean.weight == 0:
-            raise RunError("no device returned a usable update in this round. Lower the learning rate or the rates.")
         if rule == "model":
             return mean.mean(), state
         if held is not None:

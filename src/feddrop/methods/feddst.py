@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
-from feddrop.errors import ConfigError, FrameError, RunError, one_of
+from feddrop.errors import ConfigError, FrameError, one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params, WeightedMean
 from feddrop.seeds import derive
@@ -129,6 +129,7 @@ def feddst(
                 rate=rate,
                 masks=masks,
                 remembered=device in informed,
+                readjusts=settings.readjusts(round_, rounds),
             )
             for device, rate in sorted(rates.items())
         ]
@@ -188,8 +189,6 @@ def feddst(
             moved.count(update.samples)
             readjusted |= update.masks is not None
             informed.add(update.device)  # it answered, so it has the mask that it was sent
-        if moved.weight == 0:
-            raise RunError("no device returned a usable update in this round. Lower the learning rate.")
         after = {name: w + moved.total[name] / held.total[name].clamp(min=1.0) for name, w in before.items()}
         if readjusted:
             new = {name: prune(after[name].numpy(), held.total[name].numpy(), kept[name]) for name in weights}

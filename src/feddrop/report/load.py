@@ -33,7 +33,7 @@ def load_run(run_dir: str | Path) -> RunLog:
     info = _info(folder / "run.json")
     devices = np.array(sorted({entry["device"] for line in lines for entry in line["devices"]}), np.int64)
     counts, names = _partition(info, folder / "run.json")
-    deadline, budget = _limits(config, devices, folder / "config.toml")
+    deadline, budget = _limits(config, info, devices, folder)
     return RunLog(
         name=folder.resolve().name,
         config=config,
@@ -192,17 +192,15 @@ def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[
     return counts, tuple(map(str, names))
 
 
-def _limits(config: Mapping[str, Any], devices: Ints, path: Path) -> tuple[float, Floats]:
-    """Read the deadline, and the energy budget of each device (one for all, or a list by device id)."""
+def _limits(config: Mapping[str, Any], info: Mapping[str, Any], devices: Ints, folder: Path) -> tuple[float, Floats]:
+    """Read the deadline from the configuration, and the energy budget of each device from ``run.json``."""
     radio = config.get("radio")
     radio = radio if isinstance(radio, dict) else {}
-    _check(radio, "deadline_s", str(path))
-    given = radio.get("energy_budget_j")
-    budgets = given if isinstance(given, list) else [given]
+    _check(radio, "deadline_s", str(folder / "config.toml"))
+    given = info.get("budget_j")
+    budgets = [{"budget_j": budget} for budget in given] if isinstance(given, list) else []
     for budget in budgets:
-        _check({"energy_budget_j": budget}, "energy_budget_j", str(path))
-    known = [_number({"energy_budget_j": budget}, "energy_budget_j") for budget in budgets]
-    if not isinstance(given, list):
-        return _number(radio, "deadline_s"), np.full(len(devices), known[0])
+        _check(budget, "budget_j", str(folder / "run.json"))
+    known = [_number(budget, "budget_j") for budget in budgets]
     each = [known[device] if 0 <= device < len(known) else float("nan") for device in devices]
     return _number(radio, "deadline_s"), np.array(each)

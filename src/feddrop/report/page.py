@@ -67,14 +67,19 @@ def run_page(run: RunLog) -> Html:
 
 def describe(run: RunLog) -> Iterable[str]:
     """Say in a few words what was trained on what, as far as the run tells."""
-    parts = [run.config.get(part) for part in ("model", "data")]
-    names = [str(part["name"]) for part in parts if isinstance(part, dict) and part.get("name")]
+    names = [name for name in (_name(run, "network", "model"), _name(run, "data", "data")) if name]
     if names:
         yield " on ".join(names)
     if run.info.get("parameters") is not None:
         yield f"{run.info['parameters']:,} parameters"
     yield _count(len(run.devices), "device")
     yield _count(len(run.rounds), "round")
+
+
+def _name(run: RunLog, key: str, section: str) -> str:
+    """Say what was trained, or on what: as ``run.json`` has it, else as the configuration has it."""
+    table = run.config.get(section)
+    return str(run.info.get(key) or (table.get("name", "") if isinstance(table, dict) else ""))
 
 
 def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
@@ -170,15 +175,17 @@ def _radio(run: RunLog) -> Html:
     for field, name, limit in COSTS:
         if not np.isfinite(run.values(field)).any():
             continue
-        title = f"{name} against {limit}"
+        bounded = bool(np.isfinite(run.limit(field)).any())
+        title = f"{name} against {limit}" if bounded else f"{name} of a device"
         if len(run.rounds) == 1:
             parts.append(drawing(field, title, "Each device in the one round.", partial(device_figure, run, field)))
             continue
         note = "The shade spans the devices of a round."
         parts.append(drawing(field, title, note, partial(limit_figure, run, field)))
-        parts.append(_map(run, field, f"{name} by device", f"Stronger is closer to {limit}; orange is above it."))
+        note = f"Stronger is closer to {limit}; orange is above it." if bounded else "Stronger is more."
+        parts.append(_map(run, field, f"{name} by device", note))
     if np.isin(run.words["binding"], list(BINDINGS)).any():
-        note = "The constraint that set the device's rate. None: the full network fits."
+        note = "The limit that a device runs up against. None: it has room to spare."
         parts.append(drawing("binding", "What binds", note, partial(binding_figure, run), wide=True))
     return section("Radio", "Simulated latency and energy of every device in every round.", *parts)
 
@@ -247,11 +254,12 @@ def _setup(run: RunLog) -> Html:
         settings(key, value) for key, value in ({"run": loose} | tables | {"made with": machine}).items() if value
     ]
     command = run.info.get("command")
-    again = (
-        el("div", el("h3", "Run it again"), el("pre", el("code", command)), class_="panel wide")
-        if command
-        else Html("")
-    )
+    again = Html("")
+    if command:
+        again = el("div", el("h3", "Run it again"), el("pre", el("code", command)), class_="panel wide")
+    elif run.info.get("own"):
+        own = " and ".join(map(str, run.info["own"])) if isinstance(run.info["own"], list) else ""
+        again = el("div", el("p", f"Started from Python, with {own} of the caller's own."), class_="panel wide")
     return section("Setup", "", again, el("div", *panels, class_="panels wide"))
 
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError, one_of
+from feddrop.subnets.frames import LEVELS
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Piece, Subnet, whole
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph, unit_pieces
 
-LEVELS = ("weight", "unit")
 COUNTS = ("exact", "bernoulli")
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.subnets.frames import LEVELS
 from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
 from feddrop.theory.estimators import Curvature, Point, Slope, Tick, curvature, no_tick, slope
 from feddrop.theory.variance import Curve, Law, measure_law
 
 RATES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
-LEVELS = ("weight", "unit")
 _STEPS, _CHUNK = 20, 32
 
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.seeds import derive
-from feddrop.subnets.cut import LEVELS, blueprint
+from feddrop.subnets.cut import blueprint
+from feddrop.subnets.frames import LEVELS
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds
@@ -37,9 +38,10 @@ _BLOCKS = 8  # the bias is estimated from so many sums: a few vectors of memory,
 class Masks:
     """Bernoulli masks (eq. Eq:DropoutMask) of one level, as vectors ``[P]`` that multiply all parameters.
 
-    They are the choices :func:`feddrop.subnets.cut.cutter` makes from the same seed with ``count="bernoulli"``. Biases
-    are kept. At the unit level the mask stands on the weights that read a unit; those that produce a dropped unit are
-    then without effect, and get no gradient.
+    At the weight level they are the choices :func:`feddrop.subnets.cut.cutter` makes from the same seed with
+    ``count="bernoulli"``; at the unit level a share √(1-γ) of every layer's units is kept, as the paper has it, where
+    the cutter keeps a little less to meet the size (1-γ). Biases are kept. At the unit level the mask stands on the
+    weights that read a unit; those that produce a dropped unit are then without effect, and get no gradient.
     """
 
     def __init__(self, point: Point, level: str) -> None:
