@@ -56,6 +56,8 @@ def test_bad_configurations_say_what_to_do(toml, message):
 def test_overrides():
     config = RunConfig.from_toml("rounds = 9", ["rounds=4", "data.partition=dirichlet", "rate=[0.1,0.2]", "train.lr=1"])
     assert (config.rounds, config.data.partition, config.rate, config.train.lr) == (4, "dirichlet", (0.1, 0.2), 1.0)
+    assert RunConfig.from_toml("", ["rate=.3"]).rate == 0.3
+    assert RunConfig.from_toml("", ["rate=rates.csv"]).rate == "rates.csv"
     for bad in ("rounds", "=3", "rounds.x=3"):
         with pytest.raises(ConfigError, match="--set"):
             RunConfig.from_toml("rounds = 9", [bad])

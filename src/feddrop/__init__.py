@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddrop.config import RunConfig
+    from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
     from feddrop.data import Dataset, from_arrays, load, partition
     from feddrop.errors import FeddropError
     from feddrop.method import Assignment, Method, Update
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from feddrop.training import TrainConfig
 
 _HOMES = {
+    "AggregationConfig": "config",
     "Assignment": "method",
     "Cell": "radio",
+    "DataConfig": "config",
     "Dataset": "data",
+    "ExecutionConfig": "config",
     "FeddropError": "errors",
     "FeddstConfig": "methods.feddst",
     "Method": "method",
+    "ModelConfig": "config",
     "RadioConfig": "radio",
     "Run": "runs",
     "RunConfig": "config",
@@ -48,12 +52,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "AggregationConfig",
     "Assignment",
     "Cell",
+    "DataConfig",
     "Dataset",
+    "ExecutionConfig",
     "FeddropError",
     "FeddstConfig",
     "Method",
+    "ModelConfig",
     "RadioConfig",
     "Run",
     "RunConfig",

@@ -253,6 +253,14 @@ def _locate(table: dict[str, Any], folder: Path) -> None:
             inner[key] = str(folder / Path(name).expanduser())
 
 
+def _number_or_word(text: str) -> float | str:
+    """Take ``.3`` for a number, which TOML does not."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _override(table: dict[str, Any], override: str) -> None:
     """Apply one ``section.key=value``; the value is TOML, or a bare word."""
     key, equals, text = override.partition("=")
@@ -261,7 +269,7 @@ def _override(table: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        value = _number_or_word(text.strip())
     *sections, last = key.strip().split(".")
     for section in sections:
         inner = table.setdefault(section, {})

@@ -212,7 +212,10 @@ def _verdict(run: RunLog) -> Html:
     if left_out:
         lines.append(f"A device was left out of a round {left_out:,} times.")
     if gaps:
-        lines.append(f"Measured frames against the paper's formula, on average: {', '.join(gaps)}.")
+        table = run.config.get("radio")
+        bits = table.get("bits_per_parameter") if isinstance(table, dict) else None
+        note = f" with {bits:g} bits a parameter" if isinstance(bits, int | float) else ""
+        lines.append(f"Measured frames against the paper's formula{note}, on average: {', '.join(gaps)}.")
     return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
 
 
