@@ -94,7 +94,8 @@ def read_gains(path: str | Path) -> Measured:
 
     Its columns are ``round``, ``device``, ``uplink`` and ``downlink``, the last two as power gains |h|²; or
     ``uplink_db`` and ``downlink_db`` in decibels. Without a downlink column, it is taken to be as good as the uplink.
-    Rounds and devices count from 0, and every device needs a gain in every round.
+    Rounds and devices count from 0, and every device needs a gain in every round. Round r of a run takes round r of the
+    table, and begins again with round 0 after the last.
     """
     try:
         with Path(path).open(newline="") as file:
