@@ -67,6 +67,6 @@ def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
     found = [result for config in wanted.values() if (result := store.get(config)) is not None]
     hours = sum(result.wall_s for result in found) / 3600
     return (
-        f"{len(found)} of {len(wanted)} training runs are finished, {hours:.1f} hours of one core in all; the rest is "
-        "marked as not run, and the same command goes on with it."
+        f"{len(found)} of {len(wanted)} training runs are finished; their rounds took {hours:.1f} hours in all. The rest "
+        "is marked as not run, and the same command goes on with it."
     )
