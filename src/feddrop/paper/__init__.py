@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddrop.errors import one_of
+from feddrop.errors import RunError, one_of
 from feddrop.paper import accuracy, dynamic, explain, law, partition, remark, resources
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import write_pages
@@ -51,15 +51,25 @@ def repeat(
         workers: runs side by side.
         watch: is told of progress.
         train: whether to train what is missing; else it is shown as not run.
+
+    Raises:
+        RunError: runs failed; the page shows them as not run.
     """
     for name in names:
         one_of("experiment", name, [experiment.name for experiment in EXPERIMENTS])
     picked = [experiment for experiment in EXPERIMENTS if not names or experiment.name in names]
+    failure: RunError | None = None
     if train:
         configs = [config for experiment in picked for config in experiment.runs(chosen)]
-        sweep(configs, store, workers=workers, watch=watch)
+        try:
+            sweep(configs, store, workers=workers, watch=watch)
+        except RunError as error:
+            failure = error
     pages = {experiment: experiment.make(chosen, store.get) for experiment in picked}
-    return write_pages(pages, chosen, out, about=_about(picked, chosen, store))
+    page = write_pages(pages, chosen, out, about=_about(picked, chosen, store))
+    if failure is not None:
+        raise failure
+    return page
 
 
 def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
@@ -67,6 +77,6 @@ def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
     found = [result for config in wanted.values() if (result := store.get(config)) is not None]
     hours = sum(result.wall_s for result in found) / 3600
     return (
-        f"{len(found)} of {len(wanted)} training runs are finished; their rounds took {hours:.1f} hours in all. The rest "
-        "is marked as not run, and the same command goes on with it."
+        f"{len(found)} of {len(wanted)} training runs are finished; their rounds took {hours:.1f} hours in all. "
+        "The rest is marked as not run, and the same command goes on with it."
     )
