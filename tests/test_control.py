@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from feddrop.allocate import allocate
 from feddrop.config import RunConfig
 from feddrop.control import RadioRates
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.runs import Run, resume, run
+from feddrop.seeds import derive
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]
 
@@ -151,3 +153,19 @@ def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
 def test_fixed_rates_are_not_called_a_cap(tmp_path):
     records = run_with(tmp_path, "rate=0.4", "radio.scheme=fixed", "radio.deadline_s=100.0")
     assert {d["binding"] for record in records for d in record["devices"]} == {"none"}
+
+
+def test_random_shares_are_those_of_the_allocator(tmp_path):
+    """They are drawn once: drawing them again at lower and lower rates would make them ever fairer."""
+    settings = ["radio.deadline_s=0.6", "radio.scheme=random"]
+    job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
+    decision = job.control.decide(1)
+    again = allocate(decision.allocation.problem, "random", seed=derive(0, "shares", 1))
+    assert decision.allocation.problem.max_rate == pytest.approx(0.9)
+    assert list(decision.shares.values()) == again.share.tolist()
+
+
+def test_layer_rates_of_units_cannot_be_promised(tmp_path):
+    with pytest.raises(ConfigError, match="layer_rates at the unit level"):
+        run_with(tmp_path, "radio.deadline_s=1.0", "subnet.level=unit", "subnet.layer_rates.fc1=0.5")
+    assert run_with(tmp_path, "radio.costs=formula", "subnet.level=unit", "subnet.layer_rates.fc1=0.5", name="b")

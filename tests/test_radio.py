@@ -347,6 +347,37 @@ def test_impossible_cells_name_device_and_field(changes, message):
         cell(**changes)
 
 
+def test_numpy_rounds_are_rounds():
+    cell = Cell.paper(4, seed=0)
+    one, batch = cell.draw(np.int64(3), 0), cell.draw(np.arange(4), 0)
+    np.testing.assert_array_equal(one.uplink, cell.draw(3, 0).uplink)
+    np.testing.assert_array_equal(batch.uplink[3], one.uplink)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "message"),
+    [
+        (b"round,device,uplink_db\n0,0,5000\n", "are not all numbers"),
+        (b"round,device,uplink\n0,0,\xff\n", "cannot read the gains"),
+        (b"round,device,uplink\n0,0," + b"1" * 200_000, "cannot read the gains"),
+    ],
+)
+def test_tables_that_cannot_be_read(tmp_path, bytes_, message):
+    (tmp_path / "gains.csv").write_bytes(bytes_)
+    with pytest.raises(ConfigError, match=message):
+        read_gains(tmp_path / "gains.csv")
+
+
+def test_distances_go_with_one_gain_and_without_measured_ones(tmp_path):
+    (tmp_path / "devices.csv").write_text("distance_m\n1\n2\n")
+    for settings, message in (
+        ({"path_loss": (1e-3, 1e-4)}, "it is one number"),
+        ({"gains_csv": "gains.csv"}, "leave out the distances"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RadioConfig(devices_csv="devices.csv", **settings).cell(2, 10, seed=0, folder=tmp_path)
+
+
 def test_impossible_gains_name_device_and_round():
     gains = np.ones((3, 4))
     gains[2, 1] = np.nan

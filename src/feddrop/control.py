@@ -116,7 +116,7 @@ class RadioRates:
         channels = self.cell.draw(round_, derive(self._seed, "channels"))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
-        while self._cover and self._fixed is None and (highest := _highest(allocation)) < top:
+        while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
             # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
             top = highest
             allocation = self._allocate(round_, channels, top)
@@ -177,6 +177,11 @@ class RadioRates:
             raise ConfigError(
                 f"subnet.count is {config.subnet.count!r}, so that a subnet's size is random and no deadline can be "
                 'promised by measured costs. Use subnet.count = "exact" or radio.costs = "formula".'
+            )
+        if config.subnet.level == "unit" and config.subnet.layer_rates:
+            raise ConfigError(
+                "subnet.layer_rates at the unit level let a subnet grow with its rate, so that no deadline can be "
+                'promised by measured costs. Leave them out, or use radio.costs = "formula".'
             )
         sizes = lru_cache(maxsize=4096)(sizer(blueprint(model, input_shape, level=config.subnet.level), config.subnet))
         wire = DTYPES[config.execution.wire].itemsize

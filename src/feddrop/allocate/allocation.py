@@ -59,7 +59,7 @@ class Allocation:
         share: ρ, ``[..., num_devices]``; 0 for a device that has no part in the round.
         active: which devices have a part in the round, ``[..., num_devices]``.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
-        objective: Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
+        objective: Σ w_k/(1-γ_k) over the active devices, their weights adding up to 1: a float, or ``[num_rounds]``.
         iterations: passes over the devices.
         price: μ, the multiplier of the band, ``[..., 1]``; None for methods that have none.
         history: of the primal-dual method, ``[checks, 4]``: pass, gap, worst violation, band in use.
@@ -181,11 +181,14 @@ def finish(
 
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
-    """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``."""
+    """Σ w_k/(1-γ_k) over the active devices, whose weights are made to add up to 1: a float, or ``[num_rounds]``."""
     keep = 1.0 - rate
-    if not active.all():
-        keep = np.where(active, keep, np.inf)
-    value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
+    if active.all():
+        value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
+    else:
+        weight = np.where(active, problem.weight, 0.0)
+        whole = np.add.reduce(weight, axis=-1)
+        value = np.add.reduce(weight / np.where(active, keep, 1.0), axis=-1) / np.where(whole > 0, whole, 1.0)
     return float(value) if value.ndim == 0 else value
 
 

@@ -183,19 +183,20 @@ class Cell:
 
     def draw(self, round: int | Sequence[int], seed: int) -> Channels:  # noqa: A002
         """Draw the conditions of a round, or of a batch of rounds; the same round and seed give the same."""
-        if not isinstance(round, int):
-            drawn = [self.draw(number, seed) for number in round]
+        if np.ndim(round):
+            drawn = [self.draw(int(one), seed) for one in np.asarray(round)]
             return Channels(**{name: np.stack([getattr(c, name) for c in drawn]) for name in Channels.__slots__})
-        uplink, downlink = self.fading.draw(self.devices, round, seed)
+        number = int(np.asarray(round))
+        uplink, downlink = self.fading.draw(self.devices, number, seed)
         if self.dynamics is None:
             everyone = np.ones(self.devices, dtype=np.bool_)
             return Channels(
                 uplink=uplink, downlink=downlink, cpu_hz=self.cpu_hz, tx_power_w=self.tx_power_w, present=everyone
             )
         few = self.dynamics.min_devices
-        count = int(generator(derive(seed, "present", round)).integers(few, self.devices + 1))
-        present = permutation(derive(seed, "who", round), self.devices).argsort() < count
-        part = generator(derive(seed, "devices", round)).random((self.devices, 2))
+        count = int(generator(derive(seed, "present", number)).integers(few, self.devices + 1))
+        present = permutation(derive(seed, "who", number), self.devices).argsort() < count
+        part = generator(derive(seed, "devices", number)).random((self.devices, 2))
         return Channels(
             uplink=uplink,
             downlink=downlink,

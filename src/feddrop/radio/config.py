@@ -135,14 +135,18 @@ class RadioConfig:
 
     def _fading(self, distances_m: npt.NDArray[np.float64], folder: Path) -> Fading:
         if self.gains_csv:
+            if distances_m.size:
+                raise ConfigError("radio.gains_csv has the gains already; leave out the distances of devices.")
             return read_gains(folder / self.gains_csv)
         if distances_m.size == 0:
             return Rician(kappa=self.kappa, path_loss=np.asarray(self.path_loss))
+        if isinstance(self.path_loss, tuple):
+            raise ConfigError("radio.path_loss is a list; with distances it is one number, the gain at reference_m.")
         loss = path_loss(
             distances_m,
             exponent=self.path_loss_exponent,
             reference_m=self.reference_m,
-            at_reference=float(np.asarray(self.path_loss).reshape(-1)[0]),
+            at_reference=self.path_loss,
         )
         return Rician(kappa=self.kappa, path_loss=loss)
 
@@ -152,8 +156,8 @@ def _read_devices(path: Path, devices: int) -> dict[str, npt.NDArray[np.float64]
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise ConfigError(f"cannot read the devices {str(path)!r}: {error.strerror}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot read the devices {str(path)!r}: {error}.") from None
     if len(rows) != devices:
         raise ConfigError(f"{str(path)!r} has {len(rows)} devices; the cell has {devices}.")
     names = [one_of(f"a column of {str(path)!r}", name, ("device", *DEVICE_COLUMNS)) for name in rows[0]]

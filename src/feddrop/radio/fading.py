@@ -100,8 +100,8 @@ def read_gains(path: str | Path) -> Measured:
     try:
         with Path(path).open(newline="") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise ConfigError(f"cannot read the gains {str(path)!r}: {error.strerror}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot read the gains {str(path)!r}: {error}.") from None
     columns = set(rows[0]) if rows else set()
     up = next((name for name in ("uplink", "uplink_db") if name in columns), None)
     if up is None or not {"round", "device"} <= columns:
@@ -115,7 +115,7 @@ def read_gains(path: str | Path) -> Measured:
         try:
             place = int(row["round"]), int(row["device"])
             gains = [10 ** (float(row[c]) / 10) if c.endswith("_db") else float(row[c]) for c in (up, down)]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(f"{str(path)!r}, line {line}: {list(row.values())} are not all numbers.") from None
         if min(place) < 0:
             raise ConfigError(f"{str(path)!r}, line {line}: round {place[0]}, device {place[1]}; both count from 0.")
