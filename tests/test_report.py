@@ -27,6 +27,7 @@ from feddrop.seeds import derive, generator
 PARAMETERS = 1000
 HOSTILE = "</title></svg><script>alert(1)</script><img src=x onerror=alert(1)> $\\frac{1$ & \"'\x00\x1b\ud800\n]]> cat"
 Drawn = tuple[Path, list[dict[str, Any]]]
+BOUND_BY = ("deadline", "energy", "none", "rate cap", "deadline+energy")
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -64,7 +65,7 @@ def write_run(
                     "share": 1 / devices,
                     "latency_s": float(g.uniform(0.5, 1.2)),
                     "energy_j": float(g.uniform(10, 30)),
-                    "binding": ("deadline", "energy", "none", "rate cap")[int(g.integers(4))],
+                    "binding": BOUND_BY[int(g.integers(len(BOUND_BY)))],
                 }
             entries.append(entry)
         lines.append(
@@ -76,6 +77,7 @@ def write_run(
                 "push_bytes": sum(e["push_bytes"] for e in entries),
                 "pull_bytes": sum(e["pull_bytes"] for e in entries),
                 "latency_s": max(e["latency_s"] for e in entries) if radio else None,
+                "deadline_s": 1.2 if radio else None,
                 "energy_j": sum(e["energy_j"] for e in entries) if radio else None,
                 "wall_s": 0.5,
                 "devices": entries,
@@ -176,7 +178,7 @@ def test_arrays_hold_what_the_lines_say_whichever_devices_are_there(folder: Path
 def test_the_saving_is_counted_frame_by_frame(folder: Path) -> None:
     lines = write_run(folder, absent=0.4)
     lines[2]["devices"][0] |= {"push_bytes": 0, "pull_bytes": 0, "status": "left out", "rate": 0.0}
-    lines[3]["devices"][0] |= {"pull_bytes": 0, "status": "rejected"}
+    lines[3]["devices"][0] |= {"pull_bytes": 0, "status": "the frame is damaged"}
     for line in lines:
         line |= {key: sum(e[key] for e in line["devices"]) for key in ("push_bytes", "pull_bytes")}
     write_metrics(folder, lines)
@@ -389,6 +391,98 @@ def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
     image = np.asarray(report.map_figure(report.load_run(folder), "latency_s").axes[0].images[0].get_array())
     orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
     assert np.argwhere(orange).tolist() == [[1, 2], [3, 4]]
+
+
+def test_the_verdict_holds_devices_to_the_deadline_in_force(folder: Path) -> None:
+    lines = write_run(folder)
+    lines[1] |= {"deadline_s": 1.8}
+    lines[1]["devices"][2]["latency_s"] = 1.7
+    lines[4] |= {"deadline_s": 1.5}
+    lines[5].pop("deadline_s")  # of a run that did not write it: the configuration's
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    np.testing.assert_array_equal(run.limit("latency_s"), np.repeat([[1.2], [1.8], [1.2], [1.2], [1.5], [1.2]], 4, 1))
+    said = " ".join(page_of(folder).of("p"))
+    assert "Every device kept the deadline" in said
+    assert "Stronger is more; orange is above the deadline." in said
+    assert "Stronger is closer to the energy budget; orange is above it." in said
+    assert "stretched in 2 of 6 rounds, to 1.80 s at most (1.20 s was asked for)" in said
+    line = report.limit_figure(run, "latency_s").axes[0].lines[2]
+    assert np.asarray(line.get_ydata())[1:-1].tolist() == [1.2, 1.8, 1.2, 1.2, 1.5, 1.2]
+
+    lines[3]["devices"][0]["latency_s"] = 1.7  # too much for that round's deadline
+    write_metrics(folder, lines)
+    assert "went over the deadline 1 times of 24" in " ".join(page_of(folder).of("p"))
+    longest = [text for text in report.device_figure(run, "latency_s").axes[0].texts if text.get_text() == "deadline"]
+    assert [label.xy[1] for label in longest] == [1.8]
+
+
+@pytest.mark.parametrize("counted", ["measured", "formula"])
+def test_measured_costs_stand_against_the_formula_whichever_counts(folder: Path, counted: str) -> None:
+    lines = write_run(folder)
+    other = {"measured": "formula", "formula": "measured"}[counted]
+    for entry in (e for line in lines for e in line["devices"]):
+        entry[f"{other}_latency_s"] = entry["latency_s"] * (1.25 if other == "measured" else 0.8)
+        entry[f"{other}_energy_j"] = entry["energy_j"] * (0.8 if other == "measured" else 1.25)
+    write_metrics(folder, lines)
+    page = page_of(folder)
+    said = " ".join(page.of("p"))
+    assert "Measured frames against the paper's formula, on average: latency +25.00 %, energy −20.00 %." in said
+    assert "panel verdict" in page.attributes("class")  # the run kept what it counts by
+    over = sum(1.25 * e["latency_s"] > 1.2 for line in lines for e in line["devices"])
+    assert over > 0
+    missed = f"With measured frames a device went over the deadline {over} times of 24"
+    assert (missed in said) == (counted == "formula")
+    assert ("by the formula." in said) == (counted == "formula")
+
+
+def test_every_word_of_the_allocator_is_drawn_and_counted(folder: Path) -> None:
+    write_run(folder)
+    run = report.load_run(folder)
+    image = np.asarray(report.binding_figure(run).axes[0].images[0].get_array())
+    assert (image[..., 3] > 0).all()  # every device took part in every round
+    assert {tuple(pixel) for pixel in image.reshape(-1, 4)} == {
+        (*maps._rgb(colour), opacity) for colour, opacity in maps.BINDINGS.values()
+    }
+    page = page_of(folder)
+    assert "bound by deadline+energy" in page.of("th")
+    row = page.of("td")[-len(device_head(page)) :]  # the last row of the last table
+    counts = [int(cell) for cell, head in zip(row, device_head(page), strict=True) if head.startswith("bound by")]
+    assert sum(counts) == len(run.rounds)
+
+
+def device_head(page: Page) -> list[str]:
+    heads = page.of("th")
+    return heads[heads.index("device") :]
+
+
+def test_refused_updates_are_counted_and_explained(folder: Path) -> None:
+    lines = write_run(folder)
+    reason = "the update is 12 bytes long; " + "<b>a frame must be longer</b> " * 20
+    for n in (0, 1, 3):
+        lines[n]["devices"][2] |= {"status": reason, "loss": None}
+    for k, word in enumerate("uvwxyz"):
+        lines[k]["devices"][0] |= {"status": f"device 0 failed: {word}", "loss": None}
+    lines[2]["devices"][2]["status"] = "left out"
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    assert (run.words["status"] == "refused").sum(axis=0).tolist() == [6, 0, 3, 0]
+    page = page_of(folder)
+    said = " ".join(page.of("p"))
+    assert "9 of 23 updates did not count" in said
+    assert "The 5 most frequent reasons of 7" in said
+    shown = [text for text in page.of("dd") if text.startswith("the update is")]
+    assert len(shown) == 1
+    assert shown[0] == reason[:199] + "…"
+    assert page.of("dd")[page.of("dd").index(shown[0]) + 1] == "device 0 failed: u"
+    assert "b" not in {tag for tag, _ in page.tags}
+    head, cells = device_head(page), page.of("td")
+    rows = np.array(cells[-4 * len(head) :]).reshape(4, len(head))
+    assert rows[:, head.index("refused")].tolist() == ["6", "0", "3", "0"]
+
+
+def test_without_refusals_no_word_of_them(drawn: Drawn) -> None:
+    assert "Refused updates" not in Page(drawn[0] / "report.html").of("h3")
 
 
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
@@ -709,14 +803,28 @@ def oklab(rgb: Any) -> Any:
     return lab @ np.cbrt(np.clip(cone @ rgb, 0, None))
 
 
+GROUNDS = ("#ffffff", "#181b20")
+"""What figures stand on, by day and by night."""
+
+
+def in_maps(ground: str) -> tuple[str, ...]:
+    """Return the colours of what binds as they look on a ground."""
+
+    def seen(colour: str, opacity: float) -> str:
+        mixed = opacity * np.array(maps._rgb(colour)) + (1 - opacity) * np.array(maps._rgb(ground))
+        return "#" + "".join(f"{round(255 * part):02x}" for part in mixed.tolist())
+
+    return tuple(itertools.starmap(seen, maps.BINDINGS.values()))
+
+
 @pytest.mark.parametrize("eyes", EYES)
-@pytest.mark.parametrize("palette", [style.SERIES, style.DARK_SERIES, (style.MAP, style.OVER, style.CAP)])
+@pytest.mark.parametrize("palette", [style.SERIES, style.DARK_SERIES, *(in_maps(g) for g in GROUNDS)])
 def test_colours_can_be_told_apart_by_all_eyes(palette: tuple[str, ...], eyes: str) -> None:
     seen = [oklab(np.clip(np.array(EYES[eyes]) @ linear(colour), 0, 1)) for colour in palette]
     assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 0.1
 
 
-@pytest.mark.parametrize(("palette", "ground"), [(style.SERIES, "#ffffff"), (style.DARK_SERIES, "#181b20")])
+@pytest.mark.parametrize(("palette", "ground"), [*zip((style.SERIES, style.DARK_SERIES), GROUNDS, strict=True)])
 def test_colours_stand_out_from_the_page(palette: tuple[str, ...], ground: str) -> None:
     def light(colour: str) -> float:
         return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour)) + 0.05

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddrop.errors import ConfigError
 from feddrop.seeds import derive
@@ -16,7 +17,7 @@ from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
 from feddrop.subnets.piece import gather, scatter
 from feddrop.subnets.units import shrink
 from feddrop.theory import Curve, Estimate, Point, curvature, measure_law, slope
-from feddrop.theory.estimators import signs
+from feddrop.theory.estimators import chunk_of, signs
 from feddrop.theory.variance import Masks
 
 
@@ -95,6 +96,37 @@ def test_slope_is_a_loop_over_samples(point):
         assert found.noise.value == pytest.approx(noise, rel=1e-10)
         assert found.grad_norm_sq.value == pytest.approx(float(mean.square().sum()) - noise / 12, rel=1e-10)
         assert found.noise.error > 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "chunk"), [(23, 32), (2**20, 32), (2**20 + 1, 31), (2**24, 2), (2**25, 1), (36_000_000, 1)]
+)
+def test_large_networks_are_taken_a_few_samples_at_a_time(parameters, chunk):
+    assert chunk_of(parameters) == chunk
+
+
+class LargeArrays(TorchDispatchMode):
+    """Counts the arrays of a size or larger that are made, not those changed in place."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.made = size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {a.data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        if isinstance(out, torch.Tensor) and out.numel() >= self.size and out.data_ptr() not in given:
+            self.made += 1
+        return out
+
+
+def test_slope_makes_no_second_array_of_all_gradients(point, monkeypatch):
+    chunks = list(point.sample_gradients(6))
+    want = slope(point, chunk=6)
+    monkeypatch.setattr(Point, "sample_gradients", lambda *_: iter(chunks))
+    with LargeArrays(6 * len(point.w)) as large:
+        assert slope(point, chunk=6) == want
+    assert large.made == 0
 
 
 def test_weight_masks_are_the_cutters(point):

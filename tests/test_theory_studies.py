@@ -36,7 +36,12 @@ def found(digits) -> tuple[Study, int]:
 
 
 def test_progress_is_counted(found):
-    assert found[1] == work(24, ("weight", "unit"), RATES, 4, 3)
+    assert found[1] == work(24, 15_738, ("weight", "unit"), RATES, 4, 3)
+
+
+def test_progress_counts_the_samples_of_a_large_network_in_small_chunks():
+    small, large = (work(64, parameters, ("weight",), RATES, 4, 3) for parameters in (10**6, 36_000_000))
+    assert large - small == 64 - 2
 
 
 def test_study_is_reproducible_and_leaves_the_network_alone(digits):
@@ -110,10 +115,11 @@ def test_command_prints_json(capsys, tmp_path, monkeypatch):
 
 
 def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
-    config = RunConfig.from_toml("rounds = 7\n[data]\ndevices = 3\n[model]\nwidth = 0.5")
+    config = RunConfig.from_toml("rounds = 7\n[data]\ndevices = 4\n[model]\nwidth = 0.5")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(config.to_toml())
+    (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "own": []}))
     with pytest.raises(RunError, match="no checkpoint yet"):
         call("--checkpoint", str(run))
     model = build("lenet", num_classes=10, input_shape=digits.input_shape, width=0.5, seed=8)
@@ -123,12 +129,61 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     assert "after 5 rounds" in printed
     assert "T = 7, K = 3" in printed
     about = json.loads((tmp_path / "out" / "theory.json").read_text())
+    assert about["samples"] == [1000, 338, 100]  # the device without samples has no part
+    assert "all layers" not in printed
     w = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     assert about["G"] == pytest.approx(float(w.norm()))
     assert (tmp_path / "out" / "theory.png").exists()
     save_checkpoint(run / "checkpoints", 6, {"params": {"own": torch.zeros(2)}})
     with pytest.raises(RunError, match="network of your own"):
         call("--checkpoint", str(run), *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("subnet", "said"),
+    [
+        ('layers = "linear"', "subnet.layers = 'linear'"),
+        ('layers = ["conv1", "fc1"]', "subnet.layers = ['conv1', 'fc1']"),
+        ("biases = true", "subnet.biases = true"),
+        ("layer_rates = { fc1 = 0.5 }", "subnet.layer_rates"),
+    ],
+)
+def test_command_says_that_the_law_drops_all_layers(capsys, tmp_path, digits, subnet, said):
+    run = a_run(tmp_path, digits, f"[subnet]\n{subnet}")
+    call("--checkpoint", str(run), "--level", "weight", "--json", "--rates", "0.1", "--masks", "2", "--batch", "4")
+    last = json.loads(capsys.readouterr().out)["words"][-1]
+    assert said in last
+    assert "all layers" in last
+
+
+def a_run(folder, digits, config="", **about):
+    """Write what the command reads of a run folder."""
+    (folder / "config.toml").write_text(RunConfig.from_toml(f"[model]\nwidth = 0.3\n{config}").to_toml())
+    (folder / "run.json").write_text(json.dumps({"samples": [700, 738], "own": []} | about))
+    model = build("lenet", num_classes=10, input_shape=digits.input_shape, width=0.3, seed=8)
+    save_checkpoint(folder / "checkpoints", 5, {"params": from_model(model)})
+    return folder
+
+
+@pytest.mark.parametrize("samples", [None, "many", [], [0, 0], [3, -1], [1.5], [True]])
+def test_command_needs_the_samples_of_the_run(tmp_path, digits, samples):
+    with pytest.raises(RunError, match="'samples'"):
+        call("--checkpoint", str(a_run(tmp_path, digits, samples=samples)), *SMALL)
+
+
+def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
+    run = a_run(tmp_path, digits, own=["data"])
+    with pytest.raises(RunError, match="data of your own"):
+        call("--checkpoint", str(run), *SMALL)
+    (run / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json cannot be read"):
+        call("--checkpoint", str(run), *SMALL)
+
+
+def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr("feddrop.theory.console.study", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match=r"devices is 2000.*1438 training samples"):
+        call("--devices", "2000", *SMALL)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import numpy as np
 
 from feddrop.errors import RunError
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
+from feddrop.report.style import clean
+
+LONGEST_REASON = 200
 
 
 def load_run(run_dir: str | Path) -> RunLog:
@@ -43,6 +47,7 @@ def load_run(run_dir: str | Path) -> RunLog:
         by_round={key: np.array([_number(line, key) for line in lines]) for key in ROUND_FIELDS},
         by_device=_by_device(lines, devices),
         words=_words(lines, devices),
+        refusals=_refusals(lines),
         deadline_s=deadline,
         budget_j=budget,
         class_counts=counts,
@@ -169,8 +174,20 @@ def _words(lines: list[dict[str, Any]], devices: Ints) -> dict[str, Words]:
     table = {key: np.full((len(lines), len(devices)), "", "<U16") for key in DEVICE_WORDS}
     for r, k, entry in _cells(lines, devices):
         table["binding"][r, k] = str(entry.get("binding") or "")
-        table["status"][r, k] = str(entry.get("status") or "ok")
+        table["status"][r, k] = _status(entry)
     return table
+
+
+def _status(entry: Mapping[str, Any]) -> str:
+    """Return ``"ok"``, ``"left out"`` or, for any reason that a run may give, ``"refused"``."""
+    status = entry.get("status") or "ok"
+    return status if status in ("ok", "left out") else "refused"
+
+
+def _refusals(lines: list[dict[str, Any]]) -> dict[str, int]:
+    """Count the reasons for which updates were refused, the most frequent first."""
+    refused = (entry["status"] for line in lines for entry in line["devices"] if _status(entry) == "refused")
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:

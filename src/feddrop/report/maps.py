@@ -16,6 +16,7 @@ from feddrop.report.plots import FIELDS, need, unit_of
 from feddrop.report.quantities import plain
 from feddrop.report.runlog import Floats, Ints, RunLog
 from feddrop.report.style import (
+    BOTH,
     CAP,
     HALF,
     INK,
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
 
 Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
 
-BINDINGS = {"deadline": (MAP, 1.0), "energy": (OVER, 1.0), "rate cap": (CAP, 1.0), "none": ("#8a919c", 0.28)}
-"""Colour and opacity of what binds a device."""
+BINDINGS = {
+    "deadline": (MAP, 1.0),
+    "energy": (OVER, 1.0),
+    "deadline+energy": (BOTH, 1.0),
+    "rate cap": (CAP, 1.0),
+    "none": ("#8a919c", 0.28),
+}
+"""Every word of the allocator for what binds a device that takes part, with its colour and opacity."""
 
 TOLERANCE = 1e-6
 """A cost is over its limit when it exceeds it by more than this fraction: the rates are solved to the limit itself."""
@@ -68,7 +75,7 @@ def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
     rounds, devices = shown(run)
     values = run.values(field)[np.ix_(rounds, devices)].T
     need(run, field, bool(np.isfinite(values).any()))
-    top = float(np.nanmax([np.nanmax(values), *run.limit(field)]))
+    top = float(np.fmax(np.nanmax(values), np.fmax.reduce(run.limit(field), axis=None)))
     scale, unit = unit_of(field, top)
     image = inked(values / (top or 1.0))
     image[over_limit(run, field)[np.ix_(rounds, devices)].T, :3] = _rgb(OVER)
@@ -79,7 +86,7 @@ def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
 
 
 def binding_figure(run: RunLog) -> Figure:
-    """Draw which constraint set the rate of every device in every round: deadline, energy, the rate cap, or none."""
+    """Draw which constraint set the rate of every device in every round: one of :data:`BINDINGS`."""
     rounds, devices = shown(run)
     words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
     present = [word for word in BINDINGS if (words == word).any()]

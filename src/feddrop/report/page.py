@@ -11,7 +11,7 @@ import numpy as np
 
 from feddrop.report.html import Html, document, drawing, el, folded, section, tiles, write_atomically
 from feddrop.report.load import load_run
-from feddrop.report.maps import BINDINGS, Field, binding_figure, map_figure, over_limit, shown
+from feddrop.report.maps import BINDINGS, TOLERANCE, Field, binding_figure, map_figure, over_limit, shown
 from feddrop.report.partition import is_upright, partition_figure
 from feddrop.report.plots import (
     accuracy_figure,
@@ -29,6 +29,7 @@ COSTS: tuple[tuple[Literal["latency_s", "energy_j"], str, str], ...] = (
     ("latency_s", "Latency", "the deadline"),
     ("energy_j", "Energy", "the energy budget"),
 )
+MOST_REASONS = 5
 
 
 def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
@@ -154,8 +155,21 @@ def _devices(run: RunLog) -> Html:
             figures.append(_map(run, field, f"{title} by round", note))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
         about = "Local training loss of each device. " + note
+        about += " Also blank: its update was refused." * bool(run.refusals)
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
-    return section("Devices", "", *figures)
+    return section("Devices", "", *figures, _refused(run))
+
+
+def _refused(run: RunLog) -> Html:
+    """Say how often an update did not count, and why; nothing if all did."""
+    times, reasons = sum(run.refusals.values()), list(run.refusals.items())
+    if not times:
+        return Html("")
+    said = f"{times:,} of {int(run.active.sum()):,} updates did not count: damaged, wrong, or the device failed."
+    if len(reasons) > MOST_REASONS:
+        said += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
+    rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", _count(n, "time")), el("dd", why))]
+    return el("div", el("h3", "Refused updates"), el("p", said), el("dl", *rows), class_="panel wide")
 
 
 def _varies(run: RunLog, field: str) -> bool:
@@ -175,14 +189,17 @@ def _radio(run: RunLog) -> Html:
     for field, name, limit in COSTS:
         if not np.isfinite(run.values(field)).any():
             continue
-        bounded = bool(np.isfinite(run.limit(field)).any())
+        limits = np.unique(run.limit(field))
+        bounded = bool(np.isfinite(limits).any())
         title = f"{name} against {limit}" if bounded else f"{name} of a device"
         if len(run.rounds) == 1:
             parts.append(drawing(field, title, "Each device in the one round.", partial(device_figure, run, field)))
             continue
         note = "The shade spans the devices of a round."
         parts.append(drawing(field, title, note, partial(limit_figure, run, field)))
-        note = f"Stronger is closer to {limit}; orange is above it." if bounded else "Stronger is more."
+        note = f"Stronger is more{f'; orange is above {limit}' * bounded}."
+        if bounded and len(limits) == 1:
+            note = f"Stronger is closer to {limit}; orange is above it."
         parts.append(_map(run, field, f"{name} by device", note))
     if np.isin(run.words["binding"], list(BINDINGS)).any():
         note = "The limit that a device runs up against. None: it has room to spare."
@@ -191,32 +208,58 @@ def _radio(run: RunLog) -> Html:
 
 
 def _verdict(run: RunLog) -> Html:
-    """Say whether every device met the deadline and its budget in every round."""
-    kept, broken, gaps = [], [], []
-    for field, name, limit in COSTS:
-        used = run.by_device[field] / run.limit(field)
-        used = used[np.isfinite(used)]
-        if used.size:
-            over, most = int(over_limit(run, field).sum()), in_percent(float(used.max()), 2)
-            kept.append(f"{limit} (using {most} of it at most)")
-            if over:
-                broken.append(f"{limit} {over:,} times of {used.size:,} (using up to {most} of it)")
-        ratio = run.by_device[field] / run.by_device[f"formula_{field}"]
-        ratio = ratio[np.isfinite(ratio)]
-        if ratio.size:
-            gaps.append(f"{name.lower()} {100 * (float(ratio.mean()) - 1):+.2f} %".replace("-", "−"))
+    """Say whether every device met the deadline and its budget in every round, by the costs that the run counts."""
+    kept, broken = _uses(run)
     if not kept:
         return Html("")
-    lines = [f"A device went over {' and '.join(broken)}." if broken else f"Every device kept {' and '.join(kept)}."]
+    _, measured = _uses(run, "measured_")
+    first = f"A device went over {' and '.join(broken)}" if broken else f"Every device kept {' and '.join(kept)}"
+    lines = [f"{first}{', by the formula' * bool(measured)}."]
+    if measured:
+        lines.append(f"With measured frames a device went over {' and '.join(measured)}.")
     left_out = int((run.words["status"] == "left out").sum())
     if left_out:
         lines.append(f"A device was left out of a round {left_out:,} times.")
+    lines += [*_stretched(run), *_gaps(run)]
+    return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
+
+
+def _uses(run: RunLog, kind: str = "") -> tuple[list[str], list[str]]:
+    """Say of each limit how much of it was used at most, and of those that were broken how often."""
+    kept, broken = [], []
+    for field, _, limit in COSTS:
+        used = run.by_device[kind + field] / run.limit(field)
+        used = used[np.isfinite(used)]
+        if used.size:
+            over, most = int(over_limit(run, kind + field).sum()), in_percent(float(used.max()), 2)
+            kept.append(f"{limit} (using {most} of it at most)")
+            if over:
+                broken.append(f"{limit} {over:,} times of {used.size:,} (using up to {most} of it)")
+    return kept, broken
+
+
+def _stretched(run: RunLog) -> Iterable[str]:
+    longer = run.deadlines > run.deadline_s * (1 + TOLERANCE)
+    if longer.any():
+        most, asked = in_seconds(float(run.deadlines[longer].max())), in_seconds(run.deadline_s)
+        yield (
+            f"The deadline was stretched in {longer.sum():,} of {_count(len(longer), 'round')}, to {most} at most "
+            f"({asked} was asked for); devices are held to the deadline in force."
+        )
+
+
+def _gaps(run: RunLog) -> Iterable[str]:
+    gaps = []
+    for field, name, _ in COSTS:
+        ratio = run.measured_over_formula(field)
+        ratio = ratio[np.isfinite(ratio)]
+        if ratio.size:
+            gaps.append(f"{name.lower()} {100 * (float(ratio.mean()) - 1):+.2f} %".replace("-", "−"))
     if gaps:
         table = run.config.get("radio")
         bits = table.get("bits_per_parameter") if isinstance(table, dict) else None
         note = f" with {bits:g} bits a parameter" if isinstance(bits, int | float) else ""
-        lines.append(f"Measured frames against the paper's formula{note}, on average: {', '.join(gaps)}.")
-    return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
+        yield f"Measured frames against the paper's formula{note}, on average: {', '.join(gaps)}."
 
 
 def _data(run: RunLog) -> Html:

@@ -128,12 +128,15 @@ def traffic_figure(run: RunLog) -> Figure:
 
 
 def device_figure(run: RunLog, field: Literal["rate", "share", "latency_s", "energy_j"]) -> Figure:
-    """Draw one bar a device: the mean over the rounds it took part in, with the range as a whisker and any limit."""
+    """Draw one bar a device: the mean over the rounds it took part in, with the range as a whisker and any limit.
+
+    Of a deadline that changes from round to round, the longest is drawn.
+    """
     one_of("field", field, ("rate", "share", "latency_s", "energy_j"))
     values = run.values(field)
     there = np.isfinite(values).any(axis=0)
     need(run, field, bool(there.any()))
-    limit = run.limit(field)[there]
+    limit = np.fmax.reduce(run.limit(field), axis=0)[there]
     scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *limit])))
     values, devices, limit = values[:, there] / scale, run.devices[there], limit / scale
     mean, low, high = np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
@@ -174,14 +177,14 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     """
     one_of("field", field, LIMITS)
     values, limit = run.values(field), run.limit(field)
-    own = np.unique(limit).size > 1
+    own = np.unique(limit[0]).size > 1
     if own:
         values, limit = 100 * values / limit, np.full_like(limit, 100)
     there = np.isfinite(values).any(axis=1)
     need(run, field, bool(there.any()))
-    rounds, values, line = run.rounds[there], values[there], float(limit[0])
+    rounds, values, line = run.rounds[there], values[there], limit[there, 0]
     title = FIELDS[field] + " of a device"
-    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), line])))
+    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *line])))
     if own:
         scale, unit = 1.0, ", % of its budget"
     figure, axes = new_figure(HALF, row_height(len(run.devices)), title + unit)
@@ -193,10 +196,12 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     labels = [
         EndLabel(float(rounds[-1]), float(y[-1]), word, SERIES[0]) for y, word in ((middle, "median"), (high, most))
     ]
-    if np.isfinite(line):
-        axes.axhline(line / scale, color=SERIES[1], linewidth=1.6)
-        labels.append(EndLabel(float(rounds[-1]), line / scale, LIMITS[field], SERIES[1]))
-    axes.set_ylim(0, 1.08 * float(np.nanmax([*high, line / scale])) or 1.0)
+    known = line[np.isfinite(line)] / scale
+    if known.size:
+        edges = np.concatenate((rounds[:1] - 1, rounds, rounds[-1:] + 1))  # beyond the axis, so that it ends nowhere
+        axes.step(edges, np.pad(line / scale, 1, mode="edge"), where="mid", color=SERIES[1], linewidth=1.6)
+        labels.append(EndLabel(float(rounds[-1]), float(known[-1]), LIMITS[field], SERIES[1]))
+    axes.set_ylim(0, 1.08 * float(np.max([*high, *known])) or 1.0)
     round_axis(axes, rounds)
     end_labels(axes, labels)
     return figure

@@ -19,10 +19,11 @@ Words = npt.NDArray[np.str_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
+    "deadline_s",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
-    "formula_latency_s", "formula_energy_j",
+    "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j",
 )  # fmt: skip
 DEVICE_WORDS = ("binding", "status")
 FULL_VALUE_BYTES = 4
@@ -41,8 +42,10 @@ class RunLog:
         devices: device ids, ``[K]``.
         by_round: ``[R]`` each of :data:`ROUND_FIELDS`; NaN where absent.
         by_device: ``[R, K]`` each of :data:`DEVICE_FIELDS`; NaN where absent.
-        words: ``[R, K]`` each of :data:`DEVICE_WORDS`; empty where absent.
-        deadline_s: the deadline of a round; NaN if there is none.
+        words: ``[R, K]`` each of :data:`DEVICE_WORDS`; empty where absent. The status is ``"ok"``, ``"left out"`` or
+            ``"refused"``.
+        refusals: why updates were refused, shortened, and how often.
+        deadline_s: the deadline asked for; NaN if there is none.
         budget_j: energy budget of each device, ``[K]``; NaN if there is none.
         class_counts: samples by data partition and class, ``[partitions, classes]``, or None if unknown.
         class_names: a name for every class; empty if unknown.
@@ -56,6 +59,7 @@ class RunLog:
     by_round: Mapping[str, Floats]
     by_device: Mapping[str, Floats]
     words: Mapping[str, Words]
+    refusals: Mapping[str, int]
     deadline_s: float
     budget_j: Floats
     class_counts: Ints | None
@@ -91,10 +95,24 @@ class RunLog:
         return np.where(self.active, self.by_device[field], np.nan)
 
     def limit(self, field: str) -> Floats:
-        """Return what a field must not exceed, ``[K]``: deadline, energy budget, or NaN for no limit."""
-        if field == "energy_j":
-            return self.budget_j
-        return np.full(len(self.devices), self.deadline_s if field == "latency_s" else np.nan)
+        """Return what a field must not exceed, ``[R, K]``: deadline in force, energy budget, or NaN for no limit."""
+        limits = {"latency_s": self.deadlines[:, None], "energy_j": self.budget_j}
+        limit = limits.get(field.removeprefix("measured_"), np.asarray(np.nan))
+        return np.broadcast_to(limit, (len(self.rounds), len(self.devices)))
+
+    @property
+    def deadlines(self) -> Floats:
+        """The deadline in force in each round, ``[R]``: longer than asked for where the policy stretched it."""
+        told = self.by_round["deadline_s"]
+        return np.where(np.isfinite(told), told, self.deadline_s)
+
+    def measured_over_formula(self, field: str) -> Floats:
+        """Return measured ``latency_s`` or ``energy_j`` over that of the paper's formula, ``[R, K]``; NaN if unknown.
+
+        The field itself holds the one that the run counts by; the other stands beside it under its own name.
+        """
+        counted, measured = self.by_device[field], self.by_device[f"measured_{field}"]
+        return np.where(np.isfinite(measured), measured / counted, counted / self.by_device[f"formula_{field}"])
 
     @property
     def mean_rate(self) -> float:

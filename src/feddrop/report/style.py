@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
 SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
 DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
-MAP, OVER, CAP = "#3b7ddd", "#d9730d", "#a8438f"
+MAP, OVER, CAP, BOTH = "#3b7ddd", "#d9730d", "#a8438f", "#695a1e"
 """Colours inside images, which cannot follow the page: readable on light and dark."""
 
 HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.report.html import Html, el, table
+from feddrop.report.maps import BINDINGS
 from feddrop.report.quantities import NOTHING, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import clean
@@ -42,9 +43,9 @@ def round_table(run: RunLog) -> Html:
 
 def device_table(run: RunLog) -> Html:
     """Return one row a device."""
-    bindings = [word for word in ("deadline", "energy", "rate cap", "none") if (run.words["binding"] == word).any()]
+    bindings = [word for word in BINDINGS if (run.words["binding"] == word).any()]
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
-    head = ["device", "samples", "rounds", "left out", "rejected", "mean γ", "push", "pull", *radio]
+    head = ["device", "samples", "rounds", "left out", "refused", "mean γ", "push", "pull", *radio]
     rates, active = run.values("rate"), run.active
     rows = []
     for k in _thinned(len(run.devices)):
@@ -58,7 +59,7 @@ def device_table(run: RunLog) -> Html:
                 f"{samples[-1]:,.0f}" if samples.size else NOTHING,
                 active[:, k].sum(),
                 (status == "left out").sum(),
-                (status == "rejected").sum(),
+                (status == "refused").sum(),
                 plain(_mean(rates[:, k])),
                 in_bytes(float(np.nansum(of["push_bytes"]))),
                 in_bytes(float(np.nansum(of["pull_bytes"]))),

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from feddrop import data, models, params
 from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.seeds import derive, permutation
+from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import LEVELS
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import Point
 from feddrop.theory.studies import RATES, Study, study, work
 from feddrop.theory.variance import Curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is measured: a network, its data, and the devices' samples and rounds that Lemma 2 asks for."""
+
+    network: nn.Module
+    dataset: data.Dataset
+    samples: list[int]
+    rounds: int
+    title: str
+    notes: tuple[str, ...] = ()
 
 
 def run_study(
@@ -48,38 +65,17 @@ def run_study(
         batch: training samples to measure on.
         masks: masks a rate and level, and random vectors a stochastic estimate.
         rounds: T of Lemma 2; a checkpoint brings its own.
-        devices: K of Lemma 2; a checkpoint brings its own.
+        devices: K of Lemma 2, with equally many samples; a checkpoint brings its own.
         seed: root of every random choice.
         console: where progress goes.
     """
     if level != "both" and level not in LEVELS:
         raise ConfigError(f"level is {level!r}; it must be 'weight', 'unit' or 'both'.")
-    if devices < 1:
-        raise ConfigError(f"devices is {devices}; there must be at least 1.")
     rates = rates or RATES
     levels = LEVELS if level == "both" else (level,)
-    width, limit, path, stage = 1.0, 0, "", "at initialisation"
-    loaded = None
-    if checkpoint is not None:
-        config = RunConfig.from_file(checkpoint / "config.toml")
-        loaded = load_checkpoint(checkpoint / "checkpoints")
-        if loaded is None:
-            raise RunError(f"{checkpoint} holds no checkpoint yet. Name a run folder with one round done or more.")
-        model, width, rounds, devices = config.model.name, config.model.width, config.rounds, config.data.devices
-        name, path, limit = config.data.name, config.data.path, config.data.train_limit
-        stage = f"after {loaded[0]} rounds"
-    dataset = data.load(name, path=path or None, train_limit=limit or None)
-    network = models.build(
-        model, num_classes=dataset.num_classes, input_shape=dataset.input_shape, width=width, seed=seed
-    )
-    if loaded is not None:
-        values = loaded[1]["params"]
-        if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
-            raise RunError(f"{checkpoint} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
-        params.load_into(network, values)
-    count = len(dataset.train_y)
-    chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), count)[:batch])
-    point = Point(network, dataset.train_x[chosen], dataset.train_y[chosen])
+    of = _new(model, name, devices, rounds, seed) if checkpoint is None else _of_run(checkpoint, seed)
+    chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), len(of.dataset.train_y))[:batch])
+    point = Point(of.network, of.dataset.train_x[chosen], of.dataset.train_y[chosen])
     bar = Progress(
         TextColumn("measuring"),
         BarColumn(),
@@ -88,22 +84,97 @@ def run_study(
         console=console,
         transient=True,
     )
-    task = bar.add_task("measuring", total=work(point.samples, levels, rates, masks, masks))
+    task = bar.add_task("measuring", total=work(point.samples, len(point.w), levels, rates, masks, masks))
     if not console.is_terminal:
-        console.print(f"Measuring {model} on {dataset.name} ...", markup=False, highlight=False)
+        console.print(f"Measuring {of.title} ...", markup=False, highlight=False)
     with bar:
         found = study(
             point,
             seed=derive(seed, "theory"),
-            samples=[(count + k) // devices for k in range(devices)],
-            rounds=rounds,
+            samples=of.samples,
+            rounds=of.rounds,
             levels=levels,
             rates=rates,
             masks=masks,
             probes=masks,
             tick=lambda: bar.advance(task),
         )
-    return found, f"{model} on {dataset.name}, {stage}, {point.samples} samples"
+    return replace(found, notes=of.notes), f"{of.title}, {point.samples} samples"
+
+
+def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subject:
+    """Return a new network, and devices that share the data equally."""
+    dataset = data.load(name)
+    count = len(dataset.train_y)
+    if not 1 <= devices <= count:
+        raise ConfigError(
+            f"devices is {devices}; there must be at least 1, and no more than the {count} training samples."
+        )
+    return _Subject(
+        network=_build(model, dataset, 1.0, seed),
+        dataset=dataset,
+        samples=[(count + k) // devices for k in range(devices)],
+        rounds=rounds,
+        title=f"{model} on {dataset.name}, at initialisation",
+    )
+
+
+def _of_run(folder: Path, seed: int) -> _Subject:
+    """Return the newest checkpoint of a run, with its data, its devices' samples and its rounds."""
+    config = RunConfig.from_file(folder / "config.toml")
+    loaded = load_checkpoint(folder / "checkpoints")
+    if loaded is None:
+        raise RunError(f"{folder} holds no checkpoint yet. Name a run folder with one round done or more.")
+    about = _about(folder / "run.json")
+    if "data" in (about.get("own") or []):
+        raise RunError(f"{folder} was run on data of your own. Use feddrop.theory.study on its network and data.")
+    model = config.model.name
+    dataset = data.load(config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None)
+    network, values = _build(model, dataset, config.model.width, seed), loaded[1]["params"]
+    if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
+        raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
+    params.load_into(network, values)
+    return _Subject(
+        network=network,
+        dataset=dataset,
+        samples=[count for count in about["samples"] if count],
+        rounds=config.rounds,
+        title=f"{model} on {dataset.name}, after {loaded[0]} rounds",
+        notes=_notes(config.subnet),
+    )
+
+
+def _build(model: str, dataset: data.Dataset, width: float, seed: int) -> nn.Module:
+    return models.build(model, num_classes=dataset.num_classes, input_shape=dataset.input_shape, width=width, seed=seed)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """Read ``run.json``, and check the samples of the devices in it."""
+    try:
+        about = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be read: {error}. Restore it, or run again.") from None
+    samples = about.get("samples")
+    if not isinstance(samples, list) or not any(samples) or not all(type(n) is int and n >= 0 for n in samples):
+        raise RunError(f"{path}: 'samples' is {samples!r}; it must list the samples of every device. Restore it.")
+    return about
+
+
+def _notes(subnet: SubnetConfig) -> tuple[str, ...]:
+    """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
+    own = []
+    if subnet.layers != "all":
+        own.append(f"subnet.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
+    if subnet.layer_rates:
+        own.append(f"subnet.layer_rates = {dict(subnet.layer_rates)!r}")
+    if subnet.biases:
+        own.append("subnet.biases = true")
+    if not own:
+        return ()
+    return (
+        f"The run has {' and '.join(own)}, which the law does not follow: it is measured with the weights of all "
+        "layers dropped at one rate, and all biases kept.",
+    )
 
 
 def render(found: Study, title: str) -> RenderableType:

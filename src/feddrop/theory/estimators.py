@@ -141,14 +141,21 @@ class Slope:
     noise: Estimate
 
 
-def slope(point: Point, *, chunk: int = 32, tick: Tick = no_tick) -> Slope:
+def chunk_of(parameters: int) -> int:
+    """Return how many samples' gradients to hold at a time: at most 2²⁵ numbers (128 MiB in float32), if one fits."""
+    return max(1, min(32, 2**25 // parameters))
+
+
+def slope(point: Point, *, chunk: int | None = None, tick: Tick = no_tick) -> Slope:
     """Measure the gradient's norm and the noise of single samples, ``chunk`` of them at a time."""
     mean, count = point.gradient(), point.samples
     tick()
     spread, along = [], []
-    for gradients in point.sample_gradients(chunk):
-        spread += ((gradients - mean).square().sum(1) * count / (count - 1)).tolist()
-        along += (2 * gradients @ mean).tolist()
+    for gradients in point.sample_gradients(chunk or chunk_of(len(point.w))):
+        along += (2 * (gradients @ mean)).tolist()
+        # In place: of a large network, a chunk is as much as memory should hold.
+        spread += (gradients.sub_(mean).square_().sum(1) * count / (count - 1)).tolist()
+        del gradients
         tick()
     noise = mean_of(spread)
     return Slope(

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from feddrop.subnets.frames import LEVELS
 from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
-from feddrop.theory.estimators import Curvature, Point, Slope, Tick, curvature, no_tick, slope
+from feddrop.theory.estimators import Curvature, Point, Slope, Tick, chunk_of, curvature, no_tick, slope
 from feddrop.theory.variance import Curve, Law, measure_law
 
 RATES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
-_STEPS, _CHUNK = 20, 32
+_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Study:
         laws: the variance law of every level measured.
         samples: |D_k|, ``[K]``, for Lemma 2.
         rounds: T, for Lemma 2.
+        notes: what else a reader should know.
     """
 
     loss: float
@@ -40,6 +41,7 @@ class Study:
     laws: tuple[Law, ...]
     samples: tuple[int, ...]
     rounds: int
+    notes: tuple[str, ...] = ()
 
     @property
     def constants(self) -> Constants:
@@ -89,7 +91,7 @@ class Study:
         return replace(self.constants, variance=self.laws[0].sent) if measured else self.constants
 
     def words(self) -> list[str]:
-        """Say where first order stops being true, how loose Lemma 1 is, and when θ is a guess."""
+        """Say where first order stops being true, how loose Lemma 1 is, when θ is a guess, and the notes."""
         said = []
         for law in self.laws:
             said.append(f"{law.level} level, g(ŵ): {_where(law, law.gradient)}")
@@ -102,7 +104,7 @@ class Study:
             )
         if self.slope.grad_norm_sq.value < 2 * self.slope.grad_norm_sq.error:
             said.append("‖g‖² cannot be told from 0 on this batch, so θ is a guess: take a larger batch.")
-        return said
+        return [*said, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain numbers and lists."""
@@ -138,9 +140,10 @@ class Study:
         }
 
 
-def work(samples: int, levels: Sequence[str], rates: Sequence[float], masks: int, probes: int) -> int:
+def work(samples: int, parameters: int, levels: Sequence[str], rates: Sequence[float], masks: int, probes: int) -> int:
     """Return how often :func:`study` ticks."""
-    return 1 + math.ceil(samples / _CHUNK) + _STEPS + probes + len(levels) * (probes + len(rates) * masks)
+    chunks = math.ceil(samples / chunk_of(parameters))
+    return 1 + chunks + _STEPS + probes + len(levels) * (probes + len(rates) * masks)
 
 
 def study(
@@ -171,7 +174,7 @@ def study(
     laws = tuple(measure_law(point, level, rates, seed=seed, masks=masks, probes=probes, tick=tick) for level in levels)
     return Study(
         loss=float(point.value(point.w)),
-        slope=slope(point, chunk=_CHUNK, tick=tick),
+        slope=slope(point, tick=tick),
         curvature=curvature(point, seed=seed, steps=_STEPS, probes=probes, tick=tick),
         weight_norm=float(point.w.norm()),
         laws=laws,
