@@ -19,9 +19,10 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
     deep = over.run(figure=True, rate=RATE, layers="all")
     return {
         "LeNet, IID, rate 0: learning rate": _tuning(tuned),
-        "LeNet, non-IID, rate 0: is it the learning rate, or the number of rounds?": [
+        "LeNet, non-IID, rate 0: is it the learning rate, the number of rounds, or the partition?": [
             *_tuning(skewed),
             (f"{skewed.train.lr:g}, twice the rounds", replace(skewed, rounds=2 * skewed.rounds)),
+            (f"{skewed.train.lr:g}, Dirichlet(1)", replace(skewed, data=replace(skewed.data, alpha=1.0))),
         ],
         "AlexNet, IID, rate 0: learning rate": _tuning(over.run()),
         f"LeNet, rate {RATE:g}: aggregation rule and mask count": [
