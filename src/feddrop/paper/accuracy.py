@@ -109,15 +109,18 @@ def _verdicts(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, 
             )
         else:
             peaks += [None, None]
-    pairs = zip(
-        values(("underfitting", "dirichlet", "feddrop")), values(("underfitting", "dirichlet", "feddst")), strict=True
-    )
-    above = [None if a is None or b is None else a > b for a, b in pairs][1:]
+    pairs = [values(("underfitting", "dirichlet", method)) for method in METHODS]
+    above = [None if a is None or b is None else a > b for a, b in zip(*pairs, strict=True)][1:]
     return [
         Verdict("underfit-falls", "; ".join(notes), outcome(falls)),
         Verdict("overfit-peaks", "; ".join(best), outcome(peaks)),
-        Verdict("beats-feddst", f"{sum(bool(a) for a in above)} of {len(above)} rates", outcome(above)),
+        Verdict("beats-feddst", _versus(scale, *pairs), outcome(above)),
     ]
+
+
+def _versus(scale: Scale, ours: list[float | None], theirs: list[float | None]) -> str:
+    both = [row for row in zip(scale.rates, ours, theirs, strict=True) if None not in row]
+    return "; ".join(f"rate {rate:g}: FedDrop {a:.1f} %, FedDST {b:.1f} %" for rate, a, b in both)
 
 
 def _known(scale: Scale, row: list[float | None]) -> list[tuple[float, float]]:

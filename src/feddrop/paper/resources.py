@@ -136,7 +136,8 @@ def _listed(rounds: list[int | None]) -> str:
 
 
 def _points(answers: list[bool | None]) -> str:
-    return f"{sum(bool(answer) for answer in answers)} of {len(answers)} points"
+    known = [answer for answer in answers if answer is not None]
+    return f"{sum(known)} of {len(known)} points"
 
 
 def _slashed(rounds: list[int | None]) -> str:
