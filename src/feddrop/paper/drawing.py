@@ -23,6 +23,14 @@ def panels(titles: list[str], height: float = 3.8) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
+def not_run(panel: Axes) -> None:
+    """Say that there is nothing to draw."""
+    from feddrop.report.style import MUTED
+
+    panel.set_axis_off()
+    panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=MUTED)
+
+
 def legend(panel: Axes) -> None:
     """Add a quiet legend, where there is anything to name."""
     if panel.get_legend_handles_labels()[0]:

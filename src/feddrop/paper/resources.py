@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feddrop.config import RunConfig
 from feddrop.paper.cells import BAND_HZ, deadline_for, radio
-from feddrop.paper.drawing import legend, panels
+from feddrop.paper.drawing import legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import SCENARIOS, Scale, Setting
 from feddrop.paper.store import Result
@@ -84,12 +84,15 @@ def _figure_page(
         base, points = find(no_dropout(scale, scenario)), points_of(scale, scenario)
         rows = []
         curves: dict[str, list[int | None]] = {scheme: [] for scheme in SCHEMES}
+        drawn: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+        late = scale.settings[scenario].figure_rounds + 1
         for value, by_scheme in points:
             row = [f"{value:g}"]
             for scheme, config in by_scheme.items():
                 result = find(config)
                 reached = None if result is None or base is None else _rounds(result, base)
                 curves[scheme].append(reached[0] if reached else None)
+                drawn[scheme].append((reached[0] or late) if reached else np.nan)
                 rate = "" if result is None else f" (γ {np.nanmean(result.values('mean_rate')):.2f})"
                 row.append("" if reached is None else _slashed(reached) + rate)
             rows.append(row)
@@ -97,12 +100,12 @@ def _figure_page(
         text += (
             f"**{scenario.capitalize()}**: rounds until test accuracy (mean of {WINDOW} rounds) reaches "
             f"{' / '.join(f'{share:.0%}' for share in SHARES)} of the plateau without dropout, and the mean rate; – "
-            f"not within {scale.settings[scenario].figure_rounds} rounds. Without dropout: {own}.\n\n"
+            f"not within {late - 1} rounds. Without dropout: {own}.\n\n"
             + markdown_table([axis, *SCHEMES.values()], rows)
             + "\n\n"
         )
         own_rounds = _rounds(base, base)[0] if base else None
-        _draw_curves(panel, [value for value, _ in points], curves, own_rounds, axis)
+        _draw_curves(panel, [value for value, _ in points], drawn, own_rounds, axis, late)
         done = all(find(config) is not None for _, by_scheme in points for config in by_scheme.values())
         if done and base:
             mine, theirs = ([np.inf if v is None else v for v in curves[scheme]] for scheme in ("exact", "random"))
@@ -144,15 +147,27 @@ def _slashed(rounds: list[int | None]) -> str:
     return _listed(rounds).replace(", ", " / ")
 
 
-def _draw_curves(panel: Axes, x: list[float], curves: dict[str, list[int | None]], base: int | None, axis: str) -> None:
-    from feddrop.report.style import SERIES
+def _draw_curves(
+    panel: Axes, x: list[float], curves: dict[str, list[float]], base: int | None, axis: str, late: int
+) -> None:
+    """Draw rounds to converge; NaN was not run, and ``late``, never within the rounds, is an open circle."""
+    from matplotlib.ticker import MaxNLocator
 
-    for (scheme, values), colour in zip(curves.items(), SERIES, strict=False):
-        y = [np.nan if v is None else v for v in values]
-        if not np.all(np.isnan(y)):
-            panel.plot(x, y, color=colour, marker="o", label=SCHEMES[scheme])
+    from feddrop.report.style import MUTED, SERIES, SURFACE
+
+    if np.isnan([*curves.values()]).all():
+        not_run(panel)
+        return
+    for (scheme, y), colour in zip(curves.items(), SERIES, strict=False):
+        panel.plot(x, y, color=colour, marker="o", label=SCHEMES[scheme])
+        never = [(a, b) for a, b in zip(x, y, strict=True) if b == late]
+        if never:
+            panel.plot(*zip(*never, strict=True), "o", markerfacecolor=SURFACE, markeredgecolor=colour)
+    if late in [y for values in curves.values() for y in values]:
+        panel.annotate(f"not within {late - 1} rounds", (x[0], late), (0, 8), textcoords="offset points", color=MUTED)
     if base is not None:
         panel.axhline(base, color="grey", linestyle=":", label="without dropout")
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     panel.set_xlabel(axis)
 
 
@@ -183,13 +198,15 @@ def make_accuracy(scale: Scale, find: Lookup) -> Page:
         ]
         text += f"**{scenario.capitalize()}**, test accuracy in %:\n\n"
         text += markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows) + "\n\n"
-        for (scheme, values), colour in zip(table.items(), SERIES, strict=False):
-            y = [np.nan if v is None else v for v in values]
-            if not np.all(np.isnan(y)):
+        if all(value is None for values in table.values() for value in values):
+            not_run(panel)
+        else:
+            for (scheme, values), colour in zip(table.items(), SERIES, strict=False):
+                y = [np.nan if v is None else v for v in values]
                 panel.plot([value for value, _ in points], y, color=colour, marker="o", label=SCHEMES[scheme])
-        if base:
-            panel.axhline(100 * base.accuracy, color="grey", linestyle=":", label="without dropout")
-        panel.set_xlabel("deadline, s")
+            if base:
+                panel.axhline(100 * base.accuracy, color="grey", linestyle=":", label="without dropout")
+            panel.set_xlabel("deadline, s")
         pairs = zip(table["exact"], table["random"], strict=True)
         above += [None if a is None or b is None else a > b for a, b in pairs]
         if scenario == "overfitting":
