@@ -33,6 +33,12 @@ class TinyNet(nn.Module):
         return self.fc2(x)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Networks that a test builds start from the same weights in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def tiny() -> TinyNet:
     with torch.random.fork_rng(devices=[]):
