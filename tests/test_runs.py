@@ -150,6 +150,8 @@ def test_folders_that_cannot_be_used(tmp_path):
         ("radio.deadline_s=0.001", "deadline"),
         ("execution.device=abacus", "execution.device is 'abacus'"),
         ("execution.device=cuda:77", "cannot compute on here"),
+        ("execution.device=hpu", "cannot compute on here"),
+        ("execution.device=meta", "cannot compute on here"),
     ],
 )
 def test_a_mistake_leaves_the_folder_free(tmp_path, setting, message):

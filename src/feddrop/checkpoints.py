@@ -37,7 +37,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder, so that no other process writes into it. A process that ends, however, lets go."""
+    """Hold a run folder, so that no other process writes into it. A process lets go of it however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder, os.O_RDONLY)

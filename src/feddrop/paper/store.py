@@ -97,7 +97,7 @@ class Store:
 
     def get(self, config: RunConfig) -> Result | None:
         """Return the finished run of a configuration, or None."""
-        path = self.results / f"{key_of(config)}.json"
+        path = self._path(config)
         if not path.exists():
             return None
         try:
@@ -109,9 +109,12 @@ class Store:
             raise RunError(f"{path} is of another configuration. Delete it, and it is trained again.")
         return result
 
+    def _path(self, config: RunConfig) -> Path:
+        return self.results / f"{key_of(config)}.json"
+
     def rounds_done(self, config: RunConfig) -> int:
         """Count the rounds of a configuration that are saved, finished or not."""
-        if self.get(config) is not None:
+        if self._path(config).exists():
             return config.rounds
         metrics = self.folder(config) / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -133,7 +136,7 @@ class Store:
             wall_s=round(sum(record["wall_s"] for record in records), 1),
         )
         text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
-        checkpoints.write_atomically(self.results / f"{key_of(config)}.json", text.encode())
+        checkpoints.write_atomically(self._path(config), text.encode())
         return result
 
 
