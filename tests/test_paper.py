@@ -19,9 +19,10 @@ from feddrop.errors import RunError
 from feddrop.models import build, count_parameters
 from feddrop.paper import EXPERIMENTS, accuracy, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
+from feddrop.paper.converge import convergence_round, curves_of, make_latency, plateau_of
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
 from feddrop.paper.published import CLAIMS, RATES, TABLE
-from feddrop.paper.resources import convergence_round, make_accuracy, make_latency, plateau_of
+from feddrop.paper.resources import latency_points, make_accuracy
 from feddrop.paper.store import Result, Store, key_of
 from feddrop.paper.sweep import sweep
 from feddrop.radio import overheads
@@ -183,6 +184,33 @@ def test_what_was_not_shown_does_not_hold():
     for make in (make_latency, make_accuracy):
         page = make(SMOKE, lambda config: fake([0.01] * 2 if config.radio else [0.2, 0.3]))
         assert {verdict.outcome for verdict in page.verdicts} == {FAILS}
+
+
+def test_rounds_to_converge_are_judged_where_they_were_run():
+    """The tighter the deadline, the later a run comes up; random shares never do, and were only run at one point."""
+    deadlines = [value for value, _ in latency_points(SMOKE, "underfitting")]
+
+    def find(config):
+        if config.radio is None:
+            return fake([0.0] * 4 + [0.4] * 26)
+        if config.model.name != "lenet" or config.radio.scheme == "equal":
+            return None
+        at = deadlines.index(config.radio.deadline_s)
+        if config.radio.scheme == "random":
+            return fake([0.3] * 30) if at == 0 else None
+        late = 5 * (len(deadlines) - at)
+        return fake([0.0] * late + [0.4] * (30 - late))
+
+    curves = curves_of(SMOKE, find, latency_points, "underfitting")
+    assert curves.base == (9, 9, 9, 7)
+    assert curves.converged("exact") == [5 * (len(deadlines) - at) + 5 for at in range(len(deadlines))]
+    assert curves.converged("random") == [np.inf, *[None] * (len(deadlines) - 1)]
+    assert curves.rounds["random"][0] == (None, None, None, 5)
+    page = make_latency(SMOKE, find)
+    outcomes = {verdict.claim: verdict.outcome for verdict in page.verdicts}
+    assert "1 of 2" in outcomes["rounds-latency"]
+    assert f"1 of {2 * len(deadlines)}" in outcomes["fewer-rounds"]
+    assert f"| {deadlines[0]:g} | 15 / 15 / 15 / 13 (γ" in page.text
 
 
 def test_verdicts_on_the_table():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
-from feddrop.paper import accuracy, dynamic, explain, law, partition, remark, resources
+from feddrop.paper import accuracy, converge, dynamic, explain, law, partition, remark, resources
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import write_pages
 from feddrop.paper.scales import NAMES, Scale, scale
@@ -17,8 +17,8 @@ __all__ = ["EXPERIMENTS", "NAMES", "Experiment", "Page", "progress_of", "repeat"
 EXPERIMENTS = (
     accuracy.EXPERIMENT,
     partition.EXPERIMENT,
-    resources.LATENCY,
-    resources.BANDWIDTH,
+    converge.LATENCY,
+    converge.BANDWIDTH,
     resources.ACCURACY,
     dynamic.EXPERIMENT,
     remark.EXPERIMENT,

@@ -70,6 +70,12 @@ def outcome(answers: list[bool | None]) -> str:
     return FAILS if not any(known) else f"{PARTLY} ({sum(known)} of {len(known)})"
 
 
+def counted(answers: list[bool | None]) -> str:
+    """Say at how many of the points that were run the answer is yes."""
+    known = [answer for answer in answers if answer is not None]
+    return f"{sum(known)} of {len(known)} points"
+
+
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     """Write a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
