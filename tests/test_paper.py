@@ -167,7 +167,7 @@ def test_convergence_round_by_hand():
     # Means of five rounds from round 5 on: .2, .3, .38, .44, .48, .5
     assert convergence_round(result, 0.5, 0.95) == 9
     assert convergence_round(result, 0.5, 0.6) == 6
-    assert convergence_round(result, 0.9, 0.95) is None
+    assert convergence_round(result, 0.9, 0.95) == np.inf
     assert fake([0.1] * 5 + [0.3] * 5).accuracy == pytest.approx(0.3)
 
 
@@ -203,9 +203,9 @@ def test_rounds_to_converge_are_judged_where_they_were_run():
 
     curves = curves_of(SMOKE, find, latency_points, "underfitting")
     assert curves.base == (9, 9, 9, 7)
-    assert curves.converged("exact") == [5 * (len(deadlines) - at) + 5 for at in range(len(deadlines))]
-    assert curves.converged("random") == [np.inf, *[None] * (len(deadlines) - 1)]
-    assert curves.rounds["random"][0] == (None, None, None, 5)
+    assert curves.reached("exact") == [5 * (len(deadlines) - at) + 5 for at in range(len(deadlines))]
+    assert curves.reached("random") == [np.inf, *[None] * (len(deadlines) - 1)]
+    assert curves.rounds["random"][0] == (np.inf, np.inf, np.inf, 5)
     page = make_latency(SMOKE, find)
     outcomes = {verdict.claim: verdict.outcome for verdict in page.verdicts}
     assert "1 of 2" in outcomes["rounds-latency"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,8 @@ SHARES = (0.95, 0.9, 0.98, 0.5)
 """Shares of the plateau without dropout; the first is what "converged" means, the last is half-way."""
 WINDOW = 5
 
-Rounds = tuple[int | None, ...]
-"""The round at which each share is reached; None if it never is."""
+Rounds = tuple[float, ...]
+"""The round at which each share is reached; infinite if it never is."""
 
 
 class Curves(NamedTuple):
@@ -42,9 +43,9 @@ class Curves(NamedTuple):
     base: Rounds | None
     limit: int
 
-    def converged(self, scheme: str) -> list[float | None]:
-        """Return the rounds to converge at every point: infinite if never, None if not run."""
-        return [None if r is None else np.inf if r[0] is None else float(r[0]) for r in self.rounds[scheme]]
+    def reached(self, scheme: str, share: int = 0) -> list[float | None]:
+        """Return the rounds to reach one of the shares at every point; None where it was not run."""
+        return [None if rounds is None else rounds[share] for rounds in self.rounds[scheme]]
 
 
 def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -53,11 +54,11 @@ def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.convolve(accuracy, np.ones(window) / window, mode="valid")
 
 
-def convergence_round(result: Result, plateau: float, share: float) -> int | None:
-    """Return the first round at which the running mean of test accuracy reaches a share of the plateau, or None."""
+def convergence_round(result: Result, plateau: float, share: float) -> float:
+    """Return the first round at which the running mean of test accuracy reaches a share of the plateau, or infinity."""
     smooth = running_mean(result.values("test_accuracy"))
     reached = np.flatnonzero(smooth >= share * plateau)
-    return int(reached[0]) + len(result.series["test_accuracy"]) - len(smooth) + 1 if len(reached) else None
+    return reached[0] + len(result.series["test_accuracy"]) - len(smooth) + 1.0 if len(reached) else np.inf
 
 
 def plateau_of(result: Result) -> float:
@@ -108,7 +109,7 @@ def _verdicts(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdict]
     fewer: list[bool | None] = []
     ties, notes = 0, []
     for scenario, of in curves.items():
-        mine, theirs = of.converged("exact"), of.converged("random")
+        mine, theirs = of.reached("exact"), of.reached("random")
         known = [rounds for rounds in mine if rounds is not None]
         complete = len(known) == len(mine)
         falls.append(known[0] > known[-1] and all(a >= b for a, b in pairwise(known)) if complete else None)
@@ -116,9 +117,10 @@ def _verdicts(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdict]
         fewer += [None if a is None or b is None else a < b for a, b in zip(mine, theirs, strict=True)]
         ties += sum(a is not None and a == b for a, b in zip(mine, theirs, strict=True))
         if complete and of.base:
+            half = f"half-way {_listed(of.reached('exact', -1))} against {_listed(of.reached('random', -1))}"
             notes.append(
                 f"{scenario}: proposed {_listed(mine)} rounds, bandwidth-aware {_listed(theirs)}, without dropout "
-                f"{of.base[0]}"
+                f"{_listed(of.base[:1])}; {half}"
             )
     return [
         Verdict(claim, "; ".join(notes), outcome(falls)),
@@ -133,23 +135,19 @@ def _table(scenario: str, of: Curves, axis: str) -> str:
         cells = [f"{value:g}"]
         for scheme in SCHEMES:
             rounds = of.rounds[scheme][i]
-            cells.append("" if rounds is None else f"{_slashed(rounds)} (γ {of.rates[scheme][i]:.2f})")
+            cells.append("" if rounds is None else f"{_listed(rounds, ' / ')} (γ {of.rates[scheme][i]:.2f})")
         rows.append(cells)
     return (
         f"**{scenario.capitalize()}**: rounds until test accuracy (mean of {WINDOW} rounds) reaches "
         f"{' / '.join(f'{share:.0%}' for share in SHARES)} of the plateau without dropout, and the mean rate; – not "
-        f"within {of.limit} rounds. Without dropout: {_slashed(of.base) if of.base else 'not run'}.\n\n"
+        f"within {of.limit} rounds. Without dropout: {_listed(of.base or [None], ' / ')}.\n\n"
         + markdown_table([axis, *SCHEMES.values()], rows)
         + "\n\n"
     )
 
 
-def _slashed(rounds: Rounds) -> str:
-    return " / ".join("–" if r is None else str(r) for r in rounds)
-
-
-def _listed(converged: list[float | None]) -> str:
-    return ", ".join("not run" if r is None else "–" if r == np.inf else f"{r:g}" for r in converged)
+def _listed(rounds: Sequence[float | None], between: str = ", ") -> str:
+    return between.join("not run" if r is None else "–" if r == np.inf else f"{r:g}" for r in rounds)
 
 
 def _draw(panel: Axes, of: Curves, axis: str) -> None:
@@ -161,9 +159,9 @@ def _draw(panel: Axes, of: Curves, axis: str) -> None:
     late = of.limit + 1
 
     def heights(scheme: str, share: int) -> list[float]:
-        return [np.nan if r is None else float(r[share] or late) for r in of.rounds[scheme]]
+        return [np.nan if rounds is None else min(rounds, late) for rounds in of.reached(scheme, share)]
 
-    if all(rounds is None for values in of.rounds.values() for rounds in values):
+    if not any(any(values) for values in of.rounds.values()):
         not_run(panel)
         return
     for scheme, colour in zip(SCHEMES, SERIES, strict=False):
@@ -173,9 +171,10 @@ def _draw(panel: Axes, of: Curves, axis: str) -> None:
         never = [(x, height) for x, height in zip(of.x, y, strict=True) if height == late]
         if never:
             panel.plot(*zip(*never, strict=True), "o", markerfacecolor=SURFACE, markeredgecolor=colour)
-            where = (of.x[0], late)
-            panel.annotate(f"not within {of.limit} rounds", where, (0, 8), textcoords="offset points", color=MUTED)
-    if of.base and of.base[0] is not None:
+    if any(np.inf in of.reached(scheme) for scheme in SCHEMES):
+        where = (of.x[0], late)
+        panel.annotate(f"not within {of.limit} rounds", where, (0, 8), textcoords="offset points", color=MUTED)
+    if of.base:
         panel.axhline(of.base[0], color="grey", linestyle=":", label="without dropout")
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_locator(MaxNLocator(integer=True))
