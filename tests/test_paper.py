@@ -213,6 +213,14 @@ def test_rounds_to_converge_are_judged_where_they_were_run():
     assert f"| {deadlines[0]:g} | 15 / 15 / 15 / 13 (γ" in page.text
 
 
+def test_further_seeds_are_run_where_the_scale_says_so():
+    seeds = {rate: {config.seed for config in accuracy.runs(SMOKE) if config.rate == rate} for rate in SMOKE.rates}
+    assert seeds == {0.0: {0}, 0.2: {0, 1}, 0.4: {0}}
+    assert [config.seed for config in accuracy.runs(SMOKE)] == sorted(c.seed for c in accuracy.runs(SMOKE))
+    text = accuracy.make(SMOKE, lambda config: fake([0.2 + 0.02 * config.seed] * 5)).text
+    assert "| LeNet, IID, FedDrop | ours | 20.00 | 21.00 ± 1.0 | 20.00 |" in text
+
+
 def test_verdicts_on_the_table():
     def verdicts(curve):
         def find(config):

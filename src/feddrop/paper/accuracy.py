@@ -39,6 +39,7 @@ def runs(scale: Scale) -> list[RunConfig]:
         for row in ROWS
         for i in order
         if scale.rates[i] > 0 or row[2] == "feddrop"
+        if seed == scale.seeds[0] or scale.rates[i] in scale.repeated
     ]
 
 
@@ -71,7 +72,7 @@ def make(scale: Scale, find: Lookup) -> Page:
         table.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
     text = (
         f"Test accuracy in %, the mean of the last {LAST} rounds"
-        + (f", ± half the spread over {len(scale.seeds)} seeds" if len(scale.seeds) > 1 else ", one seed")
+        + (f", ± half the spread where {len(scale.seeds)} seeds were run" if len(scale.seeds) > 1 else ", one seed")
         + ". An empty cell was not run.\n\n"
         + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], table)
         + "\n\n![Accuracy against the dropout rate](accuracy.png)\n"
