@@ -214,10 +214,10 @@ def test_rounds_to_converge_are_judged_where_they_were_run():
 
 
 def test_further_seeds_are_run_where_the_scale_says_so():
-    seeds = {rate: {config.seed for config in accuracy.runs(SMOKE) if config.rate == rate} for rate in SMOKE.rates}
-    assert seeds == {0.0: {0}, 0.2: {0, 1}, 0.4: {0}}
-    assert [config.seed for config in accuracy.runs(SMOKE)] == sorted(c.seed for c in accuracy.runs(SMOKE))
-    text = accuracy.make(SMOKE, lambda config: fake([0.2 + 0.02 * config.seed] * 5)).text
+    runs = accuracy.runs(SMOKE)
+    assert [config.rate for config in runs if config.seed == 1] == [0.2] * 6
+    assert [config.seed for config in runs] == sorted(config.seed for config in runs)
+    text = accuracy.make(SMOKE, lambda config: fake([0.2 + 0.02 * config.seed] * 5) if config in runs else None).text
     assert "| LeNet, IID, FedDrop | ours | 20.00 | 21.00 ± 1.0 | 20.00 |" in text
 
 
