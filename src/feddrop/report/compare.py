@@ -13,7 +13,7 @@ from feddrop.errors import RunError
 from feddrop.report.html import Html, document, drawing, el, section, table, write_atomically
 from feddrop.report.load import load_run
 from feddrop.report.plots import Against, accuracy_figure, loss_figure
-from feddrop.report.quantities import NOTHING, in_bytes, in_joules, in_percent, in_seconds, plain
+from feddrop.report.quantities import NOTHING, how_many, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.runlog import RunLog
 from feddrop.report.style import SERIES
 from feddrop.report.tables import flat, show
@@ -59,7 +59,7 @@ def comparison_page(runs: Sequence[RunLog]) -> Html:
     # accuracy left, loss right, one row for each thing they are drawn against
     figures = [figure for row in zip(*curves, strict=True) for figure in row]
     return document(
-        f"{len(runs)} run{'s' * (len(runs) != 1)} compared",
+        f"{how_many(len(runs), 'run')} compared",
         "feddrop comparison",
         " · ".join(run.name for run in runs),
         section("Results", _aim(runs)[1], _results(runs)),

@@ -11,24 +11,20 @@ import numpy as np
 
 from feddrop.report.html import Html, document, drawing, el, folded, section, tiles, write_atomically
 from feddrop.report.load import load_run
-from feddrop.report.maps import BINDINGS, TOLERANCE, Field, binding_figure, map_figure, over_limit, shown
+from feddrop.report.maps import Field, map_figure, shown
 from feddrop.report.partition import is_upright, partition_figure
 from feddrop.report.plots import (
     accuracy_figure,
     bytes_figure,
     device_figure,
-    limit_figure,
     loss_figure,
     traffic_figure,
 )
-from feddrop.report.quantities import in_bytes, in_joules, in_percent, in_seconds
+from feddrop.report.quantities import how_many, in_bytes, in_joules, in_percent, in_seconds
+from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings
 
-COSTS: tuple[tuple[Literal["latency_s", "energy_j"], str, str], ...] = (
-    ("latency_s", "Latency", "the deadline"),
-    ("energy_j", "Energy", "the energy budget"),
-)
 MOST_REASONS = 5
 
 
@@ -59,7 +55,7 @@ def run_page(run: RunLog) -> Html:
         _learning(run),
         _traffic(run),
         _devices(run),
-        _radio(run),
+        radio_section(run),
         _data(run),
         section("Numbers", "", folded("Every round", round_table(run)), folded("Every device", device_table(run))),
         _setup(run),
@@ -73,8 +69,8 @@ def describe(run: RunLog) -> Iterable[str]:
         yield " on ".join(names)
     if run.info.get("parameters") is not None:
         yield f"{run.info['parameters']:,} parameters"
-    yield _count(len(run.devices), "device")
-    yield _count(len(run.rounds), "round")
+    yield how_many(len(run.devices), "device")
+    yield how_many(len(run.rounds), "round")
 
 
 def _name(run: RunLog, key: str, section: str) -> str:
@@ -135,9 +131,8 @@ def _devices(run: RunLog) -> Html:
     rounds, devices = shown(run)
     note = ""
     if len(rounds) < len(run.rounds) or len(devices) < len(run.devices):
-        note = (
-            f"{_count(len(rounds), 'round')} of {len(run.rounds):,}, {len(devices):,} devices of {len(run.devices):,}."
-        )
+        of = f"{how_many(len(devices), 'device')} of {len(run.devices):,}"
+        note = f"{how_many(len(rounds), 'round')} of {len(run.rounds):,}, {of}."
     elif not run.active.all():
         note = "Blank: the device took no part."
     figures: list[Html] = []
@@ -168,7 +163,7 @@ def _refused(run: RunLog) -> Html:
     said = f"{times:,} of {int(run.active.sum()):,} updates did not count: damaged, wrong, or the device failed."
     if len(reasons) > MOST_REASONS:
         said += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
-    rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", _count(n, "time")), el("dd", why))]
+    rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", how_many(n, "time")), el("dd", why))]
     return el("div", el("h3", "Refused updates"), el("p", said), el("dl", *rows), class_="panel wide")
 
 
@@ -182,86 +177,6 @@ def _map(run: RunLog, field: Field, title: str, note: str, *, wide: bool = False
     return drawing(f"{field}-map", title, note, partial(map_figure, run, field, wide=wide), wide=wide)
 
 
-def _radio(run: RunLog) -> Html:
-    if not run.has_radio:
-        return Html("")
-    parts = [_verdict(run)]
-    for field, name, limit in COSTS:
-        if not np.isfinite(run.values(field)).any():
-            continue
-        limits = np.unique(run.limit(field))
-        bounded = bool(np.isfinite(limits).any())
-        title = f"{name} against {limit}" if bounded else f"{name} of a device"
-        if len(run.rounds) == 1:
-            parts.append(drawing(field, title, "Each device in the one round.", partial(device_figure, run, field)))
-            continue
-        note = "The shade spans the devices of a round."
-        parts.append(drawing(field, title, note, partial(limit_figure, run, field)))
-        note = f"Stronger is more{f'; orange is above {limit}' * bounded}."
-        if bounded and len(limits) == 1:
-            note = f"Stronger is closer to {limit}; orange is above it."
-        parts.append(_map(run, field, f"{name} by device", note))
-    if np.isin(run.words["binding"], list(BINDINGS)).any():
-        note = "The limit that a device runs up against. None: it has room to spare."
-        parts.append(drawing("binding", "What binds", note, partial(binding_figure, run), wide=True))
-    return section("Radio", "Simulated latency and energy of every device in every round.", *parts)
-
-
-def _verdict(run: RunLog) -> Html:
-    """Say whether every device met the deadline and its budget in every round, by the costs that the run counts."""
-    kept, broken = _uses(run)
-    if not kept:
-        return Html("")
-    _, measured = _uses(run, "measured_")
-    first = f"A device went over {' and '.join(broken)}" if broken else f"Every device kept {' and '.join(kept)}"
-    lines = [f"{first}{', by the formula' * bool(measured)}."]
-    if measured:
-        lines.append(f"With measured frames a device went over {' and '.join(measured)}.")
-    left_out = int((run.words["status"] == "left out").sum())
-    if left_out:
-        lines.append(f"A device was left out of a round {left_out:,} times.")
-    lines += [*_stretched(run), *_gaps(run)]
-    return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
-
-
-def _uses(run: RunLog, kind: str = "") -> tuple[list[str], list[str]]:
-    """Say of each limit how much of it was used at most, and of those that were broken how often."""
-    kept, broken = [], []
-    for field, _, limit in COSTS:
-        used = run.by_device[kind + field] / run.limit(field)
-        used = used[np.isfinite(used)]
-        if used.size:
-            over, most = int(over_limit(run, kind + field).sum()), in_percent(float(used.max()), 2)
-            kept.append(f"{limit} (using {most} of it at most)")
-            if over:
-                broken.append(f"{limit} {over:,} times of {used.size:,} (using up to {most} of it)")
-    return kept, broken
-
-
-def _stretched(run: RunLog) -> Iterable[str]:
-    longer = run.deadlines > run.deadline_s * (1 + TOLERANCE)
-    if longer.any():
-        most, asked = in_seconds(float(run.deadlines[longer].max())), in_seconds(run.deadline_s)
-        yield (
-            f"The deadline was stretched in {longer.sum():,} of {_count(len(longer), 'round')}, to {most} at most "
-            f"({asked} was asked for); devices are held to the deadline in force."
-        )
-
-
-def _gaps(run: RunLog) -> Iterable[str]:
-    gaps = []
-    for field, name, _ in COSTS:
-        ratio = run.measured_over_formula(field)
-        ratio = ratio[np.isfinite(ratio)]
-        if ratio.size:
-            gaps.append(f"{name.lower()} {100 * (float(ratio.mean()) - 1):+.2f} %".replace("-", "−"))
-    if gaps:
-        table = run.config.get("radio")
-        bits = table.get("bits_per_parameter") if isinstance(table, dict) else None
-        note = f" with {bits:g} bits a parameter" if isinstance(bits, int | float) else ""
-        yield f"Measured frames against the paper's formula{note}, on average: {', '.join(gaps)}."
-
-
 def _data(run: RunLog) -> Html:
     counts = run.class_counts
     if counts is None or not counts.any():
@@ -269,7 +184,7 @@ def _data(run: RunLog) -> Html:
     devices, classes = counts.shape
     wide = not is_upright(devices, classes)
     draw = partial(partition_figure, counts, run.class_names)
-    title = f"{_count(classes, 'class', 'es')} on {_count(devices, 'device')}"
+    title = f"{how_many(classes, 'class', 'es')} on {how_many(devices, 'device')}"
     picture = drawing("partition", title, "Training samples by class and device.", draw, wide=wide)
     samples, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
     own = counts.max(axis=1)[samples > 0] / samples[samples > 0]
@@ -307,7 +222,3 @@ def _setup(run: RunLog) -> Html:
         own = " and ".join(map(str, run.info["own"])) if isinstance(run.info["own"], list) else ""
         again = el("div", el("p", f"Started from Python, with {own} of the caller's own."), class_="panel wide")
     return section("Setup", "", again, el("div", *panels, class_="panels wide"))
-
-
-def _count(number: int, word: str, plural: str = "s") -> str:
-    return f"{number:,} {word}{plural if number != 1 else ''}"

@@ -71,3 +71,8 @@ def _write(value: float, scale: Scale) -> str:
     if not math.isfinite(value):
         return NOTHING
     return f"{plain(value / scale[0])} {scale[1]}"
+
+
+def how_many(number: int, word: str, plural: str = "s") -> str:
+    """Write how many there are of something: "1 round", "2,000 rounds"."""
+    return f"{number:,} {word}{plural if number != 1 else ''}"
