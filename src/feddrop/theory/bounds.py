@@ -22,7 +22,7 @@ _ALMOST_ONE = np.nextafter(1.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What the paper assumes of the loss; :func:`feddrop.theory.constants` measures it.
+    """What the paper assumes of the loss; :class:`feddrop.theory.Study` measures it.
 
     Attributes:
         smoothness: L, largest curvature (Assumption 5).
