@@ -34,7 +34,7 @@ def make(scale: Scale, find: Lookup) -> Page:
     from feddrop.report.style import SERIES
 
     figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS])
-    rows, above = [], []
+    rows, above, notes = [], [], []
     for panel, scenario in zip(axes, SCENARIOS, strict=True):
         panel.set_xlabel("round")
         colours = iter(SERIES)
@@ -51,10 +51,12 @@ def make(scale: Scale, find: Lookup) -> Page:
             rows.append([scenario, f"{deadline:g}", *("" if v is None else f"{v:.2f}" for v in ends.values())])
             first, second = ends.values()
             above.append(None if first is None or second is None else first > second)
+            if first is not None and second is not None:
+                notes.append(f"{scenario}, {deadline:g} s: {first:.1f} against {second:.1f} %")
         legend(panel)
     text = markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
     text += "\n\n![Accuracy in a changing cell](dynamic.png)\n"
-    verdict = Verdict("iid-above", "test accuracy at the end", outcome(above))
+    verdict = Verdict("iid-above", "; ".join(notes), outcome(above))
     return Page(text=text, figures={"dynamic.png": figure}, verdicts=[verdict])
 
 

@@ -63,7 +63,7 @@ def make(scale: Scale, find: Lookup) -> Page:
             lemma2(
                 rate,
                 found.constants,
-                samples=np.full(DEVICES, BATCH / DEVICES),
+                samples=found.samples,
                 grad_norm_sq=found.slope.grad_norm_sq.value,
                 rounds=ROUNDS,
             )
