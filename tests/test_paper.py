@@ -135,7 +135,7 @@ def test_killed_and_started_again_repeats_nothing(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items())
     text = (tmp_path / "page" / "paper.md").read_text()
-    assert "16 of 16 training runs are finished" in text
+    assert "All 22 training runs are finished" in text
     assert (tmp_path / "page" / "img" / "paper-accuracy.png").stat().st_size > 10_000
 
 

@@ -75,8 +75,10 @@ def repeat(
 def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
     wanted = {key_of(config): config for experiment in picked for config in experiment.runs(chosen)}
     found = [result for config in wanted.values() if (result := store.get(config)) is not None]
-    hours = sum(result.wall_s for result in found) / 3600
+    took = f"their rounds took {sum(result.wall_s for result in found) / 3600:.1f} hours in all."
+    if len(found) == len(wanted):
+        return f"All {len(found)} training runs are finished; {took}"
     return (
-        f"{len(found)} of {len(wanted)} training runs are finished; their rounds took {hours:.1f} hours in all. "
-        "The rest is marked as not run, and the same command goes on with it."
+        f"{len(found)} of {len(wanted)} training runs are finished; {took} The rest is marked as not run, and the same "
+        "command goes on with it."
     )
