@@ -38,7 +38,10 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("fully-connected layers, delta (default)", over.run(figure=True, rate=RATE)),
             ("fully-connected layers, model", over.run(figure=True, rate=RATE, rule="model")),
             ("all layers, delta", deep),
-            ("all layers, delta, 2 local epochs", replace(deep, train=replace(deep.train, epochs=2))),
+            (
+                "all layers, delta, 10 local epochs, a fifth of the rounds",
+                replace(deep, rounds=max(1, deep.rounds // 5), train=replace(deep.train, epochs=10)),
+            ),
             ("all layers, model", over.run(figure=True, rate=RATE, layers="all", rule="model")),
             ("all layers, holders", over.run(figure=True, rate=RATE, layers="all", rule="holders")),
             ("no dropout, torch's first weights", over.run(figure=True, init="torch")),
