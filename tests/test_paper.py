@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from feddrop.config import to_table
 from feddrop.errors import RunError
 from feddrop.models import build, count_parameters
 from feddrop.paper import EXPERIMENTS, accuracy, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
+from feddrop.paper.console import overview, verdicts
 from feddrop.paper.converge import convergence_round, curves_of, make_latency, plateau_of
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
 from feddrop.paper.published import CLAIMS, RATES, TABLE
@@ -139,10 +142,36 @@ def test_killed_and_started_again_repeats_nothing(tmp_path):
     assert (tmp_path / "page" / "img" / "paper-accuracy.png").stat().st_size > 10_000
 
 
+def test_every_claim_is_judged_by_the_experiments_it_names():
+    for experiment in EXPERIMENTS:
+        if experiment.name != "theory":  # it measures: see the page below
+            named = {claim.name for claim in CLAIMS if experiment.name in claim.by}
+            assert {verdict.claim for verdict in experiment.make(SMOKE, lambda _: None).verdicts} == named
+
+
+def test_the_list_and_the_verdicts_on_the_terminal(tmp_path):
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(overview("smoke", tmp_path / "results", tmp_path / "work"))
+    store = store_for("smoke", tmp_path / "results", tmp_path / "work")
+    _, judged = repeat(["overhead"], SMOKE, store, tmp_path / "page", workers=1, watch=quiet)
+    console.print(verdicts(judged))
+    text = console.export_text()
+    for claim in CLAIMS:
+        assert claim.text in text
+    for experiment in EXPERIMENTS:
+        assert experiment.title in text
+    assert [one.claim.name for one in judged] == ["overhead"]
+    assert "0 of 22" in text
+    assert text.rstrip().endswith(HOLDS)
+
+
 def test_a_page_of_what_was_not_run_says_so(tmp_path):
     store = store_for("smoke", tmp_path / "results", tmp_path / "work")
     names = [experiment.name for experiment in EXPERIMENTS]
-    page = repeat(names, SMOKE, store, tmp_path / "page", workers=1, watch=quiet, train=False)
+    page, judged = repeat(names, SMOKE, store, tmp_path / "page", workers=1, watch=quiet, train=False)
+    assert [one.claim for one in judged] == list(CLAIMS)
+    measured = {one.claim.name for one in judged if one.measured}
+    assert {"variance-law", "bound-holds", "overhead"} < measured
     text = page.read_text()
     assert "0 of " in text
     for claim in CLAIMS:

@@ -260,7 +260,7 @@ def paper(
     workers: int = 2,
     train: bool = True,
 ) -> None:
-    """Repeat the paper: list its tables and figures, run one by name, or run all.
+    """Repeat the paper: list its tables, figures and claims, run one by name, or run all.
 
     Parameters
     ----------
@@ -281,13 +281,13 @@ def paper(
     """
     from rich.console import Console
 
-    from feddrop.paper.console import overview, run
+    from feddrop.paper.console import overview, run, verdicts
 
     console = Console()
     if not names:
         console.print(overview(scale, results, work))
         return
-    page = run(
+    page, judged = run(
         [] if names == ["all"] else names,
         scale_name=scale,
         results=results,
@@ -297,6 +297,8 @@ def paper(
         train=train,
         console=console,
     )
+    if judged:
+        console.print(verdicts(judged))
     _say(f"Page: {page}")
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from feddrop.errors import RunError, one_of
 from feddrop.paper import accuracy, converge, dynamic, explain, law, partition, remark, resources
 from feddrop.paper.experiment import Experiment, Page
-from feddrop.paper.page import write_pages
+from feddrop.paper.page import Judged, judge, write_pages
 from feddrop.paper.scales import NAMES, Scale, scale
 from feddrop.paper.store import Store, key_of
 from feddrop.paper.sweep import Watcher, sweep
 
-__all__ = ["EXPERIMENTS", "NAMES", "Experiment", "Page", "progress_of", "repeat", "scale", "store_for"]
+__all__ = ["EXPERIMENTS", "NAMES", "Experiment", "Judged", "Page", "progress_of", "repeat", "scale", "store_for"]
 
 EXPERIMENTS = (
     accuracy.EXPERIMENT,
@@ -40,8 +40,8 @@ def progress_of(experiment: Experiment, chosen: Scale, store: Store) -> tuple[in
 
 def repeat(
     names: list[str], chosen: Scale, store: Store, out: Path, *, workers: int, watch: Watcher, train: bool = True
-) -> Path:
-    """Run experiments by name (all for an empty list) and write their page.
+) -> tuple[Path, list[Judged]]:
+    """Run experiments by name (all for an empty list), write their page, and judge the paper's claims.
 
     Args:
         names: of experiments.
@@ -66,10 +66,11 @@ def repeat(
         except RunError as error:
             failure = error
     pages = {experiment: experiment.make(chosen, store.get) for experiment in picked}
-    page = write_pages(pages, chosen, out, about=_about(picked, chosen, store))
+    judged = judge(pages)
+    page = write_pages(pages, judged, chosen, out, about=_about(picked, chosen, store))
     if failure is not None:
         raise failure
-    return page
+    return page, judged
 
 
 def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:

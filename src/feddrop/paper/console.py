@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrop.paper import EXPERIMENTS, progress_of, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, Judged, progress_of, repeat, scale, store_for
+from feddrop.paper.experiment import FAILS, HOLDS, OPEN
+from feddrop.paper.published import CLAIMS
 
 
-def overview(scale_name: str, results: Path, work: Path) -> Table:
-    """List every experiment, and how many of its runs are finished."""
+def overview(scale_name: str, results: Path, work: Path) -> Group:
+    """List every experiment with how many of its runs are finished, and every claim with what judges it."""
     chosen, store = scale(scale_name), store_for(scale_name, results, work)
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("name", "what", "in the paper", f"runs finished ({scale_name})"):
-        table.add_column(column)
+    experiments = _table("name", "what", "in the paper", f"runs finished ({scale_name})")
     for experiment in EXPERIMENTS:
         done, total = progress_of(experiment, chosen, store)
-        table.add_row(experiment.name, experiment.title, experiment.where, f"{done} of {total}" if total else "–")
+        experiments.add_row(experiment.name, experiment.title, experiment.where, f"{done} of {total}" if total else "–")
+    claims = _table("claim", "in the paper", "judged by")
+    for claim in CLAIMS:
+        claims.add_row(claim.text, claim.where, ", ".join(claim.by) or "tests, docs/allocate.md")
+    return Group(experiments, "", claims)
+
+
+def verdicts(judged: Sequence[Judged]) -> Table:
+    """Show what became of the paper's claims."""
+    table = _table("claim", "in the paper", "outcome")
+    for one in judged:
+        colour = {HOLDS: "green", FAILS: "red", OPEN: "dim"}.get(one.outcome, "yellow")
+        table.add_row(one.claim.text, one.claim.where, f"[{colour}]{one.outcome}[/]")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column)
     return table
 
 
@@ -34,7 +54,7 @@ def run(
     workers: int,
     train: bool,
     console: Console,
-) -> Path:
+) -> tuple[Path, list[Judged]]:
     """Run experiments with a progress bar, or a line a minute where there is no terminal."""
     store = store_for(scale_name, results, work)
     bar = Progress(

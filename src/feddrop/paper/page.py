@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.checkpoints import write_atomically
 from feddrop.paper.experiment import HOLDS, OPEN, PARTLY, Experiment, Page, Verdict, markdown_table
-from feddrop.paper.published import CLAIMS
+from feddrop.paper.published import CLAIMS, Claim
 from feddrop.paper.scales import Scale
 
 if TYPE_CHECKING:
@@ -26,22 +27,34 @@ _ALLOCATOR = (
 )
 
 
-def write_pages(pages: dict[Experiment, Page], scale: Scale, out: Path, *, about: str) -> Path:
+class Judged(NamedTuple):
+    """A claim, what we measured, and what became of it."""
+
+    claim: Claim
+    measured: str
+    outcome: str
+
+
+def write_pages(
+    pages: dict[Experiment, Page], judged: Sequence[Judged], scale: Scale, out: Path, *, about: str
+) -> Path:
     """Write ``paper.md`` and its pictures.
 
     Args:
         pages: what each experiment shows.
+        judged: the claims.
         scale: at which scale.
         out: folder; pictures go to its ``img/``.
         about: how much of it was run, and how long it took.
     """
+    claims = [[one.claim.text, one.claim.where, one.measured, one.outcome] for one in judged]
     parts = [
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
         f"`feddrop paper all --scale {scale.name}`. {about}\n",
         f"{scale.note}\n",
         "## What became of its claims\n",
-        claims_table([verdict for page in pages.values() for verdict in page.verdicts]),
+        markdown_table(["claim", "where", "what we measured", "outcome"], claims) + "\n",
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
     ]
     for page in pages.values():
@@ -53,14 +66,18 @@ def write_pages(pages: dict[Experiment, Page], scale: Scale, out: Path, *, about
     return target
 
 
-def claims_table(verdicts: list[Verdict]) -> str:
-    """Write every claim of the paper as a row; several verdicts on a claim stand in one cell."""
-    rows = []
+def judge(pages: dict[Experiment, Page]) -> list[Judged]:
+    """Sum up what these experiments say of the paper's claims; what is only tested stands with all of them alone."""
+    verdicts = [*_ALLOCATOR, *(verdict for page in pages.values() for verdict in page.verdicts)]
+    names = {experiment.name for experiment in pages}
+    everything = all(name in names for claim in CLAIMS for name in claim.by)
+    judged = []
     for claim in CLAIMS:
-        mine = [v for v in (*verdicts, *_ALLOCATOR) if v.claim == claim.name]
-        measured = "; ".join(v.measured for v in mine if v.measured and v.outcome != OPEN)
-        rows.append([claim.text, claim.where, measured, "; ".join(dict.fromkeys(v.outcome for v in mine)) or OPEN])
-    return markdown_table(["claim", "where", "what we measured", "outcome"], rows) + "\n"
+        if names.intersection(claim.by) or (everything and not claim.by):
+            mine = [verdict for verdict in verdicts if verdict.claim == claim.name]
+            measured = "; ".join(v.measured for v in mine if v.measured and v.outcome != OPEN)
+            judged.append(Judged(claim, measured, "; ".join(dict.fromkeys(v.outcome for v in mine)) or OPEN))
+    return judged
 
 
 def _images(page: Page) -> str:

@@ -24,30 +24,62 @@ class Claim(NamedTuple):
         name: short name.
         text: what it says.
         where: where it says so.
+        by: the experiments that judge it; none if it is about the allocator and settled by tests alone.
     """
 
     name: str
     text: str
     where: str
+    by: tuple[str, ...]
 
 
 CLAIMS = (
-    Claim("underfit-falls", "Underfitting: accuracy falls with the rate, for IID and non-IID data.", "Table II"),
-    Claim("overfit-peaks", "Overfitting: accuracy is best at a rate above 0 (0.15) and falls towards 0.4.", "Table II"),
-    Claim("beats-feddst", "LeNet, non-IID: FedDrop is above FedDST at every rate.", "Table II"),
-    Claim("rounds-latency", "Fewer rounds to converge as the per-round latency grows.", "Fig. 3"),
-    Claim("rounds-bandwidth", "Fewer rounds to converge as the bandwidth grows.", "Fig. 4"),
-    Claim("fewer-rounds", "The proposed scheme converges in fewer rounds than the bandwidth-aware one.", "Figs. 3, 4"),
-    Claim("gap-narrows", "The gap to the scheme without dropout narrows with more resources.", "Figs. 3, 4"),
-    Claim("accuracy-scheme", "Accuracy of the proposed scheme is above the bandwidth-aware one.", "Fig. 5"),
-    Claim("accuracy-overfit", "Overfitting: the proposed scheme is above the one without dropout.", "Fig. 5b"),
-    Claim("iid-above", "Dynamic cell: accuracy with IID data is above non-IID data.", "Fig. 6"),
-    Claim("overhead", "At equal sparsity FedDrop sends less than PruneFL and FedDST.", "Remark 1"),
-    Claim("variance-law", "Gradient variance of a subnet grows as γ/(1-γ).", "Lemma 1"),
-    Claim("bound-holds", "The loss falls by at least what the one-round bound says.", "Lemma 2"),
-    Claim("slower-with-rate", "A larger rate means slower convergence.", "Theorem 1"),
-    Claim("channel-rate", "A better channel means a lower rate and a smaller share.", "Sec. IV"),
-    Claim("share-opposite", "Share and rate move in opposite directions.", "Sec. IV"),
-    Claim("cpu-not-monotone", "The rate is not monotone in the CPU speed.", "Sec. IV"),
-    Claim("complexity", "Algorithm 1 costs O(K²).", "Sec. IV"),
+    Claim(
+        "underfit-falls",
+        "Underfitting: accuracy falls with the rate, for IID and non-IID data.",
+        "Table II",
+        ("accuracy",),
+    ),
+    Claim(
+        "overfit-peaks",
+        "Overfitting: accuracy is best at a rate above 0 (0.15) and falls towards 0.4.",
+        "Table II",
+        ("accuracy",),
+    ),
+    Claim("beats-feddst", "LeNet, non-IID: FedDrop is above FedDST at every rate.", "Table II", ("accuracy",)),
+    Claim("rounds-latency", "Fewer rounds to converge as the per-round latency grows.", "Fig. 3", ("rounds-latency",)),
+    Claim("rounds-bandwidth", "Fewer rounds to converge as the bandwidth grows.", "Fig. 4", ("rounds-bandwidth",)),
+    Claim(
+        "fewer-rounds",
+        "The proposed scheme converges in fewer rounds than the bandwidth-aware one.",
+        "Figs. 3, 4",
+        ("rounds-latency", "rounds-bandwidth"),
+    ),
+    Claim(
+        "gap-narrows",
+        "The gap to the scheme without dropout narrows with more resources.",
+        "Figs. 3, 4",
+        ("rounds-latency", "rounds-bandwidth"),
+    ),
+    Claim(
+        "accuracy-scheme",
+        "Accuracy of the proposed scheme is above the bandwidth-aware one.",
+        "Fig. 5",
+        ("accuracy-latency",),
+    ),
+    Claim(
+        "accuracy-overfit",
+        "Overfitting: the proposed scheme is above the one without dropout.",
+        "Fig. 5b",
+        ("accuracy-latency",),
+    ),
+    Claim("iid-above", "Dynamic cell: accuracy with IID data is above non-IID data.", "Fig. 6", ("dynamic",)),
+    Claim("overhead", "At equal sparsity FedDrop sends less than PruneFL and FedDST.", "Remark 1", ("overhead",)),
+    Claim("variance-law", "Gradient variance of a subnet grows as γ/(1-γ).", "Lemma 1", ("theory",)),
+    Claim("bound-holds", "The loss falls by at least what the one-round bound says.", "Lemma 2", ("theory",)),
+    Claim("slower-with-rate", "A larger rate means slower convergence.", "Theorem 1", ("theory",)),
+    Claim("channel-rate", "A better channel means a lower rate and a smaller share.", "Sec. IV", ()),
+    Claim("share-opposite", "Share and rate move in opposite directions.", "Sec. IV", ()),
+    Claim("cpu-not-monotone", "The rate is not monotone in the CPU speed.", "Sec. IV", ()),
+    Claim("complexity", "Algorithm 1 costs O(K²).", "Sec. IV", ()),
 )
