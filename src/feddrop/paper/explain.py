@@ -38,10 +38,8 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("fully-connected layers, delta (default)", over.run(figure=True, rate=RATE)),
             ("fully-connected layers, model", over.run(figure=True, rate=RATE, rule="model")),
             ("all layers, delta", deep),
-            (
-                "all layers, delta, 10 local epochs, a fifth of the rounds",
-                replace(deep, rounds=max(1, deep.rounds // 5), train=replace(deep.train, epochs=10)),
-            ),
+            ("all layers, delta, 10 local epochs, a fifth of the rounds", _longer(deep)),
+            ("no dropout, 10 local epochs, a fifth of the rounds", _longer(over.run(figure=True))),
             ("all layers, model", over.run(figure=True, rate=RATE, layers="all", rule="model")),
             ("all layers, holders", over.run(figure=True, rate=RATE, layers="all", rule="holders")),
             ("no dropout, torch's first weights", over.run(figure=True, init="torch")),
@@ -61,6 +59,11 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
 def _tuning(config: RunConfig) -> list[tuple[str, RunConfig]]:
     rates = [factor * config.train.lr for factor in FACTORS]
     return [(f"{lr:g}", replace(config, train=replace(config.train, lr=lr))) for lr in rates]
+
+
+def _longer(config: RunConfig) -> RunConfig:
+    """Return a run of as many local steps a round as devices with ten times the data would make."""
+    return replace(config, rounds=max(1, config.rounds // 5), train=replace(config.train, epochs=10))
 
 
 def runs(scale: Scale) -> list[RunConfig]:
