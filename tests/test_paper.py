@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,7 +154,9 @@ def test_the_list_and_the_verdicts_on_the_terminal(tmp_path):
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(overview("smoke", tmp_path / "results", tmp_path / "work"))
     store = store_for("smoke", tmp_path / "results", tmp_path / "work")
-    _, judged = repeat(["overhead"], SMOKE, store, tmp_path / "page", workers=1, watch=quiet)
+    made = []
+    _, judged = repeat(["overhead"], SMOKE, store, tmp_path / "page", workers=1, watch=quiet, making=made.append)
+    assert [experiment.name for experiment in made] == ["overhead"]
     console.print(verdicts(judged))
     text = console.export_text()
     for claim in CLAIMS:
@@ -168,7 +171,9 @@ def test_the_list_and_the_verdicts_on_the_terminal(tmp_path):
 def test_a_page_of_what_was_not_run_says_so(tmp_path):
     store = store_for("smoke", tmp_path / "results", tmp_path / "work")
     names = [experiment.name for experiment in EXPERIMENTS]
-    page, judged = repeat(names, SMOKE, store, tmp_path / "page", workers=1, watch=quiet, train=False)
+    page, judged = repeat(
+        names, SMOKE, store, tmp_path / "page", workers=1, watch=quiet, making=lambda _: None, train=False
+    )
     assert [one.claim for one in judged] == list(CLAIMS)
     measured = {one.claim.name for one in judged if one.measured}
     assert {"variance-law", "bound-holds", "overhead"} < measured
@@ -288,6 +293,16 @@ def test_the_published_table_is_complete():
     assert len(TABLE) == 6
     assert all(len(row) == len(RATES) == 9 for row in TABLE.values())
     assert TABLE["lenet", "iid", "feddrop"][0] == 26.17
+
+
+def test_findings_quote_the_page():
+    """Every decimal number of the hand-written findings stands, rounded, on the generated page: none is stale."""
+    docs = Path(__file__).parents[1] / "docs"
+    page = [float(number) for number in re.findall(r"\d+\.\d+", (docs / "paper.md").read_text())]
+    known = {f"{number + slack:.1f}" for number in page for slack in (-1e-6, 1e-6)}
+    quoted = re.findall(r"(?<![\d.])\d+\.\d(?!\d)", (docs / "findings.md").read_text())
+    assert len(quoted) > 20
+    assert [number for number in quoted if number not in known] == []
 
 
 def test_committed_results_are_what_they_say():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
@@ -39,7 +40,15 @@ def progress_of(experiment: Experiment, chosen: Scale, store: Store) -> tuple[in
 
 
 def repeat(
-    names: list[str], chosen: Scale, store: Store, out: Path, *, workers: int, watch: Watcher, train: bool = True
+    names: list[str],
+    chosen: Scale,
+    store: Store,
+    out: Path,
+    *,
+    workers: int,
+    watch: Watcher,
+    making: Callable[[Experiment], None],
+    train: bool = True,
 ) -> tuple[Path, list[Judged]]:
     """Run experiments by name (all for an empty list), write their page, and judge the paper's claims.
 
@@ -50,6 +59,7 @@ def repeat(
         out: folder of the page.
         workers: runs side by side.
         watch: is told of progress.
+        making: is told of every experiment whose page is made next; the theory's takes a minute.
         train: whether to train what is missing; else it is shown as not run.
 
     Raises:
@@ -65,7 +75,10 @@ def repeat(
             sweep(configs, store, workers=workers, watch=watch)
         except RunError as error:
             failure = error
-    pages = {experiment: experiment.make(chosen, store.get) for experiment in picked}
+    pages = {}
+    for experiment in picked:
+        making(experiment)
+        pages[experiment] = experiment.make(chosen, store.get)
     judged = judge(pages)
     page = write_pages(pages, judged, chosen, out, about=_about(picked, chosen, store))
     if failure is not None:

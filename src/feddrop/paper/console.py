@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrop.paper import EXPERIMENTS, Judged, progress_of, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, Experiment, Judged, progress_of, repeat, scale, store_for
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN
 from feddrop.paper.published import CLAIMS
 
@@ -83,5 +83,9 @@ def run(
             left = (total - done) * (now - started) / max(1, done - first)
             console.print(f"{done} of {total} rounds, about {left / 60:.0f} minutes left", highlight=False)
 
+    def making(experiment: Experiment) -> None:
+        bar.update(task, visible=False)
+        console.print(f"Making the page: {experiment.title}", highlight=False)
+
     with bar:
-        return repeat(names, scale(scale_name), store, out, workers=workers, watch=watch, train=train)
+        return repeat(names, scale(scale_name), store, out, workers=workers, watch=watch, making=making, train=train)

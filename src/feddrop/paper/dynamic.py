@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from feddrop.config import RunConfig
 from feddrop.paper.cells import deadline_for, radio
-from feddrop.paper.drawing import legend, panels
+from feddrop.paper.drawing import legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import SCENARIOS, Scale
 
@@ -53,7 +53,10 @@ def make(scale: Scale, find: Lookup) -> Page:
             above.append(None if first is None or second is None else first > second)
             if first is not None and second is not None:
                 notes.append(f"{scenario}, {deadline:g} s: {first:.1f} against {second:.1f} %")
-        legend(panel)
+        if panel.has_data():
+            legend(panel)
+        else:
+            not_run(panel)
     text = markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
     text += "\n\n![Accuracy in a changing cell](dynamic.png)\n"
     verdict = Verdict("iid-above", "; ".join(notes), outcome(above))
