@@ -13,13 +13,7 @@ from feddrop.report.html import Html, document, drawing, el, folded, section, ti
 from feddrop.report.load import load_run
 from feddrop.report.maps import Field, map_figure, shown
 from feddrop.report.partition import is_upright, partition_figure
-from feddrop.report.plots import (
-    accuracy_figure,
-    bytes_figure,
-    device_figure,
-    loss_figure,
-    traffic_figure,
-)
+from feddrop.report.plots import accuracy_figure, bytes_figure, device_figure, loss_figure, traffic_figure
 from feddrop.report.quantities import how_many, in_bytes, in_joules, in_percent, in_seconds
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
