@@ -164,6 +164,9 @@ def test_the_list_and_the_verdicts_on_the_terminal(tmp_path):
     for experiment in EXPERIMENTS:
         assert experiment.title in text
     assert [one.claim.name for one in judged] == ["overhead"]
+    page, judged = repeat(["partition"], SMOKE, store, tmp_path / "page", workers=1, watch=quiet, making=made.append)
+    assert not judged
+    assert "claims" not in page.read_text()
     assert "0 of 22" in text
     assert text.rstrip().endswith(HOLDS)
 

@@ -47,14 +47,12 @@ def write_pages(
         out: folder; pictures go to its ``img/``.
         about: how much of it was run, and how long it took.
     """
-    claims = [[one.claim.text, one.claim.where, one.measured, one.outcome] for one in judged]
     parts = [
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
         f"`feddrop paper all --scale {scale.name}`. {about}\n",
         f"{scale.note}\n",
-        "## What became of its claims\n",
-        markdown_table(["claim", "where", "what we measured", "outcome"], claims) + "\n",
+        *_claims(judged),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
     ]
     for page in pages.values():
@@ -78,6 +76,12 @@ def judge(pages: dict[Experiment, Page]) -> list[Judged]:
             measured = "; ".join(v.measured for v in mine if v.measured and v.outcome != OPEN)
             judged.append(Judged(claim, measured, "; ".join(dict.fromkeys(v.outcome for v in mine)) or OPEN))
     return judged
+
+
+def _claims(judged: Sequence[Judged]) -> list[str]:
+    rows = [[one.claim.text, one.claim.where, one.measured, one.outcome] for one in judged]
+    table = markdown_table(["claim", "where", "what we measured", "outcome"], rows)
+    return ["## What became of its claims\n", table + "\n"] if judged else []
 
 
 def _images(page: Page) -> str:
