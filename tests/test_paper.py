@@ -20,7 +20,7 @@ from rich.console import Console
 from feddrop.config import to_table
 from feddrop.errors import RunError
 from feddrop.models import build, count_parameters
-from feddrop.paper import EXPERIMENTS, accuracy, remark, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, accuracy, objective, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.console import overview, verdicts
 from feddrop.paper.converge import convergence_round, curves_of, make_latency, plateau_of
@@ -188,7 +188,7 @@ def test_a_page_of_what_was_not_run_says_so(tmp_path):
     for name in ("accuracy", "partition", "variance-law"):  # the paper's own lines, and what needs no training
         assert f"img/paper-{name}.png" in text
         assert (tmp_path / "page" / "img" / f"paper-{name}.png").exists()
-    for name in ("rounds-latency", "rounds-bandwidth", "accuracy-latency", "dynamic"):
+    for name in ("rounds-latency", "rounds-bandwidth", "accuracy-latency", "dynamic", "objective"):
         assert f"{name}.png" not in text
         assert not (tmp_path / "page" / "img" / f"paper-{name}.png").exists()
     assert not (tmp_path / "work").exists()
@@ -248,6 +248,41 @@ def test_rounds_to_converge_are_judged_where_they_were_run():
     assert "1 of 2" in outcomes["rounds-latency"]
     assert f"1 of {2 * len(deadlines)}" in outcomes["fewer-rounds"]
     assert f"| {deadlines[0]:g} | 15 / 15 / 15 / 13 (γ" in page.text
+
+
+def test_distance_from_one_curve_by_hand():
+    x, y = np.array([3.0, 0.0, 1.0, 4.0]), np.array([7.0, 0.0, 4.0, 8.0])
+    # in order: (0, 0), (1, 4), (3, 7), (4, 8); lines between neighbours: 7/3 at 1, and 4 + 4 * 2/3 at 3
+    assert objective.distance(x, y) == pytest.approx(np.sqrt(((4 - 7 / 3) ** 2 + (7 - 20 / 3) ** 2) / 2))
+    assert objective.distance(x, 2.0 * x + 1.0) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_objective_is_judged_by_the_curve_it_makes():
+    """Runs whose accuracy follows the objective, or the mean rate, or neither; or that were saved without it."""
+    known = {key_of(config): i for i, config in enumerate(objective.runs(SMOKE))}
+
+    def verdict(law, *, saved=True):
+        def find(config):
+            if config.radio is None:
+                accuracy = law(1.0 / (1.0 - config.rate), config.rate)
+                return fake([accuracy] * 5)
+            i = known[key_of(config)]
+            of, rate = 1.0 + 0.1 * (7 * i % 12), 0.03 * (5 * i % 13)
+            series = {
+                "test_accuracy": [law(of, rate)] * 5,
+                "mean_rate": [rate] * 5,
+                "objective": [of, of, of, None, of],
+            }
+            return Result(config={}, version="0", series=series if saved else {**series, "objective": []}, wall_s=1.0)
+
+        return objective.make(SMOKE, find)
+
+    good = verdict(lambda of, _: 0.3 - 0.1 * of)
+    assert good.verdicts[0].outcome == HOLDS
+    assert "0.00" in good.text
+    assert verdict(lambda _, rate: 0.3 - 0.5 * rate).verdicts[0].outcome == FAILS
+    assert objective.make(SMOKE, lambda _: None).verdicts[0].outcome == OPEN
+    assert "| underfitting | 2 |" in verdict(lambda of, _: 0.3 - 0.1 * of, saved=False).text
 
 
 def test_further_seeds_are_run_where_the_scale_says_so():
@@ -319,3 +354,5 @@ def test_committed_results_are_what_they_say():
         assert key_of(config) == path.stem
         assert len(result.series["test_accuracy"]) == config.rounds
         assert np.isfinite(result.accuracy)
+        if config.radio is not None and config.data.partition == "iid":  # equal weights: Jensen's inequality
+            assert np.all(result.values("objective") >= 0.9999 / (1.0 - result.values("mean_rate")))

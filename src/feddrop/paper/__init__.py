@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
-from feddrop.paper import accuracy, converge, dynamic, explain, law, partition, remark, resources
+from feddrop.paper import accuracy, converge, dynamic, explain, law, objective, partition, remark, resources
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import Judged, judge, write_pages
 from feddrop.paper.scales import NAMES, Scale, scale
@@ -22,6 +22,7 @@ EXPERIMENTS = (
     converge.BANDWIDTH,
     resources.ACCURACY,
     dynamic.EXPERIMENT,
+    objective.EXPERIMENT,
     remark.EXPERIMENT,
     law.EXPERIMENT,
     explain.EXPERIMENT,

@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def panels(titles: list[str], height: float = 3.8) -> tuple[Figure, list[Axes]]:
-    """Make a figure with one panel a title."""
+def panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
+    """Make a figure with one panel a title, two a row."""
     from matplotlib.figure import Figure
 
     from feddrop.report.style import MUTED, SURFACE, TEXT, WIDE, soften
 
-    figure = Figure(figsize=(WIDE * len(titles) / 2, height), dpi=150, layout="constrained", facecolor=SURFACE)
-    axes = [figure.add_subplot(1, len(titles), i + 1) for i in range(len(titles))]
+    rows = (len(titles) + 1) // 2
+    figure = Figure(figsize=(WIDE, 3.8 * rows), dpi=150, layout="constrained", facecolor=SURFACE)
+    axes = [figure.add_subplot(rows, 2, i + 1) for i in range(len(titles))]
     for panel, title in zip(axes, titles, strict=True):
         soften(panel)
         panel.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=12)

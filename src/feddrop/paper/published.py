@@ -78,6 +78,12 @@ CLAIMS = (
     Claim("variance-law", "Gradient variance of a subnet grows as γ/(1-γ).", "Lemma 1", ("theory",)),
     Claim("bound-holds", "The loss falls by at least what the one-round bound says.", "Lemma 2", ("theory",)),
     Claim("slower-with-rate", "A larger rate means slower convergence.", "Theorem 1", ("theory",)),
+    Claim(
+        "objective",
+        "What dropout costs is decided by the mean of Σ w/(1-γ), which the allocator minimises.",
+        "Theorem 1, Sec. IV",
+        ("objective",),
+    ),
     Claim("channel-rate", "A better channel means a lower rate and a smaller share.", "Sec. IV", ()),
     Claim("share-opposite", "Share and rate move in opposite directions.", "Sec. IV", ()),
     Claim("cpu-not-monotone", "The rate is not monotone in the CPU speed.", "Sec. IV", ()),

@@ -20,7 +20,10 @@ from feddrop import checkpoints
 from feddrop.config import RunConfig, from_table, to_table
 from feddrop.errors import FeddropError, RunError
 
-_SERIES = ("train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j")
+_SERIES = (
+    *("train_loss", "test_loss", "test_accuracy"),
+    *("push_bytes", "pull_bytes", "latency_s", "energy_j", "objective"),
+)
 LAST = 5
 """An accuracy is read off as the mean over the last rounds: this many."""
 
@@ -42,8 +45,9 @@ class Result:
     wall_s: float
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """One series as an array; NaN where a round has no value."""
-        return np.array([np.nan if v is None else v for v in self.series[name]], dtype=np.float64)
+        """One series as an array; NaN where a round has no value, or the run was saved without this series."""
+        rounds = self.series.get(name) or [None] * len(self.series["test_accuracy"])
+        return np.array([np.nan if v is None else v for v in rounds], dtype=np.float64)
 
     @property
     def accuracy(self) -> float:
