@@ -74,11 +74,21 @@ def test_batches_cover_the_part_once_an_epoch_in_a_new_order(digits):
     config = TrainConfig(batch_size=8, epochs=2)
     job = batches(digits, config, part=part)
     labels = [y for _, y in job]
-    assert len(job) == len(labels) == 10
+    assert [len(y) for y in labels] == [8, 8, 8, 8, 5] * 2
     first, second = torch.cat(labels[:5]), torch.cat(labels[5:])
     assert sorted(first.tolist()) == sorted(second.tolist()) == sorted(digits.train_y[part].tolist())
     assert not torch.equal(first, second)
     assert torch.equal(first, torch.cat([y for _, y in batches(digits, config, part=part)][:5]))
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(17, [8, 9]), (18, [8, 8, 2]), (9, [9]), (1, [1]), (8, [8])])
+def test_a_lone_sample_joins_the_minibatch_before_it(digits, samples, sizes):
+    part = torch.arange(samples)
+    config = TrainConfig(batch_size=8)
+    joined = LocalBatches(digits.train_x, digits.train_y, part, config, 3, lone=False)
+    assert [len(y) for _, y in joined] == sizes
+    plain = LocalBatches(digits.train_x, digits.train_y, part, config, 3)
+    assert torch.equal(torch.cat([x for x, _ in joined]), torch.cat([x for x, _ in plain]))
 
 
 def test_evaluate_is_a_plain_loop(tiny, digits):

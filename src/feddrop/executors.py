@@ -85,12 +85,14 @@ class DeviceHost:
         self.model = copy.deepcopy(task.model).to(task.torch_device)  # training overwrites it
         self.method = task.factory(self.model, tuple(task.samples.train_x.shape[1:]))
         self.weights = {name: tuple(p.shape) for name, p in self.model.named_parameters() if p.ndim >= 2}
+        norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        self._norms = any(isinstance(module, norms) for module in self.model.modules())
 
     def batches(self, assignment: Assignment) -> LocalBatches:
         """Return a device's minibatches of this round."""
         task, part = self.task, self.task.parts[assignment.device]
         x, y = task.samples.train_x, task.samples.train_y
-        return LocalBatches(x, y, part, task.train, assignment.seed, task.torch_device)
+        return LocalBatches(x, y, part, task.train, assignment.seed, task.torch_device, lone=not self._norms)
 
     def compute(self, pushed: Pushed) -> Reply:
         """Run one device. What the user's own layers draw (dropout) is seeded by the frame as well."""

@@ -76,10 +76,6 @@ class Batches(Protocol):
 
     samples: int
 
-    def __len__(self) -> int:
-        """Return how many minibatches there are."""
-        ...
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (inputs, targets)."""
         ...

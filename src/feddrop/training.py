@@ -66,19 +66,31 @@ class LocalBatches:
     """The minibatches of one device in one round: each epoch in a new order, drawn from the device's seed."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, part: Tensor, config: TrainConfig, seed: int, device: torch.device | str = "cpu"
+        self,
+        x: Tensor,
+        y: Tensor,
+        part: Tensor,
+        config: TrainConfig,
+        seed: int,
+        device: torch.device | str = "cpu",
+        *,
+        lone: bool = True,
     ) -> None:
-        """Take the samples ``x[part], y[part]``; nothing is copied but the batch under way."""
+        """Take the samples ``x[part], y[part]``; nothing is copied but the batch under way.
+
+        Batch norm cannot train on one sample: without ``lone``, one that is left over joins the minibatch before it.
+        """
         self.samples = len(part)
         self._x, self._y, self._part, self._config, self._seed, self._device = x, y, part, config, seed, device
-
-    def __len__(self) -> int:
-        return math.ceil(self.samples / self._config.batch_size) * self._config.epochs
+        self._lone = lone
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for epoch in range(self._config.epochs):
             order = permutation(derive(self._seed, "order", epoch), self.samples)
-            for batch in torch.split(self._part[torch.from_numpy(order)], self._config.batch_size):
+            batches = list(torch.split(self._part[torch.from_numpy(order)], self._config.batch_size))
+            if not self._lone and len(batches) > 1 and len(batches[-1]) == 1:
+                batches[-2:] = [torch.cat(batches[-2:])]
+            for batch in batches:
                 yield images_last(self._x[batch].to(self._device)), self._y[batch].to(self._device)
 
 

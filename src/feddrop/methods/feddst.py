@@ -295,9 +295,6 @@ class _Remembering:
         self._batches, self.samples = batches, batches.samples
         self.last: tuple[Tensor, Tensor]
 
-    def __len__(self) -> int:
-        return len(self._batches)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self._batches:
             self.last = batch
