@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 from feddrop.config import to_table
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError
 from feddrop.models import build, count_parameters
-from feddrop.paper import EXPERIMENTS, accuracy, objective, remark, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, accuracy, dynamic, objective, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.console import overview, verdicts
 from feddrop.paper.converge import convergence_round, curves_of, make_latency, plateau_of
@@ -141,6 +141,20 @@ def test_killed_and_started_again_repeats_nothing(tmp_path):
     text = (tmp_path / "page" / "paper.md").read_text()
     assert "All 22 training runs are finished" in text
     assert (tmp_path / "page" / "img" / "paper-accuracy.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_runs_are_trained_on_the_device_that_is_asked_for(tmp_path):
+    store = store_for("smoke", tmp_path / "results", tmp_path / "work")
+    job = {"workers": 1, "watch": quiet, "making": lambda _: None}
+    with pytest.raises(ConfigError, match="nowhere"):
+        repeat(["dynamic"], SMOKE, store, tmp_path / "page", device="nowhere", **job)
+    assert not (tmp_path / "work").exists()
+    small = replace(SMOKE, target_rates=(0.4,))
+    repeat(["dynamic"], small, store, tmp_path / "page", device="cpu:0", **job)  # another name of the same device
+    config = dynamic.runs(small)[0]
+    assert config.execution.device == "cpu"
+    assert store.get(config).config["execution"]["device"] == "cpu:0"
 
 
 def test_every_claim_is_judged_by_the_experiments_it_names():

@@ -258,6 +258,7 @@ def paper(
     work: Path = Path("runs/paper"),
     out: Path | None = None,
     workers: int = 2,
+    device: str = "cpu",
     train: bool = True,
 ) -> None:
     """Repeat the paper: list its tables, figures and claims, run one by name, or run all.
@@ -267,7 +268,7 @@ def paper(
     names:
         Names from the list, or all; without any, the list is shown.
     scale:
-        cpu (two cores, hours), paper (a GPU, days) or smoke (embedded data, minutes).
+        cpu (two cores, hours), paper (days, with --device cuda) or smoke (embedded data, a minute).
     results:
         Folder of finished runs; what is in it is not trained again.
     work:
@@ -276,6 +277,8 @@ def paper(
         Folder of the page. Default: docs for all at the scales cpu and paper, else a folder in the work folder.
     workers:
         Runs side by side, one thread each.
+    device:
+        Where networks are trained, e.g. cuda.
     train:
         Train what is missing; with --no-train it is shown as not run.
     """
@@ -295,6 +298,7 @@ def paper(
         out=out or (work / scale if scale == "smoke" or names != ["all"] else Path("docs")),
         workers=workers,
         train=train,
+        device=device,
         console=console,
     )
     if judged:

@@ -101,7 +101,8 @@ class DeviceHost:
             torch.manual_seed(derive(frames.parse(pushed.frame).header.seed, "torch"))
             return compute(self.method, pushed, self.batches, self.weights)
 
-        with torch.random.fork_rng(devices=[] if self.task.torch_device == "cpu" else None):
+        where = torch.device(self.task.torch_device)
+        with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
             return answer(work)
 
     def evaluate(self, start: int) -> tuple[float, int]:

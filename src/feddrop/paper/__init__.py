@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
+from feddrop.executors import check_torch_device
 from feddrop.paper import accuracy, converge, dynamic, explain, law, objective, partition, remark, resources
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import Judged, judge, write_pages
@@ -50,6 +52,7 @@ def repeat(
     watch: Watcher,
     making: Callable[[Experiment], None],
     train: bool = True,
+    device: str = "cpu",
 ) -> tuple[Path, list[Judged]]:
     """Run experiments by name (all for an empty list), write their page, and judge the paper's claims.
 
@@ -62,8 +65,10 @@ def repeat(
         watch: is told of progress.
         making: is told of every experiment whose page is made next; the theory's takes a minute.
         train: whether to train what is missing; else it is shown as not run.
+        device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
 
     Raises:
+        ConfigError: there is no such experiment or device.
         RunError: runs failed; the page shows them as not run.
     """
     for name in names:
@@ -71,7 +76,12 @@ def repeat(
     picked = [experiment for experiment in EXPERIMENTS if not names or experiment.name in names]
     failure: RunError | None = None
     if train:
-        configs = [config for experiment in picked for config in experiment.runs(chosen)]
+        check_torch_device(device)
+        configs = [
+            replace(config, execution=replace(config.execution, device=device))
+            for experiment in picked
+            for config in experiment.runs(chosen)
+        ]
         try:
             sweep(configs, store, workers=workers, watch=watch)
         except RunError as error:

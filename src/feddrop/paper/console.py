@@ -53,6 +53,7 @@ def run(
     out: Path,
     workers: int,
     train: bool,
+    device: str,
     console: Console,
 ) -> tuple[Path, list[Judged]]:
     """Run experiments with a progress bar, or a line a minute where there is no terminal."""
@@ -88,4 +89,14 @@ def run(
         console.print(f"Making the page: {experiment.title}", highlight=False)
 
     with bar:
-        return repeat(names, scale(scale_name), store, out, workers=workers, watch=watch, making=making, train=train)
+        return repeat(
+            names,
+            scale(scale_name),
+            store,
+            out,
+            workers=workers,
+            watch=watch,
+            making=making,
+            train=train,
+            device=device,
+        )
