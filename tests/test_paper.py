@@ -20,13 +20,13 @@ from rich.console import Console
 from feddrop.config import to_table
 from feddrop.errors import ConfigError, RunError
 from feddrop.models import build, count_parameters
-from feddrop.paper import EXPERIMENTS, accuracy, dynamic, objective, remark, repeat, scale, store_for
+from feddrop.paper import EXPERIMENTS, accuracy, deadline, dynamic, objective, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.console import overview, verdicts
 from feddrop.paper.converge import convergence_round, curves_of, make_latency, plateau_of
 from feddrop.paper.experiment import FAILS, HOLDS, OPEN, outcome
 from feddrop.paper.published import CLAIMS, RATES, TABLE
-from feddrop.paper.resources import latency_points, make_accuracy
+from feddrop.paper.resources import latency_points
 from feddrop.paper.store import Result, Store, key_of
 from feddrop.paper.sweep import sweep
 from feddrop.radio import overheads
@@ -232,9 +232,9 @@ def test_outcomes():
 
 def test_what_was_not_shown_does_not_hold():
     """Every scheme with dropout stays at chance: nothing that the figures are to show can be read off them."""
-    for make in (make_latency, make_accuracy):
+    for make in (make_latency, deadline.make):
         page = make(SMOKE, lambda config: fake([0.01] * 2 if config.radio else [0.2, 0.3]))
-        assert {verdict.outcome for verdict in page.verdicts} == {FAILS}
+        assert {verdict.outcome for verdict in page.verdicts if verdict.claim != "loose-equal"} == {FAILS}
 
 
 def test_rounds_to_converge_are_judged_where_they_were_run():
@@ -253,15 +253,84 @@ def test_rounds_to_converge_are_judged_where_they_were_run():
         return fake([0.0] * late + [0.4] * (30 - late))
 
     curves = curves_of(SMOKE, find, latency_points, "underfitting")
-    assert curves.base == (9, 9, 9, 7)
+    assert curves.base == (7, 9, 9, 9)
     assert curves.reached("exact") == [5 * (len(deadlines) - at) + 5 for at in range(len(deadlines))]
     assert curves.reached("random") == [np.inf, *[None] * (len(deadlines) - 1)]
-    assert curves.rounds["random"][0] == (np.inf, np.inf, np.inf, 5)
+    assert curves.rounds["random"][0] == (5, np.inf, np.inf, np.inf)
     page = make_latency(SMOKE, find)
     outcomes = {verdict.claim: verdict.outcome for verdict in page.verdicts}
     assert "1 of 2" in outcomes["rounds-latency"]
     assert f"1 of {2 * len(deadlines)}" in outcomes["fewer-rounds"]
-    assert f"| {deadlines[0]:g} | 15 / 15 / 15 / 13 (γ" in page.text
+    assert curves.either("random") == [(np.inf, 5), *[None] * (len(deadlines) - 1)]
+    assert f"| {deadlines[0]:g} | 13 / 15 / 15 / 15 (γ" in page.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [([1.0, 3.0], "holds in part (3 of 4)"), ([1.0, 1.0], FAILS), ([None, 1.0], OPEN), ([1.0, None], OPEN)],
+)
+def test_time_to_converge_by_hand(seconds, found):
+    """A round takes so long at the tight and at the loose deadline; the tight one takes three rounds more."""
+    deadlines = {name: [value for value, _ in latency_points(SMOKE, name)] for name in ("underfitting", "overfitting")}
+
+    def find(config):
+        scenario = "underfitting" if config.model.name == "lenet" else "overfitting"
+        loose = config.radio is None or config.radio.deadline_s == deadlines[scenario][-1]
+        latency = seconds[loose]
+        if config.radio is not None and latency is None:
+            return None
+        late = [0.0] * (0 if loose else 3)
+        series = {"test_accuracy": [0.0] * 4 + late + [0.2] * 3 + [0.4] * 20, "mean_rate": [0.1] * 30}
+        if not loose and scenario == "overfitting":
+            series["test_accuracy"] = [0.0] * 7 + [0.3] * 23  # half-way in time, never converged
+        series["latency_s"] = [latency or 0.0] * len(series["test_accuracy"])
+        return Result(config={}, version="0", series=series, wall_s=1.0)
+
+    verdict = next(one for one in make_latency(SMOKE, find).verdicts if one.claim == "less-time")
+    assert verdict.outcome == found
+
+
+def verdicts_on_deadlines(tight, loose, base, other):
+    """Judge runs of both scenarios that end so, at the tight and the loose deadline, without dropout, and at random."""
+    last = {latency_points(SMOKE, name)[-1][0] for name in ("underfitting", "overfitting")}
+
+    def find(config):
+        if config.radio is None:
+            return fake([base] * 5)
+        value = loose if config.radio.deadline_s in last else tight
+        return fake([other if config.radio.scheme == "random" else value] * 5)
+
+    return {one.claim: one.outcome for one in deadline.make(SMOKE, find).verdicts}
+
+
+def test_verdicts_on_deadlines():
+    peaked = verdicts_on_deadlines(0.1, 0.2, 0.15, other=0.05)
+    assert peaked["accuracy-scheme"] == peaked["accuracy-grows"] == peaked["two-phases"] == HOLDS
+    assert peaked["accuracy-overfit"] == "holds in part (1 of 2)"
+    assert peaked["loose-equal"] == "holds in part (not yet there)"
+    falling = verdicts_on_deadlines(0.2, 0.1, 0.15, other=0.102)
+    assert falling["accuracy-grows"] == falling["two-phases"] == FAILS
+    assert falling["loose-equal"] == HOLDS  # within the noise
+    assert verdicts_on_deadlines(0.1, 0.2, 0.199, other=0.05)["two-phases"] == FAILS  # within the noise
+
+
+def test_verdicts_on_a_changing_cell():
+    deadlines = [value for value, _ in dynamic.points(SMOKE, "underfitting")]
+
+    def verdicts(iid, skewed):
+        def find(config):
+            if config.model.name != "lenet":
+                return None
+            curves = iid if config.data.partition == "iid" else skewed
+            return fake(curves[deadlines.index(config.radio.deadline_s)])
+
+        return {one.claim: one.outcome for one in dynamic.make(SMOKE, find).verdicts}
+
+    slow, fast = [0.0] * 9 + [0.2] * 6, [0.1] * 2 + [0.3] * 13
+    half = "holds where it was run ({} of {})".format
+    found = verdicts([fast, fast], [slow, [value / 2 for value in slow]])
+    assert found == {"iid-above": half(2, 4), "iid-faster": half(2, 4), "iid-gap": half(1, 2)}
+    assert verdicts([slow, slow], [fast, fast]) == {"iid-above": FAILS, "iid-faster": FAILS, "iid-gap": FAILS}
 
 
 def test_distance_from_one_curve_by_hand():
@@ -320,14 +389,29 @@ def test_verdicts_on_the_table():
     assert verdicts(peaked)["overfit-peaks"] == HOLDS
     assert verdicts({0.0: 0.16, 0.2: 0.1601, 0.4: 0.1})["overfit-peaks"] != HOLDS  # within the noise
     assert verdicts({0.0: 0.26, 0.4: 0.2})["underfit-falls"] == OPEN
+    assert verdicts(falling)["feddst-alexnet"] == OPEN
     assert verdicts({0.0: 0.26, 0.2: 0.2})["underfit-falls"] == OPEN
+
+
+@pytest.mark.parametrize(
+    ("feddst", "found"), [(0.22, HOLDS), (0.1, "holds in part (1 of 2)"), (0.3, "holds in part (1 of 2)")]
+)
+def test_alexnet_against_feddst(feddst, found):
+    """FedDrop falls from 26 to 20 % on the way; it is to be above FedDST at 0.2, and below it at 0.4."""
+    falling = {0.0: 0.26, 0.2: 0.24, 0.4: 0.2}
+
+    def find(config):
+        return fake([falling[config.rate] if config.method == "feddrop" else feddst] * 5)
+
+    assert {one.claim: one.outcome for one in accuracy.make(SMOKE, find).verdicts}["feddst-alexnet"] == found
 
 
 def test_deadlines_give_the_rates_they_are_made_for():
     setting = scale("cpu").settings["underfitting"]
     for target in (0.45, 0.15):
-        deadline = deadline_for(setting, target)
-        assert mean_rate(setting, radio(setting, deadline_s=deadline)) == pytest.approx(target, abs=0.02)
+        for scheme in ("exact", "random"):
+            cell = radio(setting, deadline_s=deadline_for(setting, target, scheme), scheme=scheme)
+            assert mean_rate(setting, cell) == pytest.approx(target, abs=0.02)
     assert deadline_for(setting, 0.45) == pytest.approx(5.0, rel=0.1)  # notes: 5 s at 10 MHz, density noise, Q = 256
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feddrop.errors import RunError, one_of
 from feddrop.executors import check_torch_device
-from feddrop.paper import accuracy, converge, dynamic, explain, law, objective, partition, remark, resources
+from feddrop.paper import accuracy, converge, deadline, dynamic, explain, law, objective, partition, remark
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import Judged, judge, write_pages
 from feddrop.paper.scales import NAMES, Scale, scale
@@ -22,7 +22,7 @@ EXPERIMENTS = (
     partition.EXPERIMENT,
     converge.LATENCY,
     converge.BANDWIDTH,
-    resources.ACCURACY,
+    deadline.EXPERIMENT,
     dynamic.EXPERIMENT,
     objective.EXPERIMENT,
     remark.EXPERIMENT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,26 +33,27 @@ def radio(
 
 
 def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
-    """Return the mean optimal rate over the first rounds; 1 if a round is infeasible."""
+    """Return the mean rate of a scheme over the first rounds; 1 if a round is infeasible."""
     shape, classes, images = _SHAPES[setting.data]
     parameters, flops = _size(setting.model.name, setting.model.width, shape, classes)
     samples = (setting.figure_limit or images) / DEVICES
     cell = config.cell(DEVICES, samples, derive(seed, "cell"))
     channels = cell.draw(list(_ROUNDS), derive(seed, "channels"))
     try:
-        found = allocate(cell.problem(channels, parameters=parameters, forward_flops=flops))
+        problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
+        found = allocate(problem, config.scheme, seed=derive(seed, "shares"))
     except InfeasibleError:
         return 1.0
     return float(np.mean(found.rate))
 
 
 @lru_cache
-def deadline_for(setting: Setting, target: float) -> float:
-    """Return the deadline, to three digits, at which the mean optimal rate is near ``target``."""
+def deadline_for(setting: Setting, target: float, scheme: str = "exact") -> float:
+    """Return the deadline, to three digits, at which the mean rate of a scheme is near ``target``."""
     low, high = 1e-6, 1e6
     for _ in range(60):
         middle = float(np.sqrt(low * high))
-        too_short = mean_rate(setting, replace(radio(setting), deadline_s=middle)) > target
+        too_short = mean_rate(setting, radio(setting, deadline_s=middle, scheme=scheme)) > target
         low, high = (middle, high) if too_short else (low, middle)
     return float(f"{high:.3g}")
 

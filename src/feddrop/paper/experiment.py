@@ -17,6 +17,8 @@ Lookup = Callable[[RunConfig], Result | None]
 """Finds the finished run of a configuration; None if it was not run."""
 
 HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not run"
+MARGIN = 0.5
+"""Points of accuracy below which a difference says nothing: 10,000 test images have an error of 0.4."""
 
 
 class Verdict(NamedTuple):
