@@ -40,6 +40,15 @@ def test_run_report_and_resume(tmp_path):
     assert (tmp_path / "comparison.html").exists()
 
 
+def test_paper_shows_what_it_made(tmp_path):
+    done = feddrop("paper", "overhead", "--scale", "smoke", cwd=tmp_path, env={**os.environ, "COLUMNS": "160"})
+    assert done.returncode == 0, done.stderr
+    assert "made by feddrop paper overhead --scale smoke. It needs no training." in done.stdout
+    assert "FedDrop sends less than PruneFL and FedDST" in done.stdout
+    assert "251,823 (+0.42%)" in done.stdout
+    assert "runs/paper/smoke/paper.md" in done.stdout
+
+
 def test_json_is_for_machines(tmp_path):
     lines = feddrop("run", *SMALL, "--out", "r", "--json", cwd=tmp_path).stdout.splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
@@ -55,6 +64,7 @@ def test_json_is_for_machines(tmp_path):
         (["run", "--set", "data.name=mnist"], "digits"),
         (["resume", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
+        (["paper", "overheads"], "Did you mean 'overhead'"),
     ],
 )
 def test_errors_are_one_clear_message(tmp_path, words, message):

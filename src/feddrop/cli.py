@@ -283,6 +283,7 @@ def paper(
         Train what is missing; with --no-train it is shown as not run.
     """
     from rich.console import Console
+    from rich.markdown import Markdown
 
     from feddrop.paper.console import overview, run, verdicts
 
@@ -301,8 +302,7 @@ def paper(
         device=device,
         console=console,
     )
-    if judged:
-        console.print(verdicts(judged))
+    console.print(verdicts(judged) if names == ["all"] else Markdown(page.read_text()))
     _say(f"Page: {page}")
 
 

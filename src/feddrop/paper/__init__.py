@@ -91,7 +91,8 @@ def repeat(
         making(experiment)
         pages[experiment] = experiment.make(chosen, store.get)
     judged = judge(pages)
-    page = write_pages(pages, judged, chosen, out, about=_about(picked, chosen, store))
+    command = " ".join(["feddrop paper", *(names or ["all"])])
+    page = write_pages(pages, judged, chosen, out, command=command, about=_about(picked, chosen, store))
     if failure is not None:
         raise failure
     return page, judged
@@ -99,6 +100,8 @@ def repeat(
 
 def _about(picked: list[Experiment], chosen: Scale, store: Store) -> str:
     wanted = {key_of(config): config for experiment in picked for config in experiment.runs(chosen)}
+    if not wanted:
+        return "It needs no training."
     found = [result for config in wanted.values() if (result := store.get(config)) is not None]
     took = f"their rounds took {sum(result.wall_s for result in found) / 3600:.1f} hours in all."
     if len(found) == len(wanted):

@@ -36,7 +36,7 @@ class Judged(NamedTuple):
 
 
 def write_pages(
-    pages: dict[Experiment, Page], judged: Sequence[Judged], scale: Scale, out: Path, *, about: str
+    pages: dict[Experiment, Page], judged: Sequence[Judged], scale: Scale, out: Path, *, command: str, about: str
 ) -> Path:
     """Write ``paper.md`` and its pictures.
 
@@ -45,12 +45,14 @@ def write_pages(
         judged: the claims.
         scale: at which scale.
         out: folder; pictures go to its ``img/``.
+        command: what makes this page.
         about: how much of it was run, and how long it took.
     """
     parts = [
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
-        f"`feddrop paper all --scale {scale.name}`. {about}\n",
+        f"`{command} --scale {scale.name}`. {about}\n",
+        "The paper prints numbers in its table alone; our figures are held to what its text says of its own.\n",
         f"{scale.note}\n",
         *_claims(judged),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
