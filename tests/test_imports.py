@@ -22,6 +22,7 @@ FORBIDDEN = {
     "models": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
     "data": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
     "params": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
+    "aggregation": {"feddrop.method", "feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
     "method": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
     "training": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
     "methods": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs", "feddrop.report"},

@@ -18,6 +18,7 @@ from feddrop.executors import Samples, Serial, Task
 from feddrop.method import Assignment, Update
 from feddrop.methods.feddrop import feddrop
 from feddrop.methods.feddst import FeddstConfig, feddst
+from feddrop.methods.windows import windows
 from feddrop.rounds import Pushed, compute, pull, push, run_round
 from feddrop.subnets import frames
 from feddrop.subnets.cut import SubnetConfig
@@ -32,6 +33,12 @@ FACTORIES = {
     "feddrop-weight": lambda rate, train: partial(feddrop, subnet=SubnetConfig(), train_config=train, rounds=4),
     "feddrop-unit": lambda rate, train: partial(
         feddrop, subnet=SubnetConfig(level="unit"), train_config=train, rounds=4, rule="holders"
+    ),
+    "heterofl": lambda rate, train: partial(
+        windows, name="heterofl", subnet=SubnetConfig(level="unit"), train_config=train, rounds=4
+    ),
+    "fedrolex": lambda rate, train: partial(
+        windows, name="fedrolex", subnet=SubnetConfig(level="unit"), train_config=train, rounds=4
     ),
     "feddst": lambda rate, train: partial(
         feddst, settings=FeddstConfig(alpha=0.3, readjust_every=2), train_config=train, rounds=4, sparsity=rate

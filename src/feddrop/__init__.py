@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feddrop.method import Assignment, Method, Update
     from feddrop.methods.feddrop import feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
+    from feddrop.methods.windows import windows
     from feddrop.models import alexnet, lenet
     from feddrop.radio import Cell, RadioConfig
     from feddrop.runs import Run, resume, run
@@ -49,6 +50,7 @@ _HOMES = {
     "partition": "data",
     "resume": "runs",
     "run": "runs",
+    "windows": "methods.windows",
 }
 
 __all__ = [
@@ -78,6 +80,7 @@ __all__ = [
     "partition",
     "resume",
     "run",
+    "windows",
 ]
 
 

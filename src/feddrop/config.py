@@ -17,6 +17,7 @@ import tomli_w
 from feddrop.errors import ConfigError, one_of
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import FeddstConfig
+from feddrop.methods.windows import NAMES as WINDOWS
 from feddrop.models import INITS
 from feddrop.radio import RadioConfig
 from feddrop.subnets.cut import SubnetConfig
@@ -26,6 +27,7 @@ from feddrop.training import TrainConfig
 T = TypeVar("T")
 
 
+METHODS = ("feddrop", "feddst", *WINDOWS)
 _FILES = (("", "rate"), ("data", "path"), ("radio", "devices_csv"), ("radio", "gains_csv"))
 """Settings that name files, by section."""
 
@@ -117,7 +119,8 @@ class RunConfig:
         rounds: rounds in all.
         rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file;
             with a radio, rates come from the cell.
-        method: ``"feddrop"``, or ``"feddst"`` with the settings in ``feddst``; its sparsity is the rate.
+        method: ``"feddrop"``; ``"heterofl"`` or ``"fedrolex"``; or ``"feddst"`` with the settings in ``feddst``, whose
+            sparsity is the rate.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
     """
 
@@ -136,17 +139,17 @@ class RunConfig:
     radio: RadioConfig | None = None
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, ("feddrop", "feddst"))
-        if self.method == "feddst":
-            for section, given, default in (
-                ("subnet", self.subnet, SubnetConfig()),
-                ("aggregation", self.aggregation, AggregationConfig()),
-            ):
-                if given != default:
-                    raise ConfigError(
-                        f"[{section}] differs from its defaults, but FedDST has a mask over all weights and a rule "
-                        f"of its own. Remove [{section}], or use the method 'feddrop'."
-                    )
+        one_of("method", self.method, METHODS)
+        for section, methods, given, default in (
+            ("subnet", ("feddst",), self.subnet, SubnetConfig()),
+            ("aggregation", ("feddst", *WINDOWS), self.aggregation, AggregationConfig()),
+        ):
+            if self.method in methods and given != default:
+                what = "a mask over all weights" if section == "subnet" else "a rule"
+                raise ConfigError(
+                    f"[{section}] differs from its defaults, but {self.method} has {what} of its own. Remove "
+                    f"[{section}], or use the method 'feddrop'."
+                )
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")

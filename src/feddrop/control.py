@@ -88,8 +88,10 @@ class RadioRates:
     def __init__(self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], samples: list[int]) -> None:
         if config.radio is None:
             raise ConfigError("the configuration has no [radio] section.")
-        if config.method != "feddrop":
-            raise ConfigError(f"[radio] decides dropout rates, which {config.method!r} does not take. Remove [radio].")
+        if config.method == "feddst":
+            raise ConfigError(
+                "[radio] decides a rate for every device, and 'feddst' has one sparsity for all. Remove [radio]."
+            )
         self._radio, self._seed = config.radio, config.seed
         self._fixed = read_rates(config.rate, len(samples)) if config.radio.scheme == "fixed" else None
         trained = [count * config.train.epochs for count in samples]

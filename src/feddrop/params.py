@@ -1,4 +1,4 @@
-"""Parameters as plain dictionaries of tensors, and the running weighted mean they are folded into."""
+"""Parameters as plain dictionaries of tensors."""
 
 from __future__ import annotations
 
@@ -32,23 +32,3 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.copy_(params[name])
         elif name.endswith("num_batches_tracked"):
             tensor.zero_()
-
-
-class WeightedMean:
-    """A running weighted mean of parameters: one tensor of room for each, however many are added."""
-
-    def __init__(self, like: Params) -> None:
-        self.total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        self.weight = 0.0
-
-    def add(self, name: str, tensor: Tensor, weight: float) -> None:
-        """Add ``weight * tensor``; say the weight itself once, with :meth:`count`."""
-        self.total[name].add_(tensor, alpha=weight)
-
-    def count(self, weight: float) -> None:
-        """Count a contributor of this weight."""
-        self.weight += weight
-
-    def mean(self) -> Params:
-        """Return the mean over what was counted."""
-        return {name: total / self.weight for name, total in self.total.items()}

@@ -29,6 +29,8 @@ from feddrop.executors import Processes, Samples, Serial, Task, check_torch_devi
 from feddrop.method import MethodFactory, State
 from feddrop.methods.feddrop import feddrop
 from feddrop.methods.feddst import feddst
+from feddrop.methods.windows import NAMES as WINDOWS
+from feddrop.methods.windows import windows
 from feddrop.params import Params
 from feddrop.rounds import DeviceRound, Executor, run_round
 from feddrop.seeds import derive
@@ -314,6 +316,10 @@ def method_factory(config: RunConfig) -> MethodFactory:
         sparsity = read_rates(config.rate, config.data.devices)[0]
         return partial(
             feddst, settings=config.feddst, train_config=config.train, rounds=config.rounds, sparsity=sparsity
+        )
+    if config.method in WINDOWS:
+        return partial(
+            windows, name=config.method, subnet=config.subnet, train_config=config.train, rounds=config.rounds
         )
     return partial(
         feddrop,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from feddrop import params
 from feddrop.errors import ConfigError, one_of
-from feddrop.method import Batches
+from feddrop.method import Assignment, Batches, Update
 from feddrop.params import Params
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.piece import Piece, Subnet, scatter
+from feddrop.subnets.piece import Piece, Subnet, from_device_shape, scatter
 
 SCHEDULES = ("constant", "cosine", "linear")
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -149,6 +149,25 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, batch_size: 
     return total, right
 
 
-def change(model: nn.Module, before: Params) -> Params:
-    """Return how far every parameter and float buffer of a network has moved from ``before``."""
-    return {name: tensor - before[name] for name, tensor in params.from_model(model).items()}
+def trained(
+    network: nn.Module,
+    pieces: Subnet,
+    values: Params,
+    assignment: Assignment,
+    batches: Batches,
+    config: TrainConfig,
+    *,
+    lr: float,
+    loss: Loss,
+) -> Update:
+    """Load a subnet's values into a network of its shapes, train it, and return how far it has moved."""
+    params.load_into(network, values)
+    mean_loss = train(network, pieces, batches, config, lr=lr, loss=loss)
+    after = params.from_model(network)
+    return Update(
+        device=assignment.device,
+        samples=batches.samples,
+        loss=mean_loss,
+        subnet=pieces,
+        values={name: from_device_shape(after[name] - values[name], piece) for name, piece in pieces.items()},
+    )

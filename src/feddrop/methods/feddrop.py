@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import nn
 
-from feddrop import params
+from feddrop.aggregation import HoldersMean, WeightedMean
 from feddrop.errors import one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
-from feddrop.params import Params, WeightedMean
+from feddrop.params import Params
 from feddrop.seeds import derive
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
-from feddrop.subnets.piece import Subnet, from_device_shape, gather, scatter
-from feddrop.subnets.units import shrink
-from feddrop.training import Loss, TrainConfig, change, train
+from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, shrinker
+from feddrop.subnets.piece import Subnet, gather, scatter
+from feddrop.training import Loss, TrainConfig, trained
 
 RULES = ("delta", "model", "holders")
 
@@ -52,17 +50,7 @@ def feddrop(
     one_of("rule", rule, RULES)
     plan_of = blueprint(model, input_shape, level=subnet.level)
     cut_at = cutter(plan_of, subnet)
-    smaller: dict[tuple[tuple[int, ...], ...], nn.Module] = {}
-
-    def network_for(pieces: Subnet) -> nn.Module:
-        """Return a network of the subnet's shapes; the last one is kept, since a device's rate often stays."""
-        shapes = tuple(piece.sub_shape for piece in pieces.values())
-        if plan_of.units is None or all(piece.index is None for piece in pieces.values()):
-            return model
-        if shapes not in smaller:
-            smaller.clear()
-            smaller[shapes] = shrink(model, plan_of.units, kept_units(plan_of.units, pieces))
-        return smaller[shapes]
+    network_for = shrinker(model, plan_of)
 
     def init(_: Params) -> State:
         return {}
@@ -79,39 +67,32 @@ def feddrop(
         return cut_at(derive(assignment.seed, "mask"), assignment.rate)
 
     def local(pieces: Subnet, values: Params, assignment: Assignment, batches: Batches) -> Update:
-        network = network_for(pieces)
-        params.load_into(network, values)
         lr = train_config.lr_at(assignment.round, rounds)
-        mean_loss = train(network, pieces, batches, lr=lr, config=train_config, loss=loss)
-        moved = change(network, values)
-        return Update(
-            device=assignment.device,
-            samples=batches.samples,
-            loss=mean_loss,
-            subnet=pieces,
-            values={name: from_device_shape(moved[name], piece) for name, piece in pieces.items()},
-        )
+        return trained(network_for(pieces), pieces, values, assignment, batches, train_config, lr=lr, loss=loss)
 
     def merge(state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
+        if rule == "holders":
+            return _over_holders(whole, updates), state
         mean = WeightedMean(whole)
-        held = WeightedMean(whole) if rule == "holders" else None
         for update in updates:
             for name, piece in update.subnet.items():
                 values = update.values[name]
                 if rule == "model":
                     values = values + gather(whole[name], piece) * piece.scale
-                elif rule == "holders":
-                    values = values / piece.scale
                 elif factor:
                     values = values * piece.scale
                 mean.add(name, scatter(values, piece), update.samples)
-                if held is not None:
-                    held.add(name, scatter(torch.ones_like(values), piece), update.samples)
             mean.count(update.samples)
         if rule == "model":
             return mean.mean(), state
-        if held is not None:
-            return {n: w + mean.total[n] / held.total[n].clamp(min=1.0) for n, w in whole.items()}, state
         return {name: whole[name] + step for name, step in mean.mean().items()}, state
 
     return Method(init=init, plan=plan, cut=cut, local=local, merge=merge)
+
+
+def _over_holders(whole: Params, updates: Iterable[Update]) -> Params:
+    mean = HoldersMean(whole)
+    for update in updates:
+        for name, piece in update.subnet.items():
+            mean.add(name, update.values[name] / piece.scale, piece, update.samples)
+    return mean.added_to(whole)

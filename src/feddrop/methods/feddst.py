@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
+from feddrop.aggregation import HoldersMean
 from feddrop.errors import ConfigError, FrameError, one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
-from feddrop.params import Params, WeightedMean
+from feddrop.params import Params
 from feddrop.seeds import derive
 from feddrop.subnets.frames import Masks
 from feddrop.subnets.masks import check_rate, kept_count
-from feddrop.subnets.piece import Piece, Subnet, from_device_shape, scatter, whole
+from feddrop.subnets.piece import Piece, Subnet, from_device_shape, whole
 from feddrop.training import Loss, TrainConfig, train
 
 LAYER_SPARSITIES = ("erk", "er", "uniform")
@@ -180,18 +181,16 @@ def feddst(
     def merge(state: State, before: Params, updates: Iterable[Update]) -> tuple[Params, State]:
         masks, informed = masks_in(state), set(state["informed"].tolist())
         before = _masked(before, masks)
-        moved, held = WeightedMean(before), WeightedMean(before)
+        mean = HoldersMean(before)
         readjusted = False
         for update in updates:
             for name, piece in update.subnet.items():
-                moved.add(name, scatter(update.values[name], piece), update.samples)
-                held.add(name, scatter(torch.ones(piece.size), piece), update.samples)
-            moved.count(update.samples)
+                mean.add(name, update.values[name], piece, update.samples)
             readjusted |= update.masks is not None
             informed.add(update.device)  # it answered, so it has the mask that it was sent
-        after = {name: w + moved.total[name] / held.total[name].clamp(min=1.0) for name, w in before.items()}
+        after = mean.added_to(before)
         if readjusted:
-            new = {name: prune(after[name].numpy(), held.total[name].numpy(), kept[name]) for name in weights}
+            new = {name: prune(after[name].numpy(), mean.held[name].numpy(), kept[name]) for name in weights}
             if any((new[name] != masks[name]).any() for name in weights):
                 masks, informed = new, set()
         return _masked(after, masks), _state(masks, informed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from torch import nn
 
@@ -13,11 +13,13 @@ from feddrop import params
 from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.frames import LEVELS
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
-from feddrop.subnets.piece import Piece, Subnet, whole
+from feddrop.subnets.piece import Index, Piece, Subnet, whole
 from feddrop.subnets.trace import trace
-from feddrop.subnets.units import UnitGraph, unit_pieces
+from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 COUNTS = ("exact", "bernoulli")
+Choose = Callable[[str, int, float], Index | None]
+"""From a group of units, their number and the share to keep, to the sorted units kept; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,9 @@ def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "w
 
 def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
     """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
+    if config.level == "unit":
+        cut_units = unit_cutter(plan, config)
+        return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
     rate_of = _rates(plan, config)
 
     def cut_weights(seed: int, rate: float) -> Subnet:
@@ -107,21 +112,31 @@ def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subn
             subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else whole(shape)
         return subnet
 
-    def cut_units(seed: int, rate: float) -> Subnet:
+    return cut_weights
+
+
+def unit_cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[float, Choose], Subnet]:
+    """Return the function ``(rate, choose) -> Subnet`` at the unit level, whichever units are chosen."""
+    rate_of, graph = _rates(plan, config), _graph(plan)
+
+    def cut_units(rate: float, choose: Choose) -> Subnet:
         check_rate(rate)
-        graph = _graph(plan)
         kept = {}
         for group, share in shares_at(rate).items():
-            index = kept_positions(seed, group, graph.groups[group], share, config.count)
+            index = choose(group, graph.groups[group], share)
             if index is not None:
                 kept[group] = index
         return unit_pieces(graph, plan.shapes, kept)
 
     @lru_cache(maxsize=256)
     def shares_at(rate: float) -> dict[str, float]:
-        return unit_shares(plan, _graph(plan), {layer: rate_of(layer, rate) for layer in plan.layers})
+        return unit_shares(plan, graph, {layer: rate_of(layer, rate) for layer in plan.layers})
 
-    return cut_units if config.level == "unit" else cut_weights
+    return cut_units
+
+
+def _random_units(seed: int, count: str, group: str, units: int, share: float) -> Index | None:
+    return kept_positions(seed, group, units, share, count)
 
 
 def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
@@ -209,6 +224,35 @@ def _rates(plan: Blueprint, config: SubnetConfig) -> Callable[[str, float], floa
         return config.layer_rates.get(layer, rate if layer in chosen else 0.0)
 
     return rate_of
+
+
+def shrinker(
+    model: nn.Module, plan: Blueprint, prepare: Callable[[nn.Module, dict[str, int]], None] | None = None
+) -> Callable[[Subnet], nn.Module]:
+    """Return the function from a subnet to a network of its shapes: the model itself where nothing is smaller.
+
+    The last network is kept, since a device's rate often stays.
+
+    Args:
+        model: the network.
+        plan: its blueprint.
+        prepare: is given every network that is made, and how many units of every group it has.
+    """
+    last: dict[tuple[tuple[int, ...], ...], nn.Module] = {}
+
+    def network_for(subnet: Subnet) -> nn.Module:
+        if plan.units is None or all(piece.index is None for piece in subnet.values()):
+            return model
+        shapes = tuple(piece.sub_shape for piece in subnet.values())
+        if shapes not in last:
+            last.clear()
+            sizes = kept_units(plan.units, subnet)
+            last[shapes] = shrink(model, plan.units, sizes)
+            if prepare is not None:
+                prepare(last[shapes], sizes)
+        return last[shapes]
+
+    return network_for
 
 
 def kept_units(graph: UnitGraph, subnet: Subnet) -> dict[str, int]:

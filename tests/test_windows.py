@@ -1,0 +1,121 @@
+"""HeteroFL and FedRolex against a plain loop that slices weights as their papers tell it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from feddrop import params
+from feddrop.config import RunConfig
+from feddrop.errors import ConfigError
+from feddrop.executors import Samples, Serial, Task
+from feddrop.methods.windows import window, windows
+from feddrop.rounds import run_round
+from feddrop.runs import Run
+from feddrop.seeds import derive, permutation
+from feddrop.subnets.cut import SubnetConfig, blueprint, unit_shares
+from feddrop.training import TrainConfig
+
+UNITS = SubnetConfig(level="unit")
+TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
+RATES = (0.0, 0.5, 0.75)
+
+
+def test_windows_by_hand():
+    assert window(0, "fc1", 8, 0.5).tolist() == [0, 1, 2, 3]
+    assert window(3, "fc1", 8, 0.5).tolist() == [3, 4, 5, 6]
+    assert window(6, "fc1", 8, 0.5).tolist() == [0, 1, 6, 7]
+    assert window(14, "fc1", 8, 0.5).tolist() == [0, 1, 6, 7]
+    assert window(5, "fc1", 8, 1.0) is None
+    assert window(0, "fc1", 8, 0.01).tolist() == [0]
+
+
+def plainly(model, x, y, parts, *, rolling, rounds, seed):
+    """Train a perceptron with two hidden layers: explicit slices, and a mean over the holders of every entry."""
+    w = [p.detach().clone() for p in model.parameters()]  # weight and bias of three layers
+    plan = blueprint(model, (x[0].numel(),), level="unit")
+    for t in range(1, rounds + 1):
+        total, holders = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w]
+        for k, (part, rate) in enumerate(zip(parts, RATES, strict=True)):
+            shares = unit_shares(plan, plan.units, dict.fromkeys(plan.layers, rate))
+            kept = []
+            for group, units in plan.units.groups.items():
+                count = max(1, int(np.floor(units * shares[group] + 0.5)))
+                kept.append(sorted(((t - 1 if rolling else 0) + i) % units for i in range(count)))
+            (n1, n2), (one, two) = plan.units.groups.values(), kept
+            everything, classes = list(range(w[0].shape[1])), list(range(w[4].shape[0]))
+            slices = [np.ix_(one, everything), one, np.ix_(two, one), two, np.ix_(classes, two), classes]
+            theta = [p[s].clone().requires_grad_(True) for p, s in zip(w, slices, strict=True)]
+            velocity = [torch.zeros_like(p) for p in theta]
+            order = permutation(derive(derive(seed, "device", t, k), "order", 0), len(part))
+            for batch in torch.split(part[torch.from_numpy(order)], TRAIN.batch_size):
+                h = (x[batch] @ theta[0].T + theta[1]) / (len(one) / n1)  # the scaler: divided by the width
+                h = (torch.relu(h) @ theta[2].T + theta[3]) / (len(two) / n2)
+                out = torch.relu(h) @ theta[4].T + theta[5]
+                gradients = torch.autograd.grad(nn.functional.cross_entropy(out, y[batch]), theta)
+                with torch.no_grad():
+                    for p, v, g in zip(theta, velocity, gradients, strict=True):
+                        v.mul_(TRAIN.momentum).add_(g)
+                        p -= TRAIN.lr * v
+            for s, p, sums, held in zip(slices, theta, total, holders, strict=True):
+                sums[s] += len(part) * p.detach()
+                held[s] += len(part)
+        w = [torch.where(n > 0, s / n.clamp(min=1), p) for p, s, n in zip(w, total, holders, strict=True)]
+    return w
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_rounds_are_those_of_a_plain_loop(digits, name):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(256, 12), nn.ReLU(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 10))
+    x, y = digits.train_x[:150].flatten(1), digits.train_y[:150]
+    parts = list(torch.arange(150).split([70, 50, 30]))
+    expected = plainly(model, x, y, parts, rolling=name == "fedrolex", rounds=3, seed=11)
+    task = Task(
+        model=model,
+        factory=partial(windows, name=name, subnet=UNITS, train_config=TRAIN, rounds=3),
+        samples=Samples(x, y, x[:10], y[:10]),
+        parts=parts,
+        train=TRAIN,
+    )
+    serial, method = Serial(task), task.factory(model, (256,))
+    whole = params.from_model(model)
+    for round_ in (1, 2, 3):
+        whole, _, devices = run_round(method, serial, whole, {}, round_=round_, rates=dict(enumerate(RATES)), seed=11)
+        assert [device.status for device in devices] == ["ok"] * 3
+    serial.close()
+    for value, twin in zip(whole.values(), expected, strict=True):
+        torch.testing.assert_close(value, twin, rtol=2e-4, atol=2e-5)
+
+
+def test_the_whole_network_is_not_scaled(tiny, digits):
+    """Hooks sit on smaller networks alone: a device without dropout and the test see the network as it is."""
+    before = tiny(digits.test_x[:5])
+    method = windows(tiny, (1, 16, 16), name="heterofl", subnet=UNITS, train_config=TRAIN, rounds=1)
+    method.cut(method.plan({}, {}, 1, {0: 0.5}, 0)[0])
+    assert torch.equal(tiny(digits.test_x[:5]), before)
+
+
+def test_what_is_not_a_window_of_units_is_refused(tiny):
+    for wrong in (SubnetConfig(), replace(UNITS, count="bernoulli")):
+        with pytest.raises(ConfigError, match="window of units"):
+            windows(tiny, (1, 16, 16), name="fedrolex", subnet=wrong, train_config=TRAIN, rounds=1)
+    with pytest.raises(ConfigError, match="a rule of its own"):
+        RunConfig.from_toml("method = 'heterofl'\naggregation = { rule = 'model' }")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_rates_from_the_cell_meet_the_deadline(tmp_path, name):
+    config = RunConfig.from_toml(
+        f"method = '{name}'\nrounds = 2\nsubnet = {{ level = 'unit' }}\n"
+        "data = { train_limit = 200, devices = 4 }\nradio = { deadline_s = 0.3, bits_per_parameter = 32 }"
+    )
+    for record in Run(config, tmp_path / name):
+        assert record["latency_s"] <= 0.3
+        assert max(device["rate"] for device in record["devices"]) > 0.05
