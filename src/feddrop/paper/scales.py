@@ -180,8 +180,8 @@ _SCALES = {
             "width on 5,000 images, few enough to overfit, 50 rounds, learning rate 0.01, momentum 0.9, first weights "
             "of He, only fully-connected layers dropped (94 % of its weights; FedDST's mask covers all). Figures: "
             "LeNet on 20,000 images, 40 rounds, constant learning rate 0.1; AlexNet as in the table. A LeNet run of "
-            "the table takes 11 minutes of an idle core, one of the figures 3.5, an AlexNet run 8: about 9 hours on "
-            "two cores for the whole page (the hours above are of cores that often had other work as well)."
+            "the table takes 11 minutes of an idle core, one of the figures 4, an AlexNet run 8 to 10: 9 to 10 hours "
+            "on two cores for the whole page (the hours above are of cores that often had other work as well)."
         ),
     ),
     "smoke": Scale(
