@@ -12,7 +12,7 @@ from torch import nn
 
 from feddrop import params
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, SubnetError
 from feddrop.executors import Samples, Serial, Task
 from feddrop.methods.windows import window, windows
 from feddrop.rounds import run_round
@@ -107,6 +107,23 @@ def test_what_is_not_a_window_of_units_is_refused(tiny):
             windows(tiny, (1, 16, 16), name="fedrolex", subnet=wrong, train_config=TRAIN, rounds=1)
     with pytest.raises(ConfigError, match="a rule of its own"):
         RunConfig.from_toml("method = 'heterofl'\naggregation = { rule = 'model' }")
+
+
+class Bare(nn.Module):
+    """A hidden layer without a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(nn.functional.linear(x, self.weight)))
+
+
+def test_a_layer_whose_output_cannot_be_scaled_is_refused():
+    with pytest.raises(SubnetError, match="used by a Bare"):
+        windows(Bare(), (4,), name="heterofl", subnet=UNITS, train_config=TRAIN, rounds=1)
 
 
 @pytest.mark.slow

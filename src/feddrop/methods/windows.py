@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from feddrop.aggregation import HoldersMean
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, SubnetError, one_of
 from feddrop.method import Assignment, Batches, Method, State, Update
 from feddrop.params import Params
 from feddrop.seeds import derive
@@ -58,6 +59,12 @@ def windows(
     cut_at = unit_cutter(plan_of, subnet)
     graph = plan_of.units
     assert graph is not None  # noqa: S101 -- so it is at the unit level
+    for layer in (layer for layers in graph.layers.values() for layer in layers):
+        if not isinstance(model.get_submodule(layer), nn.Linear | _ConvNd):
+            raise SubnetError(
+                f"the weights of layer {layer!r} are used by a {type(model.get_submodule(layer)).__name__}, and {name} "
+                "scales what nn.Linear and convolution modules give. Use those modules, or the method 'feddrop'."
+            )
 
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         """Divide what the hidden layers give by the share of their units that is left, as theirs do in training."""
