@@ -1,0 +1,101 @@
+"""What was won stays: parameters after three rounds, to the bit, and the bytes that were sent, pinned before the rebuild.
+
+``tests/golden/kept.json`` was written by version 0.1.0. A change of the frame format may change the bytes by its header
+and section heads, never by a value; nothing may change the parameters. Parameters are compared to the bit where the
+platform is the one they were recorded on, and to seven digits elsewhere, since sums round differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import feddrop
+
+GOLDEN = Path(__file__).parent / "golden" / "kept.json"
+BASE = """
+rounds = 3
+seed = 5
+model = { name = "lenet", width = 0.5 }
+data = { name = "digits", devices = 4, train_limit = 240, partition = "dirichlet", alpha = 0.5 }
+train = { lr = 0.1, momentum = 0.9, weight_decay = 0.001, batch_size = 16 }
+"""
+RADIO = 'radio = {{ scheme = "{}", deadline_s = 0.06, bits_per_parameter = 32, policy = "leave-out" }}'
+CASES = {
+    "fedavg": ["rate=0.0"],
+    "weight": ["rate=0.4"],
+    "weight-rates": ["rate=[0.1, 0.2, 0.5, 0.8]"],
+    "weight-bernoulli": ["rate=0.4", 'subnet.count="bernoulli"'],
+    "weight-biases-layers": ["rate=0.4", "subnet.biases=true", 'subnet.layers="linear"', "train.epochs=2"],
+    "weight-model": ["rate=0.4", 'aggregation.rule="model"'],
+    "weight-holders": ["rate=0.4", 'aggregation.rule="holders"'],
+    "weight-no-factor": ["rate=0.4", "aggregation.factor=false", 'train.schedule="cosine"'],
+    "unit": ["rate=0.4", 'subnet.level="unit"'],
+    "unit-holders-float16": [
+        "rate=0.4",
+        'subnet.level="unit"',
+        'aggregation.rule="holders"',
+        'execution.wire="float16"',
+    ],
+    "weight-bfloat16": ["rate=0.4", 'execution.wire="bfloat16"'],
+    "weight-int8": ["rate=0.4", 'execution.wire="int8"'],
+    "processes": ["rate=0.4", 'execution.executor="processes"'],
+    "heterofl": ["rate=[0.0, 0.3, 0.5, 0.7]", 'method="heterofl"', 'subnet.level="unit"'],
+    "fedrolex": ["rate=[0.0, 0.3, 0.5, 0.7]", 'method="fedrolex"', 'subnet.level="unit"'],
+    "feddst": [
+        "rate=0.5",
+        'method="feddst"',
+        "feddst.alpha=0.4",
+        "feddst.readjust_every=1",
+        "feddst.readjust_until=1.0",
+    ],
+    "feddst-released": [
+        "rate=0.5",
+        'method="feddst"',
+        "feddst.as_released=true",
+        "feddst.readjust_every=2",
+        "feddst.readjust_until=1.0",
+    ],
+    "radio-exact": [RADIO.format("exact")],
+    "radio-primal-dual-units": [RADIO.format("primal-dual"), 'subnet.level="unit"'],
+    "radio-equal-int8": [RADIO.format("equal"), 'execution.wire="int8"'],
+    "radio-random": [RADIO.format("random")],
+}
+
+
+def outcome(name: str, folder: Path) -> dict[str, object]:
+    config = feddrop.RunConfig.from_toml(BASE, [part.replace(" = ", "=", 1) for part in CASES[name]])
+    job = feddrop.Run(config, folder)
+    records = list(job)
+    digest = hashlib.blake2b(digest_size=8)
+    for key, tensor in sorted(job.params.items()):
+        digest.update(key.encode() + tensor.contiguous().numpy().tobytes())
+    return {
+        "digest": digest.hexdigest(),
+        "sums": [float(tensor.double().sum()) for _, tensor in sorted(job.params.items())],
+        "rates": [[entry["rate"] for entry in record["devices"]] for record in records],
+        "push_bytes": [record["push_bytes"] for record in records],
+        "pull_bytes": [record["pull_bytes"] for record in records],
+        "devices": [sum(entry["push_bytes"] > 0 for entry in record["devices"]) for record in records],
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_bytes_are_those_of_the_first_version(name, tmp_path):
+    expected = json.loads(GOLDEN.read_text())
+    found = outcome(name, tmp_path / "run")
+    before = expected["cases"][name]
+    assert found["rates"] == pytest.approx(before["rates"], rel=1e-9)
+    assert found["sums"] == pytest.approx(before["sums"], rel=1e-5, abs=1e-6)
+    assert found["push_bytes"] == before["push_bytes"]
+    assert found["pull_bytes"] == before["pull_bytes"]
+    if expected["platform"] == platform():
+        assert found["digest"] == before["digest"]
+
+
+def platform() -> str:
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
