@@ -167,9 +167,7 @@ def pull(
     values = wire.decode(frame, subnet)
     largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
     if largest > LARGEST:
-        raise FrameError(
-            f"{who} would change a weight by {largest:.3g}: training diverged. Lower the learning rate."
-        )
+        raise FrameError(f"{who} would change a weight by {largest:.3g}: training diverged. Lower the learning rate.")
     return Update(
         device=head.device, num_samples=head.num_samples, loss=head.loss, subnet=subnet, values=values, payload=payload
     )

@@ -29,7 +29,9 @@ HEADER_BYTES = 64
 KINDS = ("job", "update")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
-_LAYOUT = struct.Struct("<4sBBHIIQd8sQQfI")  # magic, version, kind and dtype, sections, ..., values, samples, loss, crc32
+_LAYOUT = struct.Struct(
+    "<4sBBHIIQd8sQQfI"
+)  # magic, version, kind and dtype, sections, ..., values, samples, loss, crc32
 _CRC_AT = 60
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
@@ -227,9 +229,7 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def _pack(
-    data: npt.NDArray[np.uint8], header: Header, sections: int, stated: bytes, count: int, crc: int
-) -> None:
+def _pack(data: npt.NDArray[np.uint8], header: Header, sections: int, stated: bytes, count: int, crc: int) -> None:
     if sections >= 1 << 16:
         raise FrameError(f"{sections} payload tensors; a frame holds at most {(1 << 16) - 1}. Join some.")
     codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]

@@ -37,6 +37,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     class_names: tuple[str, ...]
+    loss: str = "cross_entropy"
 
     @property
     def num_classes(self) -> int:

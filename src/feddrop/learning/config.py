@@ -47,7 +47,13 @@ class TrainConfig:
         one_of("train.schedule", self.schedule, SCHEDULES)
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ConfigError(f"train.lr is {self.lr!r}; it must be a number above 0.")
-        limits = {"momentum": 1.0, "weight_decay": math.inf, "lr_end": math.inf, "clip_norm": math.inf, "proximal": math.inf}
+        limits = {
+            "momentum": 1.0,
+            "weight_decay": math.inf,
+            "lr_end": math.inf,
+            "clip_norm": math.inf,
+            "proximal": math.inf,
+        }
         for name, high in limits.items():
             if not 0.0 <= getattr(self, name) < high:
                 raise ConfigError(f"train.{name} is {getattr(self, name)!r}; it must be a number in [0, {high:g}).")

@@ -63,9 +63,7 @@ def train(
                     for g, w, w0 in zip(gradients, weights, starts, strict=True)
                 ]
             # Not in place: autograd may give two weights one gradient.
-            gradients = [
-                g if g is None or mask is None else g * mask for g, mask in zip(gradients, masks, strict=True)
-            ]
+            gradients = [g if g is None or mask is None else g * mask for g, mask in zip(gradients, masks, strict=True)]
             step(weights, clip(gradients, config.clip_norm) if config.clip_norm else gradients)
         first = value.detach() if first is None else first
         total = total + value.detach() * len(y)

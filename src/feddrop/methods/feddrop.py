@@ -6,7 +6,7 @@ With rate 0 for every device this is exactly federated averaging. ``docs/method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from feddrop.errors import one_of
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
@@ -36,3 +36,54 @@ class FeddropConfig(SubnetConfig):
     def __post_init__(self) -> None:
         SubnetConfig.__post_init__(self)
         one_of("method.rule", self.rule, RULES)
+
+
+def feddrop(setup: Setup, config: FeddropConfig) -> Method:
+    """Build federated dropout.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> import feddrop
+        >>> setup = feddrop.Setup(model=nn.Linear(8, 4), example=zeros(1, 8), rounds=3)
+        >>> method = feddrop.feddrop(setup, feddrop.FeddropConfig())
+        >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
+        {'weight': 16, 'bias': 4}
+    """
+    plan_of = setup.blueprint(config.level)
+    cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
+    network_for = shrinker(setup.model, plan_of)
+
+    def init(_: Params) -> State:
+        return {}
+
+    def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        return jobs(round_, rates, seed)
+
+    def cut(job: Job) -> Subnet:
+        return cut_at(derive(job.seed, "mask"), job.rate)
+
+    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
+        return trained(setup, network_for(pieces), pieces, values, job, batches), memory
+
+    def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        mean = setup.mean_of(params, over="holders" if config.rule == "holders" else "all")
+        for _, update in updates:
+            for name, piece in update.subnet.items():
+                values = update.values[name]
+                if config.rule == "model":
+                    values = values + gather(params[name], piece) * piece.scale
+                elif config.rule == "holders":
+                    values = values / piece.scale
+                elif config.factor:
+                    values = values * piece.scale
+                mean.add(name, values, piece, update.num_samples)
+            mean.count(update.num_samples)
+        if config.rule == "model":
+            return mean.mean(), state
+        return {name: params[name] + step for name, step in mean.mean().items()}, state
+
+    def sizes(rate: float) -> Sizes:
+        return Sizes(kept=sizes_at(rate))
+
+    promised = config.count == "exact" and not (config.level == "unit" and config.layer_rates)
+    return Method(init, plan, cut, local, merge, sizes=sizes if promised else None)

@@ -17,17 +17,16 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from feddrop import params
 from feddrop.errors import ConfigError
+from feddrop.learning.batches import Inputs
 from feddrop.learning.config import TrainConfig
-from feddrop.learning.local import Loss
+from feddrop.learning.local import Loss, train
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.params import Params
 from feddrop.seeds import derive
 from feddrop.subnets.cut import Blueprint, blueprint
-from feddrop.subnets.piece import Subnet
-
-Inputs = Tensor | tuple[Tensor, ...]
-"""A batch of inputs; a network of several inputs is given a tuple, one tensor each."""
+from feddrop.subnets.piece import Subnet, from_device_shape
 
 State = dict[str, Tensor]
 """What a method remembers at the server between rounds: tensors by name, so that it can be saved safely."""
@@ -185,7 +184,9 @@ class Setup:
     def one_rate(self, method: str) -> float:
         """Return the one rate that all devices were given, for methods that know only one."""
         if self.rates is None:
-            raise ConfigError(f"[radio] decides a rate for every device, and {method!r} has one for all. Remove [radio].")
+            raise ConfigError(
+                f"[radio] decides a rate for every device, and {method!r} has one for all. Remove [radio]."
+            )
         if len(set(self.rates)) != 1:
             raise ConfigError(f"rate differs between devices, and {method!r} has one for all. Give one number.")
         return self.rates[0]
@@ -197,6 +198,23 @@ def jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         Job(round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate)
         for device, rate in sorted(rates.items())
     ]
+
+
+def trained(
+    setup: Setup,
+    network: nn.Module,
+    subnet: Subnet,
+    values: Params,
+    job: Job,
+    batches: Batches,
+    loss: Loss | None = None,
+) -> Update:
+    """Load a subnet's values into a network of its shapes, train it, and return how far it has moved."""
+    params.load_into(network, values)
+    mean = train(network, subnet, batches, setup.train, lr=setup.lr(job.round), loss=loss or setup.loss)
+    after = params.from_model(network)
+    moved = {name: from_device_shape(after[name] - values[name], piece) for name, piece in subnet.items()}
+    return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)
 
 
 MethodFactory = Callable[[Setup], Method]
