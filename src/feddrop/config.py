@@ -246,12 +246,10 @@ def _method(value: Any, name: str) -> MethodConfig:
     """Read ``method = "feddst"`` or a table with a name and the method's own settings."""
     if isinstance(value, MethodConfig):
         return value
-    if not isinstance(value, str | Mapping) or not isinstance(
-        value if isinstance(value, str) else value.get("name", ""), str
-    ):
-        raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
-    table = {"name": value} if isinstance(value, str) else dict(value)
+    table = dict(value) if isinstance(value, Mapping) else {"name": value}
     which = table.pop("name", "feddrop")
+    if not isinstance(which, str):
+        raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
     if ":" in which:
         return MethodConfig(name=which, settings=table)
     settings = METHODS[one_of(name, which, METHODS)][0]

@@ -125,7 +125,7 @@ class Device:
         params.load_into(self.model, values)
 
     def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return the sum of every measure, and of the loss, over one chunk of the test set; and its number of samples."""
+        """Return the sum of the loss and of every measure over one chunk of the test set; and its size."""
         samples, where = self.task.samples, self.task.torch_device
         stop = min(start + TEST_CHUNK, len(samples.test_y))
         cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]

@@ -204,8 +204,9 @@ class RadioRates:
         work = self._work
         if work.sizes is None:
             raise ConfigError(
-                "this method, with these settings, cannot say how large a subnet of a rate is, so that no deadline can be "
-                'promised by measured costs. Use other settings (an exact count, no layer rates), or radio.costs = "formula".'
+                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
+                "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
+                '"formula".'
             )
         sizes = lru_cache(maxsize=4096)(work.sizes)
 
@@ -256,8 +257,8 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
         raise
     except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
         raise ConfigError(
-            f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column rate (and one named device, if the "
-            "rows are not in order)."
+            f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column rate (and one named device, if "
+            "the rows are not in order)."
         ) from None
 
 

@@ -1,7 +1,7 @@
 """The server half of a round, as the paper tells it: generation, push, (computation,) pull, aggregation.
 
-Server and device meet only in bytes: ``push`` ends in a frame, ``pull`` begins with one, and what lies between stands in
-``device.py``. So bytes are measured, not estimated, and an executor has only bytes to move.
+Server and device meet only in bytes: ``push`` ends in a frame, ``pull`` begins with one, and what lies between stands
+in ``device.py``. So bytes are measured, not estimated, and an executor has only bytes to move.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Named tensors as bytes: the payload sections of a frame, and a device's memory. ``docs/frames.md`` specifies them.
 
-A section is a head (name length, dtype, number of dimensions), the dimensions, the name, and the data; each part padded
-with zeros to whole words of 4 bytes. Booleans are packed eight to a byte. In place of the data, a section that the other
-side remembers holds their digest.
+A section is a head (name length, dtype, number of dimensions), the dimensions, the name, and the data; each part is
+padded with zeros to whole words of 4 bytes. Booleans are packed eight to a byte. In place of the data, a section that
+the other side remembers holds their digest.
 """
 
 from __future__ import annotations

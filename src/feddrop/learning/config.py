@@ -47,14 +47,8 @@ class TrainConfig:
         one_of("train.schedule", self.schedule, SCHEDULES)
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ConfigError(f"train.lr is {self.lr!r}; it must be a number above 0.")
-        limits = {
-            "momentum": 1.0,
-            "weight_decay": math.inf,
-            "lr_end": math.inf,
-            "clip_norm": math.inf,
-            "proximal": math.inf,
-        }
-        for name, high in limits.items():
+        for name in ("momentum", "weight_decay", "lr_end", "clip_norm", "proximal"):
+            high = 1.0 if name == "momentum" else math.inf
             if not 0.0 <= getattr(self, name) < high:
                 raise ConfigError(f"train.{name} is {getattr(self, name)!r}; it must be a number in [0, {high:g}).")
         for name in ("batch_size", "epochs"):

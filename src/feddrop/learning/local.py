@@ -92,7 +92,7 @@ def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], measures: Mapping[str, Loss]
 ) -> tuple[dict[str, float], int]:
-    """Return the sum of every measure over these samples, a sample's share of its batch's mean each; and their number."""
+    """Return the sum of every measure over these samples, and their number; a batch counts by its size."""
     model.eval()
     totals, seen = dict.fromkeys(measures, 0.0), 0
     for x, y in batches:

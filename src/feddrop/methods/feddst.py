@@ -235,8 +235,8 @@ class Layout:
             least = size - most if self._anywhere else size  # the released code may grow what is active already
             if not least <= active <= size or new > most:
                 raise FrameError(
-                    f"device {device} answered with {active} active weights of {name}, {new} of them new; {size} and at "
-                    f"most {most} new ones were due."
+                    f"device {device} answered with {active} active weights of {name}, {new} of them new; {size} and "
+                    f"at most {most} new ones were due."
                 )
 
 

@@ -4,9 +4,9 @@ A method is a small tuple of pure functions; its state is passed in and out. The
 ``merge``, the device calls ``local``; both call ``cut``, and get the same subnet. Nothing in a method knows how devices
 are run, and nothing outside knows a method by name.
 
-What no seed regenerates (a mask that follows from the data, scores, statistics) is a named tensor in ``Job.payload`` or
-``Update.payload``: it travels in a section of the frame, is checked, and its bytes are counted. What a device is to know
-again in a later round goes into its memory, which ``local`` is given and gives back.
+What no seed regenerates (a mask that follows from the data, scores, statistics) is a named tensor in ``Job.payload``
+or ``Update.payload``: it travels in a section of the frame, is checked, and its bytes are counted. What a device is to
+know again in a later round goes into its memory, which ``local`` is given and gives back.
 """
 
 from __future__ import annotations
