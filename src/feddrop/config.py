@@ -14,63 +14,23 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import FeddstConfig
 from feddrop.methods.windows import NAMES as WINDOWS
-from feddrop.models import INITS
+from feddrop.models import ModelConfig
 from feddrop.radio import RadioConfig
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import DTYPES
 from feddrop.training import TrainConfig
 
 T = TypeVar("T")
-
+__all__ = ["AggregationConfig", "DataConfig", "ExecutionConfig", "ModelConfig", "RunConfig"]
 
 METHODS = ("feddrop", "feddst", *WINDOWS)
 _FILES = (("", "rate"), ("data", "path"), ("radio", "devices_csv"), ("radio", "gains_csv"))
 """Settings that name files, by section."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """What is learned, and who holds which part of it.
-
-    Attributes:
-        name: ``"digits"`` (embedded), ``"cifar10"``, ``"cifar100"`` or ``"fashion_mnist"``.
-        path: the archive or its folder; empty looks in ``$FEDDROP_DATA`` and in the cache folder.
-        train_limit: use only so many training samples, balanced over classes; 0 uses all.
-        devices: number of devices K.
-        partition: ``"iid"``, ``"dirichlet"`` or ``"classes"``.
-        alpha: concentration of the Dirichlet partition; small is uneven.
-        classes_per_device: for ``"classes"``.
-    """
-
-    name: str = "digits"
-    path: str = ""
-    train_limit: int = 0
-    devices: int = 10
-    partition: str = "iid"
-    alpha: float = 0.1
-    classes_per_device: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which network is trained.
-
-    Attributes:
-        name: ``"lenet"`` or ``"alexnet"``.
-        width: factor on its hidden widths.
-        init: its first weights: ``"torch"`` for torch's own, or ``"he"``.
-    """
-
-    name: str = "lenet"
-    width: float = 1.0
-    init: str = "torch"
-
-    def __post_init__(self) -> None:
-        one_of("model.init", self.init, INITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,10 @@ import json
 import math
 import platform
 import time
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -71,15 +70,7 @@ class Run:
             config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
         )
         self.model = copy.deepcopy(model) if model is not None else self._build_model()
-        labels = self.dataset.train_y.numpy()
-        self.parts = data.partition(
-            labels,
-            devices=config.data.devices,
-            how=config.data.partition,
-            alpha=config.data.alpha,
-            classes_per_device=config.data.classes_per_device,
-            seed=derive(config.seed, "partition"),
-        )
+        self.parts = data.spread(self.dataset, config.data, seed=derive(config.seed, "partition"))
         samples = [len(part) for part in self.parts]
         self.control = controller(config, self.model, self.dataset.input_shape, samples)
         self._factory = method_factory(config)
@@ -216,21 +207,19 @@ class Run:
             raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
 
     def _build_model(self) -> nn.Module:
-        return models.build(
-            self.config.model.name,
-            num_classes=self.dataset.num_classes,
-            input_shape=self.dataset.input_shape,
-            width=self.config.model.width,
-            init=self.config.model.init,
-            seed=self.config.seed,
-        )
+        return models.build(self.config.model, self.dataset, self.config.seed)
 
     def _executor(self, factory: MethodFactory) -> Executor:
         execution = self.config.execution
         task = Task(
             model=self.model,
             factory=factory,
-            samples=Samples(self.dataset.train_x, self.dataset.train_y, self.dataset.test_x, self.dataset.test_y),
+            samples=Samples(
+                cast(Any, self.dataset.train_x),
+                self.dataset.train_y,
+                cast(Any, self.dataset.test_x),
+                self.dataset.test_y,
+            ),
             parts=[torch.from_numpy(part) for part in self.parts],
             train=self.config.train,
             threads=execution.threads,
@@ -256,7 +245,7 @@ class Run:
             "class_names": list(self.dataset.class_names),
             "class_counts": counts.tolist(),
             "budget_j": self.control.budgets(),
-            "data_crc32": _fingerprint(self.dataset),
+            "data_crc32": self.dataset.crc32(),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "cpu": platform.processor() or platform.machine(),
@@ -336,13 +325,6 @@ def left_out(device: int) -> Record:
     entry: Record = dict.fromkeys(("latency_s", "energy_j", "binding", "loss"))
     entry |= dict.fromkeys(("samples", "push_bytes", "pull_bytes"), 0)
     return {"device": device, "rate": 1.0, "share": 0.0, "status": "left out", **entry}
-
-
-def _fingerprint(dataset: Dataset) -> int:
-    crc = 0
-    for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
-        crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
-    return crc
 
 
 def _finite(value: float | None) -> float | None:
