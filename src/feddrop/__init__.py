@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cell": "radio",
     "ConfigError": "errors",
-    "DataConfig": "config",
+    "DataConfig": "data",
     "DataError": "errors",
     "Dataset": "data",
     "Device": "device",
@@ -65,7 +65,7 @@ _HOMES = {
     "Job": "methods.method",
     "Method": "methods.method",
     "MethodConfig": "methods",
-    "ModelConfig": "config",
+    "ModelConfig": "models",
     "Parcel": "rounds",
     "ParticipationConfig": "participation",
     "Problem": "allocation",

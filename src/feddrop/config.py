@@ -15,17 +15,17 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tomli_w
 
+from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.executors.config import ExecutionConfig
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.server import ServerConfig
 from feddrop.methods import METHODS, MethodConfig
-from feddrop.models import INITS
+from feddrop.models import ModelConfig
 from feddrop.participation import ParticipationConfig
 from feddrop.radio import RadioConfig
 
 T = TypeVar("T")
-
 
 RATE = 0.3
 """The rate where none is given."""
@@ -39,47 +39,6 @@ _FILES = (
 """Settings that name files, by section."""
 _MOVED = ("subnet", "aggregation", "feddst")
 """Sections of version 0.1 whose keys stand in [method] now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """What is learned, and who holds which part of it.
-
-    Attributes:
-        name: ``"digits"`` (embedded), ``"cifar10"``, ``"cifar100"`` or ``"fashion_mnist"``.
-        path: the archive or its folder; empty looks in ``$FEDDROP_DATA`` and in the cache folder.
-        train_limit: use only so many training samples, balanced over classes; 0 uses all.
-        devices: number of devices K.
-        partition: ``"iid"``, ``"dirichlet"`` or ``"classes"``.
-        alpha: concentration of the Dirichlet partition; small is uneven.
-        classes_per_device: for ``"classes"``.
-    """
-
-    name: str = "digits"
-    path: str = ""
-    train_limit: int = 0
-    devices: int = 10
-    partition: str = "iid"
-    alpha: float = 0.1
-    classes_per_device: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which network is trained.
-
-    Attributes:
-        name: ``"lenet"`` or ``"alexnet"``.
-        width: factor on its hidden widths.
-        init: its first weights: ``"torch"`` for torch's own, or ``"he"``.
-    """
-
-    name: str = "lenet"
-    width: float = 1.0
-    init: str = "torch"
-
-    def __post_init__(self) -> None:
-        one_of("model.init", self.init, INITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +101,7 @@ class RunConfig:
 
     def notices(self) -> list[str]:
         """Return a line for every setting that was changed and has no effect, though it may later."""
-        default, lines = ExecutionConfig(), []
+        default, lines = ExecutionConfig(), self.data.without_effect()
         for name in ("workers", "timeout_s"):
             if self.execution.executor == "serial" and getattr(self.execution, name) != getattr(default, name):
                 lines.append(f'execution.{name} has no effect under execution.executor = "serial".')

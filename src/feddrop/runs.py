@@ -12,7 +12,6 @@ import logging
 import math
 import platform
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,13 +94,13 @@ class Run:
             config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
         )
         self.model = self._build_model(model)
-        self.parts = self._split(parts)
+        self.parts = data.spread(self.dataset, config.data, seed=derive(config.seed, "partition"), parts=parts)
         self._loss = loss or loss_named(config.train.loss or self.dataset.loss)
         self._measures = {**measures_for(self._loss), **(metrics or {})}
         self._rates = None if config.radio else read_rates(config.given_rate, len(self.parts))
         self._setup = Setup(
             model=self.model,
-            example=self._example(),
+            example=self.dataset.example,
             rounds=config.rounds,
             train=config.train,
             loss=self._loss,
@@ -267,14 +266,7 @@ class Run:
         if isinstance(given, nn.Module):
             return copy.deepcopy(given)
         if given is None:
-            return models.build(
-                self.config.model.name,
-                num_classes=self.dataset.num_classes,
-                input_shape=self.dataset.input_shape,
-                width=self.config.model.width,
-                init=self.config.model.init,
-                seed=self.config.seed,
-            )
+            return models.build(self.config.model, self.dataset, self.config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive(self.config.seed, "init"))
             made = given(self.config.seed)
@@ -283,21 +275,6 @@ class Run:
                 f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module."
             )
         return copy.deepcopy(made)
-
-    def _split(self, parts: Sequence[npt.ArrayLike] | None) -> list[Any]:
-        settings = self.config.data
-        return data.partition(
-            self.dataset.train_y.numpy(),
-            devices=settings.devices,
-            how=settings.partition,
-            alpha=settings.alpha,
-            classes_per_device=settings.classes_per_device,
-            seed=derive(self.config.seed, "partition"),
-        )
-
-    def _example(self) -> Any:
-        x = self.dataset.train_x
-        return tuple(one[:1] for one in x) if isinstance(x, tuple) else x[:1]
 
     def _decider(self) -> Rates:
         """Return who decides the rates: the cell where there is a radio, else the user."""
@@ -359,7 +336,7 @@ class Run:
             "class_names": list(self.dataset.class_names),
             "class_counts": counts.tolist(),
             "budget_j": self.control.budgets(),
-            "data_crc32": _fingerprint(self.dataset),
+            "data_crc32": self.dataset.crc32(),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "cpu": platform.processor() or platform.machine(),
@@ -416,13 +393,6 @@ def left_out(device: int) -> Record:
     entry: Record = dict.fromkeys(("latency_s", "energy_j", "binding", "loss"))
     entry |= dict.fromkeys(("samples", "push_bytes", "pull_bytes"), 0)
     return {"device": device, "rate": 1.0, "share": 0.0, "status": "left out", **entry}
-
-
-def _fingerprint(dataset: Dataset) -> int:
-    crc = 0
-    for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
-        crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
-    return crc
 
 
 def _finite(value: float | None) -> float | None:

@@ -67,7 +67,9 @@ def make(scale: Scale, _: Lookup) -> Page:
     least: list[bool | None] = []
     for scenario, title in (("underfitting", "LeNet"), ("overfitting", "AlexNet")):
         chosen = scale.settings[scenario].model
-        model = models.build(chosen.name, num_classes=CLASSES, input_shape=SHAPE, width=chosen.width, seed=0)
+        model = models.build(
+            models.ModelConfig(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0
+        )
         count, flops = models.count_parameters(model), models.forward_flops(model, SHAPE)
         for rate in RATES:
             measured = traffic(model, rate)

@@ -144,7 +144,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
 
 
 def _build(model: str, dataset: data.Dataset, width: float, seed: int) -> nn.Module:
-    return models.build(model, num_classes=dataset.num_classes, input_shape=dataset.input_shape, width=width, seed=seed)
+    return models.build(models.ModelConfig(name=model, width=width), dataset, seed)
 
 
 def _about(path: Path) -> dict[str, Any]:
