@@ -360,8 +360,8 @@ def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
     Args:
         config: what to run.
         out: the run folder, new or empty.
-        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss, metrics.
-            A network that is given stays as it is; :func:`load_model` gives the trained one.
+        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
+            metrics. A network that is given stays as it is; :func:`load_model` gives the trained one.
     """
     return _finish(Run(config, out, **given))
 

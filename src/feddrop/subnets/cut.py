@@ -86,7 +86,8 @@ def blueprint(model: nn.Module, example: Any, *, level: str = "weight") -> Bluep
             biases |= {name: layer for name, p in own.items() if p.ndim < 2}
         if isinstance(module, nn.Linear):
             linear.add(layer)
-    shape = tuple(example[0].shape[1:]) if isinstance(example, tuple) else tuple(example.shape[1:])
+    first = example[0] if isinstance(example, tuple) else example
+    shape = tuple(example) if isinstance(first, int) else tuple(first.shape[1:])
     return Blueprint(
         shapes=params.shapes(model),
         weights=weights,
