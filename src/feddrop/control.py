@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from feddrop import models
+from feddrop import flops, models
 from feddrop.allocate import Allocation, allocate
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
@@ -96,11 +96,10 @@ class RadioRates:
         self._fixed = read_rates(config.rate, len(samples)) if config.radio.scheme == "fixed" else None
         trained = [count * config.train.epochs for count in samples]
         self.cell: Cell = config.radio.cell(len(samples), trained, derive(config.seed, "cell"))
-        self._by_layer = models.layer_flops(model, input_shape)
-        self._sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
+        self.flops = flops.count(model, input_shape)
         self._formula: dict[str, Any] = {
             "parameters": models.count_parameters(model),
-            "forward_flops": sum(self._by_layer.values()),
+            "forward_flops": self.flops.whole.forward,
         }
         self._cover = self._covers(config, model, input_shape) if config.radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
@@ -152,13 +151,13 @@ class RadioRates:
         if decision.allocation is None or decision.channels is None:
             return {}
         count = self.cell.devices
-        push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
+        push, pull, work = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = 3.0 * self._forward(entry.kept) * self.cell.samples[entry.device]
+            work[entry.device] = self._training(entry.kept) * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
-        measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
+        measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=work)
         first, second, name = (
             (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
         )
@@ -192,18 +191,15 @@ class RadioRates:
         @lru_cache
         def cover(top: float) -> dict[str, Any]:
             frame = covering(lambda rate: 8.0 * (HEADER_BYTES + scales + wire * sum(sizes(rate).values())), top)
-            forward = covering(lambda rate: self._forward(sizes(rate)), top)
-            return {"push_bits": frame, "pull_bits": frame, "flops": 3.0 * forward * self.cell.samples}
+            work = covering(lambda rate: self._training(sizes(rate)), top)
+            return {"push_bits": frame, "pull_bits": frame, "flops": work * self.cell.samples}
 
         return cover
 
-    def _forward(self, kept: Mapping[str, int]) -> float:
-        """Count the FLOPs of a subnet's forward pass: each layer's, times the share of its weights that is kept."""
-        total = 0.0
-        for layer, flops in self._by_layer.items():
-            name = f"{layer}.weight" if layer else "weight"
-            total += flops * kept[name] / self._sizes[name] if name in kept else flops
-        return total
+    def _training(self, kept: Mapping[str, int]) -> float:
+        """Return the FLOPs of training a subnet on a sample: the paper's 3 x forward, or what was counted if more."""
+        work = self.flops.of(kept)
+        return max(3.0 * work.forward, work.training)
 
 
 def controller(

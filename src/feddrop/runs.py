@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from feddrop import checkpoints, data, models, params
+from feddrop import checkpoints, data, flops, models, params
 from feddrop.config import RunConfig
 from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
@@ -251,7 +251,7 @@ class Run:
             "own": self.own,
             "parameters": sum(p.numel() for p in whole),
             "weights": sum(p.numel() for p in whole if p.ndim >= 2),
-            "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
+            "forward_flops": flops.forward_flops(self.model, self.dataset.input_shape),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
             "class_counts": counts.tolist(),

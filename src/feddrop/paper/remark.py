@@ -9,6 +9,7 @@ from torch import nn
 
 from feddrop import models, params
 from feddrop.config import RunConfig
+from feddrop.flops import forward_flops
 from feddrop.methods.feddst import FeddstConfig, feddst
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import Scale
@@ -68,7 +69,7 @@ def make(scale: Scale, _: Lookup) -> Page:
     for scenario, title in (("underfitting", "LeNet"), ("overfitting", "AlexNet")):
         chosen = scale.settings[scenario].model
         model = models.build(chosen.name, num_classes=CLASSES, input_shape=SHAPE, width=chosen.width, seed=0)
-        count, flops = models.count_parameters(model), models.forward_flops(model, SHAPE)
+        count, flops = models.count_parameters(model), forward_flops(model, SHAPE)
         for rate in RATES:
             measured = traffic(model, rate)
             drop, *others = (one.down + one.up for one in measured.values())
