@@ -7,20 +7,18 @@ round), ``checkpoints/`` and ``report.html``.
 from __future__ import annotations
 
 import copy
-import json
-import math
-import platform
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from feddrop import checkpoints, data, models, params
+from feddrop import data, models, params
+from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
 from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
@@ -32,10 +30,11 @@ from feddrop.methods.feddst import feddst
 from feddrop.methods.windows import NAMES as WINDOWS
 from feddrop.methods.windows import windows
 from feddrop.params import Params
+from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
 from feddrop.seeds import derive
 
-Record = dict[str, Any]
+Record = RoundRecord
 """One line of ``metrics.jsonl``."""
 
 
@@ -50,6 +49,7 @@ class Run:
         model: a network of your own in place of ``config.model``.
         dataset: data of your own in place of ``config.data.name``.
         resume: whether to go on with what the folder holds.
+        overwrite: whether a run that the folder holds may be overwritten.
         command: how the run was started, for the report.
     """
 
@@ -61,10 +61,13 @@ class Run:
         model: nn.Module | None = None,
         dataset: Dataset | None = None,
         resume: bool = False,
+        overwrite: bool = False,
         command: str = "",
     ) -> None:
         self.config, self.folder = config if resume else config.located(), Path(out)
-        self._check_folder(resume)
+        self._disk = RunFolder(out)
+        if not resume:  # now, before any work; and again under the lock
+            self._disk.check_free(overwrite=overwrite)
         check_torch_device(config.execution.device)
         self.own = [what for what, given in (("network", model), ("data", dataset)) if given is not None]
         self.dataset = dataset or data.load(
@@ -88,20 +91,21 @@ class Run:
         self.state: State = self._method.init(self.params)
         self.round = 0
         self.control.decide(1)  # what cannot be decided is an error before anything is written
-        with checkpoints.locked(self.folder):
-            self._describe(command, resume)
+        with self._disk.locked():
             if resume:
-                self._load()
+                self._go_back_to(self._disk.reopen(self.config, self._facts(command)))
+            else:
+                self._disk.begin(self.config, self._facts(command), overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
         """The records of the rounds done so far."""
-        return checkpoints.read_lines(self.folder / "metrics.jsonl")
+        return self._disk.records()
 
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
             return
-        with checkpoints.locked(self.folder):
+        with self._disk.locked():
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
             executor = self._executor(self._factory)
@@ -133,7 +137,7 @@ class Run:
             test_loss, test_accuracy = executor.evaluate(self.params)
         wall_s = time.perf_counter() - started
         record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
-        self._save(record)
+        self._disk.save(record, {"params": self.params, "state": self.state})
         return record
 
     def _record(
@@ -148,55 +152,43 @@ class Run:
         samples = sum(device.samples for device in good)
         costs = self.control.costs(decision, devices)
         entries = [
-            {
-                "device": d.device,
-                "rate": d.rate,
-                "share": decision.shares.get(d.device),
-                "samples": d.samples,
-                "push_bytes": d.push_bytes,
-                "pull_bytes": d.pull_bytes,
-                **costs.get(d.device, {"latency_s": None, "energy_j": None}),
-                "binding": decision.binding.get(d.device),
-                "loss": d.loss,
-                "status": d.status,
-            }
+            DeviceRecord(
+                device=d.device,
+                rate=d.rate,
+                share=decision.shares.get(d.device),
+                samples=d.samples,
+                push_bytes=d.push_bytes,
+                pull_bytes=d.pull_bytes,
+                binding=decision.binding.get(d.device),
+                loss=d.loss,
+                status=d.status,
+                **costs.get(d.device, {}),
+            )
             for d in devices
         ]
-        return {
-            "round": self.round,
-            "train_loss": sum(d.samples * (d.loss or 0.0) for d in good) / samples,
-            "test_loss": _finite(test_loss),
-            "test_accuracy": test_accuracy,
-            "push_bytes": sum(device.push_bytes for device in devices),
-            "pull_bytes": sum(device.pull_bytes for device in devices),
-            "latency_s": max(cost["latency_s"] for cost in costs.values()) if costs else None,
-            "energy_j": sum(cost["energy_j"] for cost in costs.values()) if costs else None,
-            "wall_s": round(wall_s, 4),
-            "deadline_s": decision.deadline_s,
-            "objective": decision.objective,
-            "devices": entries + [left_out(device) for device in decision.left_out],
-        }
+        return RoundRecord(
+            round=self.round,
+            train_loss=sum(d.samples * (d.loss or 0.0) for d in good) / samples,
+            test_loss=test_loss,
+            test_accuracy=test_accuracy,
+            push_bytes=sum(device.push_bytes for device in devices),
+            pull_bytes=sum(device.pull_bytes for device in devices),
+            latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
+            energy_j=sum(cost["energy_j"] for cost in costs.values()) if costs else None,
+            wall_s=round(wall_s, 4),
+            deadline_s=decision.deadline_s,
+            objective=decision.objective,
+            devices=(*entries, *map(left_out, decision.left_out)),
+        )
 
-    def _save(self, record: Record) -> None:
-        """Save metrics first: a kill in between costs this round, which is then computed again to the same bits."""
-        checkpoints.append_line(self.folder / "metrics.jsonl", record)
-        groups = {"params": self.params, "state": self.state}
-        checkpoints.save_checkpoint(self.folder / "checkpoints", self.round, groups)
+    def _go_back_to(self, found: Checkpoint | None) -> None:
+        """Go on from a checkpoint, or from the start."""
+        if found is not None:
+            self.round = found.round
+            self.params = self._checked(found.groups.get("params", {}), self.params)
+            self.state = self._checked(found.groups.get("state", {}), self.state)
 
-    def _load(self) -> None:
-        loaded = checkpoints.load_checkpoint(self.folder / "checkpoints")
-        if loaded is not None:
-            self.round, groups = loaded
-            self.params = self._checked(groups.get("params", {}), self.params)
-            self.state = self._checked(groups.get("state", {}), self.state)
-        elif len(self.records) > 1:  # a kill may come between the first record and the first checkpoint
-            raise RunError(
-                f"{self.folder} has records of {len(self.records)} rounds, but no checkpoint that can be read. Restore "
-                "its checkpoints, or start a new run."
-            )
-        checkpoints.cut_lines(self.folder / "metrics.jsonl", self.round)
-
-    def _checked(self, loaded: Params, like: Params) -> Params:
+    def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
         """Return the tensors of a checkpoint in the order of these, after a look at names, types and shapes."""
 
         def fits(name: str) -> bool:
@@ -208,12 +200,6 @@ class Run:
                 f"the checkpoint in {self.folder} belongs to another network or method. Give the same model."
             )
         return {name: loaded[name] for name in like}
-
-    def _check_folder(self, resume: bool) -> None:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise RunError(f"{self.folder} is a file. Name a folder for the run.")
-        if not resume and self.folder.exists() and any(not p.name.startswith(".") for p in self.folder.iterdir()):
-            raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
 
     def _build_model(self) -> nn.Module:
         return models.build(
@@ -238,17 +224,16 @@ class Run:
         )
         return Processes(task, execution.workers) if execution.executor == "processes" else Serial(task)
 
-    def _describe(self, command: str, resume: bool) -> None:
-        """Write ``config.toml`` and ``run.json``, or on resume check that network and data are those of the start."""
-        path = self.folder / "run.json"
+    def _facts(self, command: str) -> dict[str, Any]:
+        """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
         whole = list(self.model.parameters())
         counts = data.class_counts(self.dataset.train_y.numpy(), self.parts, self.dataset.num_classes)
-        about = {
-            "feddrop": _version(),
+        return {
             "command": command or ("" if self.own else "feddrop run config.toml"),
             "network": type(self.model).__name__ if "network" in self.own else self.config.model.name,
             "data": self.dataset.name,
             "own": self.own,
+            "input_shape": list(self.dataset.input_shape),
             "parameters": sum(p.numel() for p in whole),
             "weights": sum(p.numel() for p in whole if p.ndim >= 2),
             "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
@@ -257,31 +242,22 @@ class Run:
             "class_counts": counts.tolist(),
             "budget_j": self.control.budgets(),
             "data_crc32": _fingerprint(self.dataset),
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "cpu": platform.processor() or platform.machine(),
         }
-        if resume and path.exists():
-            try:
-                before = dict(json.loads(path.read_text()))
-            except (OSError, ValueError, TypeError) as error:
-                raise RunError(f"{path} cannot be read: {error}. Restore it, or start a new run.") from None
-            for key, what in (("parameters", "network"), ("data_crc32", "data"), ("class_counts", "partition")):
-                if before.get(key) != about[key]:
-                    raise RunError(f"{self.folder} was started with another {what}. Give the same one to resume it.")
-            return
-        checkpoints.write_atomically(self.folder / "config.toml", self.config.to_toml().encode())
-        checkpoints.write_atomically(path, json.dumps(about, indent=1).encode())
 
 
 def run(
-    config: RunConfig, out: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None
+    config: RunConfig,
+    out: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    overwrite: bool = False,
 ) -> list[Record]:
     """Run to the end, write the report, and return the records, one a round.
 
-    A model that is given ends with the trained parameters.
+    A model that is given ends with the trained parameters. With ``overwrite`` a run that the folder holds is replaced.
     """
-    job = Run(config, out, model=model, dataset=dataset)
+    job = Run(config, out, model=model, dataset=dataset, overwrite=overwrite)
     return _finish(job, model)
 
 
@@ -293,10 +269,7 @@ def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Datas
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
-    path = Path(folder) / "config.toml"
-    if not path.exists():
-        raise RunError(f"{folder} holds no config.toml: it is not a run folder. Name one that `feddrop run` made.")
-    return RunConfig.from_file(path)
+    return RunFolder(folder).config()
 
 
 def _finish(job: Run, model: nn.Module | None) -> list[Record]:
@@ -331,11 +304,9 @@ def method_factory(config: RunConfig) -> MethodFactory:
     )
 
 
-def left_out(device: int) -> Record:
+def left_out(device: int) -> DeviceRecord:
     """Return the entry of a device that the allocator's policy left out of a round."""
-    entry: Record = dict.fromkeys(("latency_s", "energy_j", "binding", "loss"))
-    entry |= dict.fromkeys(("samples", "push_bytes", "pull_bytes"), 0)
-    return {"device": device, "rate": 1.0, "share": 0.0, "status": "left out", **entry}
+    return DeviceRecord(device=device, rate=1.0, share=0.0, status="left out")
 
 
 def _fingerprint(dataset: Dataset) -> int:
@@ -343,13 +314,3 @@ def _fingerprint(dataset: Dataset) -> int:
     for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
         crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
     return crc
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("feddrop")
