@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
-    from feddrop.data import Dataset, from_arrays, load, partition
+    from feddrop.data import Dataset, from_arrays, from_dataset, load, partition
     from feddrop.errors import FeddropError
     from feddrop.method import Assignment, Method, Update
     from feddrop.methods.feddrop import feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
     from feddrop.methods.windows import windows
-    from feddrop.models import alexnet, lenet
+    from feddrop.models import alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.radio import Cell, RadioConfig
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
@@ -45,11 +45,16 @@ _HOMES = {
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "from_arrays": "data",
+    "from_dataset": "data",
     "lenet": "models",
     "load": "data",
+    "lstm": "models",
+    "mlp": "models",
     "partition": "data",
+    "resnet18": "models",
     "resume": "runs",
     "run": "runs",
+    "transformer": "models",
     "windows": "methods.windows",
 }
 
@@ -75,11 +80,16 @@ __all__ = [
     "feddrop",
     "feddst",
     "from_arrays",
+    "from_dataset",
     "lenet",
     "load",
+    "lstm",
+    "mlp",
     "partition",
+    "resnet18",
     "resume",
     "run",
+    "transformer",
     "windows",
 ]
 

@@ -1,8 +1,8 @@
 """The networks that come with the package, and what a network costs."""
 
-from feddrop.models.build import INITS, MODELS, ModelConfig, Shaped, Shapes, build
 from feddrop.models.counts import count_parameters, forward_flops, layer_flops
 from feddrop.models.images import NORMS, alexnet, lenet, resnet18
+from feddrop.models.named import INITS, MODELS, ModelConfig, Shaped, Shapes, build
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
 
