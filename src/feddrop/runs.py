@@ -8,34 +8,40 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import platform
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from feddrop import checkpoints, data, models, params
 from feddrop.config import RunConfig
-from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
-from feddrop.errors import RunError
-from feddrop.executors import Processes, Samples, Serial, Task, check_torch_device
-from feddrop.method import MethodFactory, State
-from feddrop.methods.feddrop import feddrop
-from feddrop.methods.feddst import feddst
-from feddrop.methods.windows import NAMES as WINDOWS
-from feddrop.methods.windows import windows
+from feddrop.device import Samples, Task, check_torch_device
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import EXECUTORS, ExecutorFactory
+from feddrop.learning.guard import Guard
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.server import first_state, server_step
+from feddrop.methods import checked
+from feddrop.methods.method import MethodFactory, Setup, State
 from feddrop.params import Params
-from feddrop.rounds import DeviceRound, Executor, run_round
+from feddrop.participation import Participation
+from feddrop.rates import Decision, GivenRates, RadioRates, Rates, Workload, read_rates
+from feddrop.rounds import DeviceRound, Executor, Forgetful, run_round
 from feddrop.seeds import derive
 
 Record = dict[str, Any]
 """One line of ``metrics.jsonl``."""
+
+log = logging.getLogger("feddrop")
 
 
 class Run:
@@ -46,8 +52,13 @@ class Run:
     Args:
         config: what to run.
         out: the run folder: new or empty, unless resuming.
-        model: a network of your own in place of ``config.model``.
+        model: a network of your own in place of ``config.model``, or a function from a seed to one. It is copied.
         dataset: data of your own in place of ``config.data.name``.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a factory ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
         resume: whether to go on with what the folder holds.
         command: how the run was started, for the report.
     """
@@ -57,28 +68,59 @@ class Run:
         config: RunConfig,
         out: str | Path,
         *,
-        model: nn.Module | None = None,
+        model: nn.Module | Callable[[int], nn.Module] | None = None,
         dataset: Dataset | None = None,
+        parts: Sequence[npt.ArrayLike] | None = None,
+        method: MethodFactory | None = None,
+        executor: ExecutorFactory | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Loss] | None = None,
         resume: bool = False,
         command: str = "",
     ) -> None:
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._check_folder(resume)
         check_torch_device(config.execution.device)
-        self.own = [what for what, given in (("network", model), ("data", dataset)) if given is not None]
+        given = {
+            "network": model,
+            "data": dataset,
+            "parts": parts,
+            "method": method,
+            "executor": executor,
+            "loss": loss,
+        }
+        self.own = [what for what, value in given.items() if value is not None]
         self.dataset = dataset or data.load(
             config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
         )
-        self.model = copy.deepcopy(model) if model is not None else self._build_model()
-        self.parts = data.spread(self.dataset, config.data, seed=derive(config.seed, "partition"))
-        samples = [len(part) for part in self.parts]
-        self.control = controller(config, self.model, self.dataset.input_shape, samples)
-        self._factory = method_factory(config)
-        self._method = self._factory(self.model, self.dataset.input_shape)
+        self.model = self._build_model(model)
+        self.parts = data.spread(self.dataset, config.data, seed=derive(config.seed, "partition"), parts=parts)
+        self._loss = loss or loss_named(config.train.loss or self.dataset.loss)
+        self._measures = {**measures_for(self._loss), **(metrics or {})}
+        self._rates = None if config.radio else read_rates(config.given_rate, len(self.parts))
+        self._setup = Setup(
+            model=self.model,
+            example=self.dataset.example,
+            rounds=config.rounds,
+            train=config.train,
+            loss=self._loss,
+            rates=self._rates,
+            mean=config.server.means(),
+        )
+        self._factory = method or config.method.factory()
+        self._method = checked(self._factory(self._setup), "method")
+        self.control = self._decider()
+        self._executor_factory = executor
         self.params: Params = params.from_model(self.model)
         self.state: State = self._method.init(self.params)
+        self._step: Params = first_state(config.server, self.params)
+        self._learned = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
+        self._memories = Forgetful()
         self.round = 0
         self.control.decide(1)  # what cannot be decided is an error before anything is written
+        for notice in config.notices():
+            log.warning(notice)
         with checkpoints.locked(self.folder):
             self._describe(command, resume)
             if resume:
@@ -95,7 +137,7 @@ class Run:
         with checkpoints.locked(self.folder):
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
-            executor = self._executor(self._factory)
+            executor = self._executor()
             try:
                 while self.round < self.config.rounds:
                     yield self._one_round(executor)
@@ -115,49 +157,50 @@ class Run:
             rates=decision.rates,
             seed=config.seed,
             dtype=config.execution.wire,
-            samples=[len(part) for part in self.parts],
+            num_samples=[len(part) for part in self.parts],
+            memories=self._memories,
+            guard=self._guard,
+            min_devices=config.server.min_devices,
         )
-        self.params, self.state = result.params, result.state
+        after, self._step = server_step(config.server, self._step, self.params, result.params, self._learned)
+        self.state = result.state
+        self.params = self._method.settle(self.state, after) if self._method.settle else after
         self.round += 1
-        test_loss = test_accuracy = None
-        if self.round % config.eval_every == 0 or self.round == config.rounds:
-            test_loss, test_accuracy = executor.evaluate(self.params)
-        wall_s = time.perf_counter() - started
-        record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
+        due = self.round % config.eval_every == 0 or self.round == config.rounds
+        measured = executor.evaluate(self.params) if due else {}
+        record = self._record(decision, result.devices, measured, time.perf_counter() - started)
         self._save(record)
         return record
 
     def _record(
-        self,
-        decision: Decision,
-        devices: list[DeviceRound],
-        test_loss: float | None,
-        test_accuracy: float | None,
-        wall_s: float,
+        self, decision: Decision, devices: list[DeviceRound], measured: Mapping[str, float], wall_s: float
     ) -> Record:
         good = [device for device in devices if device.loss is not None]
-        samples = sum(device.samples for device in good)
+        samples = sum(device.num_samples for device in good)
         costs = self.control.costs(decision, devices)
         entries = [
             {
                 "device": d.device,
                 "rate": d.rate,
                 "share": decision.shares.get(d.device),
-                "samples": d.samples,
+                "samples": d.num_samples,
                 "push_bytes": d.push_bytes,
                 "pull_bytes": d.pull_bytes,
                 **costs.get(d.device, {"latency_s": None, "energy_j": None}),
                 "binding": decision.binding.get(d.device),
                 "loss": d.loss,
                 "status": d.status,
+                **({"suspicious": d.suspicious} if d.suspicious else {}),
             }
             for d in devices
         ]
         return {
             "round": self.round,
-            "train_loss": sum(d.samples * (d.loss or 0.0) for d in good) / samples,
-            "test_loss": _finite(test_loss),
-            "test_accuracy": test_accuracy,
+            "train_loss": sum(d.num_samples * (d.loss or 0.0) for d in good) / samples,
+            "test_loss": _finite(measured.get("loss")),
+            "test_accuracy": _finite(measured.get("accuracy")),
+            "metrics": {name: _finite(value) for name, value in measured.items() if name not in ("loss", "accuracy")},
+            "method": dict(self._method.notes(self.state)) if self._method.notes else {},
             "push_bytes": sum(device.push_bytes for device in devices),
             "pull_bytes": sum(device.pull_bytes for device in devices),
             "latency_s": max(cost["latency_s"] for cost in costs.values()) if costs else None,
@@ -171,7 +214,15 @@ class Run:
     def _save(self, record: Record) -> None:
         """Save metrics first: a kill in between costs this round, which is then computed again to the same bits."""
         checkpoints.append_line(self.folder / "metrics.jsonl", record)
-        groups = {"params": self.params, "state": self.state}
+        groups = {
+            "params": self.params,
+            "state": self.state,
+            "server": self._step,
+            "guard": {"median": torch.tensor([self._guard.median], dtype=torch.float64)},
+            "memory": {
+                str(k): torch.frombuffer(bytearray(m), dtype=torch.uint8) for k, m in self._memories.items() if m
+            },
+        }
         checkpoints.save_checkpoint(self.folder / "checkpoints", self.round, groups)
 
     def _load(self) -> None:
@@ -180,6 +231,10 @@ class Run:
             self.round, groups = loaded
             self.params = self._checked(groups.get("params", {}), self.params)
             self.state = self._checked(groups.get("state", {}), self.state)
+            self._step = self._checked(groups.get("server", {}), self._step)
+            self._guard.median = float(groups["guard"]["median"])
+            for device, memory in groups.get("memory", {}).items():
+                self._memories[int(device)] = memory.numpy().tobytes()
         elif len(self.records) > 1:  # a kill may come between the first record and the first checkpoint
             raise RunError(
                 f"{self.folder} has records of {len(self.records)} rounds, but no checkpoint that can be read. Restore "
@@ -206,26 +261,62 @@ class Run:
         if not resume and self.folder.exists() and any(not p.name.startswith(".") for p in self.folder.iterdir()):
             raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
 
-    def _build_model(self) -> nn.Module:
-        return models.build(self.config.model, self.dataset, self.config.seed)
+    def _build_model(self, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:
+        """Return a network of our own: the caller's is never trained."""
+        if isinstance(given, nn.Module):
+            return copy.deepcopy(given)
+        if given is None:
+            return models.build(self.config.model, self.dataset, self.config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive(self.config.seed, "init"))
+            made = given(self.config.seed)
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module."
+            )
+        return copy.deepcopy(made)
 
-    def _executor(self, factory: MethodFactory) -> Executor:
+    def _decider(self) -> Rates:
+        """Return who decides the rates: the cell where there is a radio, else the user."""
+        config = self.config
+        chosen = Participation(config.participation, len(self.parts), config.seed)
+        if config.radio is None:
+            return GivenRates(self._rates or (), chosen)
+        flops = models.layer_flops(self.model, self.dataset.input_shape)
+        sizes = {name: tensor.numel() for name, tensor in self.model.named_parameters()}
+
+        def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
+            total = 0.0
+            for layer, count in flops.items():
+                name = f"{layer}.weight" if layer else "weight"
+                total += count * kept[name] / sizes[name] if kept is not None and name in kept else count
+            return total, 3.0 * total
+
+        work = Workload(
+            samples=[len(part) * config.train.epochs for part in self.parts],
+            parameters=models.count_parameters(self.model),
+            flops=flops_of,
+            sizes=self._method.sizes,
+            dtype=config.execution.wire,
+        )
+        fixed = read_rates(config.given_rate, len(self.parts)) if config.radio.scheme == "fixed" else None
+        return RadioRates(config.radio, work, chosen, config.seed, fixed)
+
+    def _executor(self) -> Executor:
         execution = self.config.execution
+        dataset = self.dataset
         task = Task(
-            model=self.model,
-            factory=factory,
-            samples=Samples(
-                cast(Any, self.dataset.train_x),
-                self.dataset.train_y,
-                cast(Any, self.dataset.test_x),
-                self.dataset.test_y,
-            ),
+            setup=self._setup,
+            factory=self._factory,
+            samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
             parts=[torch.from_numpy(part) for part in self.parts],
-            train=self.config.train,
+            measures=self._measures,
             threads=execution.threads,
             torch_device=execution.device,
         )
-        return Processes(task, execution.workers) if execution.executor == "processes" else Serial(task)
+        if self._executor_factory is not None:
+            return self._executor_factory(task)
+        return EXECUTORS[execution.executor](task, execution)
 
     def _describe(self, command: str, resume: bool) -> None:
         """Write ``config.toml`` and ``run.json``, or on resume check that network and data are those of the start."""
@@ -263,21 +354,21 @@ class Run:
         checkpoints.write_atomically(path, json.dumps(about, indent=1).encode())
 
 
-def run(
-    config: RunConfig, out: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None
-) -> list[Record]:
+def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
     """Run to the end, write the report, and return the records, one a round.
 
-    A model that is given ends with the trained parameters.
+    Args:
+        config: what to run.
+        out: the run folder, new or empty.
+        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss, metrics.
+            A network that is given stays as it is; :func:`load_model` gives the trained one.
     """
-    job = Run(config, out, model=model, dataset=dataset)
-    return _finish(job, model)
+    return _finish(Run(config, out, **given))
 
 
-def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None) -> list[Record]:
-    """Go on with a run where it stopped; give the same model and data where they were your own."""
-    job = Run(read_config(folder), folder, model=model, dataset=dataset, resume=True)
-    return _finish(job, model)
+def resume(folder: str | Path, **given: Any) -> list[Record]:
+    """Go on with a run where it stopped; give what was your own again."""
+    return _finish(Run(read_config(folder), folder, resume=True, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:
@@ -288,36 +379,13 @@ def read_config(folder: str | Path) -> RunConfig:
     return RunConfig.from_file(path)
 
 
-def _finish(job: Run, model: nn.Module | None) -> list[Record]:
+def _finish(job: Run) -> list[Record]:
     from feddrop.report import write_report
 
     for _ in job:
         pass
-    if model is not None:
-        params.load_into(model, job.params)
     write_report(job.folder)
     return job.records
-
-
-def method_factory(config: RunConfig) -> MethodFactory:
-    """Return the factory that a configuration names."""
-    if config.method == "feddst":
-        sparsity = read_rates(config.rate, config.data.devices)[0]
-        return partial(
-            feddst, settings=config.feddst, train_config=config.train, rounds=config.rounds, sparsity=sparsity
-        )
-    if config.method in WINDOWS:
-        return partial(
-            windows, name=config.method, subnet=config.subnet, train_config=config.train, rounds=config.rounds
-        )
-    return partial(
-        feddrop,
-        subnet=config.subnet,
-        train_config=config.train,
-        rounds=config.rounds,
-        rule=config.aggregation.rule,
-        factor=config.aggregation.factor,
-    )
 
 
 def left_out(device: int) -> Record:

@@ -20,8 +20,7 @@ from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.subnets.frames import LEVELS
+from feddrop.subnets.cut import LEVELS, SubnetConfig
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import Point
 from feddrop.theory.studies import RATES, Study, study, work

@@ -1,6 +1,6 @@
-"""The byte format of a subnet going down and of an update coming up. ``docs/frames.md`` specifies it.
+"""The byte format of a job going down and of an update coming up. ``docs/frames.md`` specifies it.
 
-A frame is a 64-byte header, the bits of a mask only where no seed can regenerate it, one scale a tensor for 8-bit
+A frame is a 64-byte header, named payload sections for what no seed can regenerate, one scale a tensor for 8-bit
 values, and the kept values in the network's order. Both ends know the network; a digest proves that they mean
 the same tensors, shapes and counts. Everything is checked before anything is used: taken whole or refused whole.
 """
@@ -11,8 +11,8 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +20,20 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import FrameError, one_of
+from feddrop.sections import Section, pack_sections, read_sections, sections_bytes
 from feddrop.subnets.piece import Subnet
 
 MAGIC = b"FDRP"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
-KINDS = ("subnet", "update")
-LEVELS = ("weight", "unit")
+KINDS = ("job", "update")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
-_LAYOUT = struct.Struct("<4sBBBBIIQd8sQQfI")  # ... values, samples, loss, crc32: 60 bytes
+_LAYOUT = struct.Struct(
+    "<4sBBHIIQd8sQQfI"
+)  # magic, version, kind and dtype, sections, ..., values, samples, loss, crc32
 _CRC_AT = 60
 _CODES = {name: code for code, name in enumerate(DTYPES)}
-_MASKED = 0x80  # set in the level byte when mask bits follow the header
-
-Masks = Mapping[str, npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +41,13 @@ class Header:
     """What a frame says of itself.
 
     Attributes:
-        kind: ``"subnet"`` (server to device) or ``"update"`` (device to server).
+        kind: ``"job"`` (server to device) or ``"update"`` (device to server).
         round: round, from 1.
         device: device number, from 0.
         seed: the device's seed for this round: regenerates the mask.
         rate: dropout rate γ.
-        level: ``"weight"`` or ``"unit"``.
         dtype: how values are stored.
-        masked: whether mask bits travel in this frame.
-        samples: samples trained on (updates).
+        num_samples: samples trained on (updates).
         loss: mean training loss (updates).
     """
 
@@ -59,40 +56,55 @@ class Header:
     device: int
     seed: int
     rate: float
-    level: str = "weight"
     dtype: str = "float32"
-    masked: bool = False
-    samples: int = 0
+    num_samples: int = 0
     loss: float = 0.0
 
 
 def digest(subnet: Subnet) -> bytes:
     """Return 8 bytes that stand for the names, shapes and kept counts of a subnet."""
-    text = ";".join(f"{name}:{'x'.join(map(str, piece.shape))}:{piece.size}" for name, piece in subnet.items())
-    return hashlib.blake2b(text.encode(), digest_size=8, person=b"feddrop/shape").digest()
+    hashed = hashlib.blake2b(digest_size=8, person=b"feddrop/shape2")
+    for name, piece in subnet.items():
+        text = name.encode()
+        hashed.update(struct.pack("<IH", len(text), len(piece.shape)) + text)
+        hashed.update(struct.pack(f"<{len(piece.shape) + 1}Q", *piece.shape, piece.size))
+    return hashed.digest()
 
 
-def encode(header: Header, subnet: Subnet, values: Mapping[str, Tensor], masks: Masks | None = None) -> bytes:
+def frame_bytes(kept: Mapping[str, int], dtype: str) -> int:
+    """Return the size of a frame without payload that holds so many values of every tensor."""
+    scales = 4 * len(kept) if dtype == "int8" else 0
+    return HEADER_BYTES + scales + DTYPES[dtype].itemsize * sum(kept.values())
+
+
+def encode(
+    header: Header,
+    subnet: Subnet,
+    values: Mapping[str, Tensor],
+    payload: Mapping[str, Tensor] | None = None,
+    remembered: Collection[str] = (),
+) -> bytes:
     """Write a frame.
 
     Args:
-        header: what the frame says of itself; ``masked`` follows from ``masks``.
+        header: what the frame says of itself.
         subnet: what is kept of every tensor, in order.
         values: for every name of the subnet its kept values, flat float32 ``[size]``.
-        masks: boolean arrays to send as bits, for methods whose mask no seed regenerates.
+        payload: named tensors that travel besides.
+        remembered: names in the payload that the other side has: only a digest of them travels.
 
     Raises:
         FrameError: a value is not finite, or does not fit the dtype.
     """
     one_of("wire dtype", header.dtype, DTYPES)
     dtype = DTYPES[header.dtype]
+    payload = payload or {}
     count = sum(piece.size for piece in subnet.values())
-    bits = np.packbits(np.concatenate([m.reshape(-1) for m in masks.values()])) if masks else np.empty(0, np.uint8)
-    scales_at = HEADER_BYTES + _padded(len(bits))
+    sections = pack_sections(payload, remembered)
+    scales_at = HEADER_BYTES + len(sections)
     values_at = scales_at + (4 * len(subnet) if dtype == torch.int8 else 0)
     data = np.empty(values_at + count * dtype.itemsize, np.uint8)
-    data[HEADER_BYTES:scales_at] = 0
-    data[HEADER_BYTES : HEADER_BYTES + len(bits)] = bits
+    data[HEADER_BYTES:scales_at] = np.frombuffer(sections, np.uint8)
     scales = data[scales_at:values_at].view("<f4")
     body = torch.from_numpy(data[values_at:]).view(dtype)
     at = 0
@@ -110,33 +122,35 @@ def encode(header: Header, subnet: Subnet, values: Mapping[str, Tensor], masks: 
             raise FrameError(f"{name} holds {largest:.3g}, too large for {header.dtype}. Use bfloat16 or float32.")
         body[at : at + piece.size] = part
         at += piece.size
-    head = replace(header, masked=masks is not None)
-    _pack(data, head, digest(subnet), count, crc=0)
+    _pack(data, header, len(payload), digest(subnet), count, crc=0)
     crc = zlib.crc32(data[HEADER_BYTES:].data, zlib.crc32(data[:_CRC_AT].data))
-    _pack(data, head, digest(subnet), count, crc)
+    struct.pack_into("<I", data.data, _CRC_AT, crc)
     return data.tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame whose header and checksum have been verified; its values are read with :func:`decode`."""
+    """A frame whose header, checksum and sections have been verified; its values are read with :func:`decode`."""
 
     header: Header
     digest: bytes
     count: int
+    sections: Mapping[str, Section]
+    values_at: int
     data: bytes
 
 
 def parse(data: bytes) -> Frame:
-    """Verify a frame's header and checksum.
+    """Verify a frame's header, checksum and sections.
 
     Raises:
         FrameError: too short, another format or version, damaged, or an unknown field value.
     """
     if len(data) < HEADER_BYTES:
         raise FrameError(f"frame has {len(data)} bytes; a header alone has {HEADER_BYTES}.")
-    fields = _LAYOUT.unpack_from(data)
-    magic, version, kind, level, code, round_, device, seed, rate, stated, count, samples, loss, crc = fields
+    magic, version, codes, sections, round_, device, seed, rate, stated, count, samples, loss, crc = (
+        _LAYOUT.unpack_from(data)
+    )
     if magic != MAGIC:
         raise FrameError(f"not a feddrop frame: it starts with {magic!r}, not {MAGIC!r}.")
     if version != VERSION:
@@ -144,52 +158,31 @@ def parse(data: bytes) -> Frame:
     view = memoryview(data)
     if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[:_CRC_AT])) != crc:
         raise FrameError("checksum mismatch: the frame was damaged or cut on its way.")
-    if kind >= len(KINDS) or (level & ~_MASKED) >= len(LEVELS) or code >= len(DTYPES):
-        raise FrameError(f"unknown kind {kind}, level {level} or dtype {code} in a frame header.")
+    kind, code = codes >> 4, codes & 15
+    if kind >= len(KINDS) or code >= len(DTYPES):
+        raise FrameError(f"unknown kind {kind} or dtype {code} in a frame header.")
     if not 0.0 <= rate < 1.0 or not math.isfinite(loss):
         raise FrameError(f"frame header says rate {rate!r} and loss {loss!r}: not a rate in [0, 1) and a finite loss.")
+    found, values_at = read_sections(view, HEADER_BYTES, sections)
     header = Header(
         kind=KINDS[kind],
         round=round_,
         device=device,
         seed=seed,
         rate=rate,
-        level=LEVELS[level & ~_MASKED],
         dtype=list(DTYPES)[code],
-        masked=bool(level & _MASKED),
-        samples=samples,
+        num_samples=samples,
         loss=loss,
     )
-    return Frame(header=header, digest=stated, count=count, data=data)
+    return Frame(header=header, digest=stated, count=count, sections=found, values_at=values_at, data=data)
 
 
-def decode_masks(frame: Frame, shapes: Mapping[str, tuple[int, ...]]) -> Masks | None:
-    """Read the mask bits of a frame for tensors of these shapes, or None where none travel.
-
-    Raises:
-        FrameError: the frame is too short for them.
-    """
-    if not frame.header.masked:
-        return None
-    bits = sum(math.prod(shape) for shape in shapes.values())
-    length = (bits + 7) // 8
-    if len(frame.data) < HEADER_BYTES + length:
-        raise FrameError(f"frame of {len(frame.data)} bytes is too short for {bits} mask bits.")
-    raw = np.frombuffer(frame.data, np.uint8, length, HEADER_BYTES)
-    flat = np.unpackbits(raw, count=bits).astype(bool)
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-    return {
-        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), np.split(flat, ends[:-1]), strict=True)
-    }
-
-
-def decode(frame: Frame, subnet: Subnet, mask_bits: int = 0) -> dict[str, Tensor]:
+def decode(frame: Frame, subnet: Subnet) -> dict[str, Tensor]:
     """Read the kept values of a frame.
 
     Args:
         frame: a verified frame.
         subnet: what it must hold, as regenerated by the receiver.
-        mask_bits: how many mask bits it carries, where it carries any.
 
     Returns:
         For every name, flat float32 values ``[size]``.
@@ -199,20 +192,19 @@ def decode(frame: Frame, subnet: Subnet, mask_bits: int = 0) -> dict[str, Tensor
     """
     if frame.digest != digest(subnet):
         raise FrameError(
-            "frame holds another subnet than expected: the network, the rate, the seed or the subnet settings differ "
+            "frame holds another subnet than expected: the network, the rate, the seed or the method's settings differ "
             "between server and device."
         )
     dtype = DTYPES[frame.header.dtype]
-    start = HEADER_BYTES + (_padded((mask_bits + 7) // 8) if frame.header.masked else 0)
     scale_count = len(subnet) if dtype == torch.int8 else 0
-    values_at = start + 4 * scale_count
+    values_at = frame.values_at + 4 * scale_count
     expected = values_at + frame.count * dtype.itemsize
     if frame.count != sum(piece.size for piece in subnet.values()) or len(frame.data) != expected:
         raise FrameError(f"frame has {len(frame.data)} bytes for {frame.count} values; {expected} were expected.")
-    scales = np.frombuffer(frame.data, "<f4", scale_count, start)
-    if not np.isfinite(scales).all():
-        raise FrameError("frame holds a scale that is not finite.")
-    body = torch.frombuffer(bytearray(memoryview(frame.data)[values_at:]), dtype=dtype)
+    scales = np.frombuffer(frame.data, "<f4", scale_count, frame.values_at)
+    if not np.isfinite(scales).all() or (scales < 0).any():
+        raise FrameError("frame holds a scale that is negative or not finite.")
+    body = torch.frombuffer(bytearray(memoryview(frame.data)[values_at:]), dtype=dtype) if frame.count else _NOTHING
     values: dict[str, Tensor] = {}
     at = 0
     for row, (name, piece) in enumerate(subnet.items()):
@@ -226,9 +218,7 @@ def decode(frame: Frame, subnet: Subnet, mask_bits: int = 0) -> dict[str, Tensor
     return values
 
 
-def _padded(length: int) -> int:
-    """Round up to whole 4-byte words, so that values stay aligned."""
-    return (length + 3) // 4 * 4
+_NOTHING = torch.empty(0)
 
 
 def _largest(values: Tensor) -> float:
@@ -239,22 +229,24 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def _pack(data: npt.NDArray[np.uint8], header: Header, stated: bytes, count: int, crc: int) -> None:
-    _LAYOUT.pack_into(
-        data.data,
-        0,
-        MAGIC,
-        VERSION,
-        KINDS.index(header.kind),
-        LEVELS.index(header.level) | (_MASKED if header.masked else 0),
-        _CODES[header.dtype],
-        header.round,
-        header.device,
-        header.seed,
-        header.rate,
-        stated,
-        count,
-        header.samples,
-        header.loss,
-        crc,
-    )
+def _pack(data: npt.NDArray[np.uint8], header: Header, sections: int, stated: bytes, count: int, crc: int) -> None:
+    if sections >= 1 << 16:
+        raise FrameError(f"{sections} payload tensors; a frame holds at most {(1 << 16) - 1}. Join some.")
+    codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]
+    numbers = (header.round, header.device, header.seed, header.rate, stated, count, header.num_samples, header.loss)
+    _LAYOUT.pack_into(data.data, 0, MAGIC, VERSION, codes, sections, *numbers, crc)
+
+
+__all__ = [
+    "DTYPES",
+    "HEADER_BYTES",
+    "Frame",
+    "Header",
+    "Section",
+    "decode",
+    "digest",
+    "encode",
+    "frame_bytes",
+    "parse",
+    "sections_bytes",
+]

@@ -1,6 +1,6 @@
 """Problems from files, and allocations as rows to print, to plot or to write as JSON.
 
-A problem file says what every device needs, as :class:`~feddrop.allocate.Problem` has it:
+A problem file says what every device needs, as :class:`~feddrop.allocation.Problem` has it:
 
 - ``.toml`` and ``.json``: ``deadline_s`` and, if wanted, ``max_rate`` and ``budget_j`` for all, then one ``device``
   table each with ``comm_s``, ``compute_s``, ``upload_j``, ``compute_j``, ``weight`` or ``samples``, and optionally
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation, AnyProblem
-from feddrop.allocate.feasible import Shortfall
-from feddrop.allocate.problem import Problem
+from feddrop.allocation.feasible import Shortfall
+from feddrop.allocation.problem import Problem
+from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 from feddrop.radio.config import RadioConfig
 

@@ -21,7 +21,7 @@ C4, the KKT conditions are the constraints, complementary slackness and
     λ_k a_k/(T0 ρ_k²) + ν_k c_k/(E_k ρ_k²) = μ                 stationary in ρ_k
 
 Under *subband* noise the seconds and joules on the air are no longer inverse to the share, but still convex in it
-(:class:`~feddrop.allocate.subband.SubbandProblem`); all else stands, with the derivatives in place of a_k/ρ_k²,
+(:class:`~feddrop.allocation.subband.SubbandProblem`); all else stands, with the derivatives in place of a_k/ρ_k²,
 c_k/ρ_k².
 """
 

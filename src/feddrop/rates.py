@@ -9,27 +9,25 @@ import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from feddrop import models
-from feddrop.allocate import Allocation, allocate
-from feddrop.config import RunConfig
+from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
+from feddrop.methods.method import Sizes
+from feddrop.participation import Participation
 from feddrop.radio import Cell, Channels, covering
 from feddrop.radio import cost as radio_cost
+from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
-from feddrop.subnets.cut import blueprint, sizer
-from feddrop.subnets.frames import DTYPES, HEADER_BYTES
 from feddrop.subnets.masks import check_rate
+from feddrop.wire import frame_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +59,12 @@ class Decision:
 class GivenRates:
     """Rates that the user gave; no radio, no latency, no energy."""
 
-    def __init__(self, rates: Sequence[float]) -> None:
-        self._decision = Decision(rates=dict(enumerate(rates)))
+    def __init__(self, rates: Sequence[float], participation: Participation) -> None:
+        self._rates, self._participation = rates, participation
 
-    def decide(self, _: int) -> Decision:
-        """Return the same rates in every round."""
-        return self._decision
+    def decide(self, round_: int) -> Decision:
+        """Return the rates of the devices that take part."""
+        return Decision(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
 
     def costs(self, _: Decision, __: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return nothing: without a radio nothing is known of latency and energy."""
@@ -77,6 +75,26 @@ class GivenRates:
         return []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the radio must know of what is trained.
+
+    Attributes:
+        samples: samples that each device trains on in a round, all epochs counted.
+        parameters: parameters of the whole network.
+        flops: FLOPs of one sample, forward and with the backward pass, of a subnet that keeps so many values of every
+            tensor; None for the whole network.
+        sizes: what a subnet of a rate holds; None where the method cannot say.
+        dtype: how values travel.
+    """
+
+    samples: Sequence[int]
+    parameters: int
+    flops: Callable[[Mapping[str, int] | None], tuple[float, float]]
+    sizes: Callable[[float], Sizes] | None
+    dtype: str
+
+
 class RadioRates:
     """Rates and shares from the cell: channels are drawn, the allocator decides.
 
@@ -85,24 +103,19 @@ class RadioRates:
     :func:`feddrop.radio.covering`.
     """
 
-    def __init__(self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], samples: list[int]) -> None:
-        if config.radio is None:
-            raise ConfigError("the configuration has no [radio] section.")
-        if config.method == "feddst":
-            raise ConfigError(
-                "[radio] decides a rate for every device, and 'feddst' has one sparsity for all. Remove [radio]."
-            )
-        self._radio, self._seed = config.radio, config.seed
-        self._fixed = read_rates(config.rate, len(samples)) if config.radio.scheme == "fixed" else None
-        trained = [count * config.train.epochs for count in samples]
-        self.cell: Cell = config.radio.cell(len(samples), trained, derive(config.seed, "cell"))
-        self._by_layer = models.layer_flops(model, input_shape)
-        self._sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
-        self._formula: dict[str, Any] = {
-            "parameters": models.count_parameters(model),
-            "forward_flops": sum(self._by_layer.values()),
-        }
-        self._cover = self._covers(config, model, input_shape) if config.radio.costs == "measured" else None
+    def __init__(
+        self,
+        radio: RadioConfig,
+        work: Workload,
+        participation: Participation,
+        seed: int,
+        fixed: Sequence[float] | None = None,
+    ) -> None:
+        self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
+        self._fixed = list(fixed) if fixed is not None else None
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
+        self._cover = self._covers() if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -115,7 +128,7 @@ class RadioRates:
         return self._decide(round_)
 
     def _decide(self, round_: int) -> Decision:
-        channels = self.cell.draw(round_, derive(self._seed, "channels"))
+        channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
         while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
@@ -134,6 +147,21 @@ class RadioRates:
             allocation=allocation,
             channels=channels,
         )
+
+    def _present(self, round_: int, channels: Channels) -> Channels:
+        """Leave only those devices in the cell that take part."""
+        chosen = self._participation.chosen(round_)
+        if len(chosen) == self.cell.devices:
+            return channels
+        present = np.zeros(self.cell.devices, bool)
+        present[chosen] = True
+        present &= channels.present
+        if not present.any():
+            raise ConfigError(
+                f"none of the devices chosen for round {round_} is in the cell. Let more take part, or raise "
+                "radio.min_devices."
+            )
+        return replace(channels, present=present)
 
     def _allocate(self, round_: int, channels: Channels, top: float) -> Allocation:
         """Allocate with rates up to ``top``."""
@@ -155,7 +183,7 @@ class RadioRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = 3.0 * self._forward(entry.kept) * self.cell.samples[entry.device]
+            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
         measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
@@ -171,48 +199,37 @@ class RadioRates:
             for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
         ]
 
-    def _covers(
-        self, config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]
-    ) -> Callable[[float], dict[str, Any]]:
+    def _covers(self) -> Callable[[float], dict[str, Any]]:
         """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""
-        if config.subnet.count != "exact":
+        work = self._work
+        if work.sizes is None:
             raise ConfigError(
-                f"subnet.count is {config.subnet.count!r}, so that a subnet's size is random and no deadline can be "
-                'promised by measured costs. Use subnet.count = "exact" or radio.costs = "formula".'
+                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
+                "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
+                '"formula".'
             )
-        if config.subnet.level == "unit" and config.subnet.layer_rates:
-            raise ConfigError(
-                "subnet.layer_rates at the unit level let a subnet grow with its rate, so that no deadline can be "
-                'promised by measured costs. Leave them out, or use radio.costs = "formula".'
-            )
-        sizes = lru_cache(maxsize=4096)(sizer(blueprint(model, input_shape, level=config.subnet.level), config.subnet))
-        wire = DTYPES[config.execution.wire].itemsize
-        scales = 4 * len(sizes(0.0)) if config.execution.wire == "int8" else 0
+        sizes = lru_cache(maxsize=4096)(work.sizes)
+
+        def push(rate: float) -> float:
+            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
+
+        def pull(rate: float) -> float:
+            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
 
         @lru_cache
         def cover(top: float) -> dict[str, Any]:
-            frame = covering(lambda rate: 8.0 * (HEADER_BYTES + scales + wire * sum(sizes(rate).values())), top)
-            forward = covering(lambda rate: self._forward(sizes(rate)), top)
-            return {"push_bits": frame, "pull_bits": frame, "flops": 3.0 * forward * self.cell.samples}
+            trained = covering(lambda rate: work.flops(sizes(rate).kept)[1], top)
+            return {
+                "push_bits": covering(push, top),
+                "pull_bits": covering(pull, top),
+                "flops": trained * self.cell.samples,
+            }
 
         return cover
 
-    def _forward(self, kept: Mapping[str, int]) -> float:
-        """Count the FLOPs of a subnet's forward pass: each layer's, times the share of its weights that is kept."""
-        total = 0.0
-        for layer, flops in self._by_layer.items():
-            name = f"{layer}.weight" if layer else "weight"
-            total += flops * kept[name] / self._sizes[name] if name in kept else flops
-        return total
 
-
-def controller(
-    config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], samples: list[int]
-) -> GivenRates | RadioRates:
-    """Return who decides the rates of a run: the cell where there is a radio, else the user."""
-    if config.radio is not None:
-        return RadioRates(config, model, input_shape, samples)
-    return GivenRates(read_rates(config.rate, len(samples)))
+Rates = GivenRates | RadioRates
+"""Who decides the rates of a run."""
 
 
 def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
@@ -227,15 +244,36 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 def _rates_from_file(path: Path) -> tuple[float, ...]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    with suppress(ValueError, KeyError, TypeError):
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    try:
         if path.suffix == ".json":
             return tuple(float(value) for value in json.loads(text))
-        rows = list(csv.DictReader(text.splitlines()))
-        return tuple(float(row["rate"]) for row in rows)
-    raise ConfigError(f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column named rate.")
+        return _by_device(list(csv.DictReader(text.splitlines())), path)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
+        raise ConfigError(
+            f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column rate (and one named device, if "
+            "the rows are not in order)."
+        ) from None
+
+
+def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
+    """Return the column rate in the order of the column device, where there is one."""
+    rates = [float(row["rate"]) for row in rows]
+    if not rows or "device" not in rows[0]:
+        return tuple(rates)
+    devices = [int(row["device"]) for row in rows]
+    if sorted(devices) != list(range(len(rows))):
+        raise ConfigError(
+            f"the column device of {str(path)!r} holds {sorted(devices)[:12]}; it must name every device from 0 to "
+            f"{len(rows) - 1} once."
+        )
+    return tuple(rates[row] for row in np.argsort(devices).tolist())
 
 
 def _highest(allocation: Allocation) -> float:
