@@ -1,3 +1,5 @@
+import doctest
+import importlib
 import tracemalloc
 
 import numpy as np
@@ -11,6 +13,13 @@ from feddrop.seeds import permutation
 
 LINEAR_ON_DIABETES = 0.4956
 """Mean squared error of a linear fit on the test fifth; docs/data.md has it too."""
+
+
+@pytest.mark.parametrize("module", ["data.adapters", "data.arrays", "data.sources", "models.named"])
+def test_examples_in_docstrings(module):
+    found = doctest.testmod(importlib.import_module(f"feddrop.{module}"))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_from_arrays_shapes_and_kinds():

@@ -160,11 +160,18 @@ def test_train_limit_is_spread_over_roles(tmp_path):
     assert sorted(np.bincount(some.owners).tolist()) == [2, 2, 3]
 
 
-def bigram_accuracy(dataset: data.Dataset) -> float:
-    """Share of test characters that are the most frequent successor, in training, of the one before."""
-    counts = np.zeros((dataset.vocabulary, dataset.num_classes), int)
-    np.add.at(counts, (dataset.train_x.numpy().ravel(), dataset.train_y.numpy().ravel()), 1)
-    return float((counts.argmax(1)[dataset.test_x.numpy()] == dataset.test_y.numpy()).mean())
+def ngram_accuracy(dataset: data.Dataset, before: int) -> float:
+    """Share of test characters that are the most frequent ones, in training, after the ``before`` that precede them."""
+
+    def pairs(x, y):
+        contexts = sum(x[:, i : x.shape[1] - before + 1 + i].numpy() * 96**i for i in range(before))
+        return np.broadcast_to(contexts, y[:, max(0, before - 1) :].shape), y[:, max(0, before - 1) :].numpy()
+
+    contexts, targets = pairs(dataset.train_x, dataset.train_y)
+    counts = np.zeros((96**before, 96), int)
+    np.add.at(counts, (contexts.ravel(), targets.ravel()), 1)
+    contexts, targets = pairs(dataset.test_x, dataset.test_y)
+    return float((counts.argmax(1)[contexts] == targets).mean())
 
 
 def test_bigram_accuracy_against_a_plain_loop(tmp_path):
@@ -178,7 +185,7 @@ def test_bigram_accuracy_against_a_plain_loop(tmp_path):
     for x, y in zip(found.test_x.flatten().tolist(), found.test_y.flatten().tolist(), strict=True):
         most = max(after.get(x, {0: 1}).items(), key=lambda item: (item[1], -item[0]))[0]
         right, total = right + (most == y), total + 1
-    assert bigram_accuracy(found) == pytest.approx(right / total)
+    assert ngram_accuracy(found, 1) == pytest.approx(right / total)
 
 
 @pytest.mark.skipif(
@@ -198,7 +205,9 @@ def test_real_shakespeare():
     assert [found.owner_names[owner] for owner in found.owners] == who
     parts = data.partition(found.train_y, devices=60, how="owner", owners=found.owners, seed=0)
     assert min(len(part) for part in parts) == 67
-    assert bigram_accuracy(found) == pytest.approx(0.2767, abs=5e-5)  # docs/data.md has it too
+    # docs/data.md has them too: always a space, bigrams, trigrams (from the second position of a sequence on)
+    for before, accuracy in ((0, 0.164), (1, 0.277), (2, 0.394)):
+        assert ngram_accuracy(found, before) == pytest.approx(accuracy, abs=5e-4)
     shown = subprocess.run(
         [sys.executable, "-m", "feddrop", "data", "shakespeare", "--path", REAL],
         capture_output=True,
