@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddrop.errors import ConfigError
+from feddrop.flops import forward_flops, layer_flops
 from feddrop.models import (
     MODELS,
     NORMS,
@@ -14,8 +15,6 @@ from feddrop.models import (
     alexnet,
     build,
     count_parameters,
-    forward_flops,
-    layer_flops,
     lenet,
     resnet18,
 )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddrop.allocation import Problem, allocate
-    from feddrop.config import DataConfig, ModelConfig, RunConfig
-    from feddrop.data import Dataset, from_arrays, from_dataset, load, partition
+    from feddrop.config import RunConfig
+    from feddrop.data import DataConfig, Dataset, from_arrays, from_dataset, load, partition
     from feddrop.device import Device, Reply, Task
     from feddrop.errors import (
         ConfigError,
@@ -26,20 +26,13 @@ if TYPE_CHECKING:
     from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
     from feddrop.learning.config import TrainConfig
     from feddrop.learning.server import ServerConfig
-    from feddrop.methods import (
-        FedavgConfig,
-        FeddropConfig,
-        FeddstConfig,
-        MethodConfig,
-        WindowConfig,
-        fedavg,
-        feddrop,
-        feddst,
-        fedrolex,
-        heterofl,
-    )
+    from feddrop.methods import MethodConfig, named
+    from feddrop.methods.fedavg import FedavgConfig, fedavg
+    from feddrop.methods.feddrop import FeddropConfig, feddrop
+    from feddrop.methods.feddst import FeddstConfig, feddst
     from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
-    from feddrop.models import alexnet, lenet, lstm, mlp, resnet18, transformer
+    from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
+    from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
     from feddrop.radio import Cell, RadioConfig
     from feddrop.report import write_report
@@ -56,10 +49,10 @@ _HOMES = {
     "Device": "device",
     "ExecutionConfig": "executors",
     "Executor": "executors",
-    "FedavgConfig": "methods",
-    "FeddropConfig": "methods",
+    "FedavgConfig": "methods.fedavg",
+    "FeddropConfig": "methods.feddrop",
     "FeddropError": "errors",
-    "FeddstConfig": "methods",
+    "FeddstConfig": "methods.feddst",
     "FrameError": "errors",
     "InfeasibleError": "errors",
     "Job": "methods.method",
@@ -85,22 +78,23 @@ _HOMES = {
     "TrainConfig": "learning.config",
     "TrainingError": "errors",
     "Update": "methods.method",
-    "WindowConfig": "methods",
+    "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
     "derive": "seeds",
-    "fedavg": "methods",
-    "feddrop": "methods",
-    "feddst": "methods",
-    "fedrolex": "methods",
+    "fedavg": "methods.fedavg",
+    "feddrop": "methods.feddrop",
+    "feddst": "methods.feddst",
+    "fedrolex": "methods.windows",
     "from_arrays": "data",
     "from_dataset": "data",
-    "heterofl": "methods",
+    "heterofl": "methods.windows",
     "jobs": "methods.method",
     "lenet": "models",
     "load": "data",
     "lstm": "models",
     "mlp": "models",
+    "named": "methods",
     "partition": "data",
     "resnet18": "models",
     "resume": "runs",
@@ -164,6 +158,7 @@ __all__ = [
     "load",
     "lstm",
     "mlp",
+    "named",
     "partition",
     "resnet18",
     "resume",

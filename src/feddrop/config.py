@@ -49,7 +49,7 @@ class RunConfig:
         seed: root of every random choice.
         rounds: rounds in all.
         rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file;
-            0.3 where nothing is said. With a radio, rates come from the cell.
+            0.3 where nothing is said. With a radio, rates come from it.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         method: its name and, beside it, its settings; a name alone will do.
     """
@@ -70,8 +70,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             object.__setattr__(self, item.name, _plain(getattr(self, item.name)))
-        if isinstance(self.method, str):
-            object.__setattr__(self, "method", _method(self.method, "method"))
+        object.__setattr__(self, "method", _method(self.method, "method"))
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")
@@ -88,8 +87,8 @@ class RunConfig:
                 )
             raise ConfigError(
                 f"rate is {self.rate!r}, which has no effect: [radio] decides the rates by its scheme "
-                f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more or '
-                "less, change radio.deadline_s."
+                f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more '
+                "or less, change radio.deadline_s."
             )
 
     @property

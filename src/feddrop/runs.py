@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from feddrop import checkpoints, data, models, params
+from feddrop import checkpoints, data, flops, models, params
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.device import Samples, Task, check_torch_device
@@ -109,6 +109,7 @@ class Run:
         )
         self._factory = method or config.method.factory()
         self._method = checked(self._factory(self._setup), "method")
+        self._flops = flops.count(self.model, self.dataset.example)
         self.control = self._decider()
         self._executor_factory = executor
         self.params: Params = params.from_model(self.model)
@@ -282,15 +283,13 @@ class Run:
         chosen = Participation(config.participation, len(self.parts), config.seed)
         if config.radio is None:
             return GivenRates(self._rates or (), chosen)
-        flops = models.layer_flops(self.model, self.dataset.input_shape)
-        sizes = {name: tensor.numel() for name, tensor in self.model.named_parameters()}
+        if self._flops.note():
+            log.warning(self._flops.note())
 
         def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
-            total = 0.0
-            for layer, count in flops.items():
-                name = f"{layer}.weight" if layer else "weight"
-                total += count * kept[name] / sizes[name] if kept is not None and name in kept else count
-            return total, 3.0 * total
+            """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""
+            found = self._flops.of(kept or {})
+            return found.forward, max(3.0 * found.forward, found.training)
 
         work = Workload(
             samples=[len(part) * config.train.epochs for part in self.parts],
@@ -331,7 +330,7 @@ class Run:
             "own": self.own,
             "parameters": sum(p.numel() for p in whole),
             "weights": sum(p.numel() for p in whole if p.ndim >= 2),
-            "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
+            "forward_flops": int(self._flops.whole.forward),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
             "class_counts": counts.tolist(),
@@ -360,8 +359,8 @@ def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
     Args:
         config: what to run.
         out: the run folder, new or empty.
-        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss, metrics.
-            A network that is given stays as it is; :func:`load_model` gives the trained one.
+        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
+            metrics. A network that is given stays as it is; :func:`load_model` gives the trained one.
     """
     return _finish(Run(config, out, **given))
 

@@ -161,7 +161,7 @@ def _read(folder: Path) -> Samples:
     def mapped(path: Path) -> Tensor:
         return torch.from_numpy(np.load(path, mmap_mode="c"))
 
-    found = []
+    found: list[Any] = []
     for name in Samples._fields:
         single = folder / f"{name}.npy"
         many = sorted(folder.glob(f"{name}.*.npy"), key=lambda path: int(path.suffixes[-2][1:]))

@@ -13,20 +13,17 @@ from functools import partial
 from typing import Any
 
 from feddrop.errors import ConfigError, named_object, one_of
-from feddrop.methods.fedavg import FedavgConfig, fedavg
-from feddrop.methods.feddrop import FeddropConfig, feddrop
-from feddrop.methods.feddst import FeddstConfig, feddst
+from feddrop.methods import fedavg, feddrop, feddst, windows
 from feddrop.methods.method import Method, MethodFactory, Setup
-from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
 
 Builder = Callable[[Setup, Any], Method]
 
 METHODS: Mapping[str, tuple[type[Any], Builder]] = {
-    "fedavg": (FedavgConfig, fedavg),
-    "feddrop": (FeddropConfig, feddrop),
-    "feddst": (FeddstConfig, feddst),
-    "fedrolex": (WindowConfig, fedrolex),
-    "heterofl": (WindowConfig, heterofl),
+    "fedavg": (fedavg.FedavgConfig, fedavg.fedavg),
+    "feddrop": (feddrop.FeddropConfig, feddrop.feddrop),
+    "feddst": (feddst.FeddstConfig, feddst.feddst),
+    "fedrolex": (windows.WindowConfig, windows.fedrolex),
+    "heterofl": (windows.WindowConfig, windows.heterofl),
 }
 
 
@@ -40,7 +37,7 @@ class MethodConfig:
     """
 
     name: str = "feddrop"
-    settings: Any = field(default_factory=FeddropConfig)
+    settings: Any = field(default_factory=feddrop.FeddropConfig)
 
     def __post_init__(self) -> None:
         if ":" in self.name:

@@ -139,7 +139,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded[0]} rounds",
-        notes=_notes(config.subnet),
+        notes=_notes(config.method.settings) if isinstance(config.method.settings, SubnetConfig) else (),
     )
 
 
@@ -163,11 +163,11 @@ def _notes(subnet: SubnetConfig) -> tuple[str, ...]:
     """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
     own = []
     if subnet.layers != "all":
-        own.append(f"subnet.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
+        own.append(f"method.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
     if subnet.layer_rates:
-        own.append(f"subnet.layer_rates = {dict(subnet.layer_rates)!r}")
+        own.append(f"method.layer_rates = {dict(subnet.layer_rates)!r}")
     if subnet.biases:
-        own.append("subnet.biases = true")
+        own.append("method.biases = true")
     if not own:
         return ()
     return (
