@@ -23,11 +23,9 @@ def play(tmp_path_factory):
 
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
 def test_roles_are_devices(model, play, tmp_path):
-    text = (
-        SHORT
-        + f'data = {{ name = "shakespeare", partition = "owner", devices = 5 }}\nmodel = {{ name = "{model}", width = 0.1 }}'
-    )
-    config = feddrop.RunConfig.from_toml(text, [f"data.path={play}", "rounds=3", "train.lr=0.5"])
+    text = SHORT + 'data = { name = "shakespeare", partition = "owner", devices = 5 }\nmodel.width = 0.1'
+    overrides = [f"data.path={play}", f"model.name={model}", "rounds=3", "train.lr=0.5"]
+    config = feddrop.RunConfig.from_toml(text, overrides)
     records = feddrop.run(config, tmp_path / "run")
     assert [len(record["devices"]) for record in records] == [5, 5, 5]
     assert records[-1]["train_loss"] < records[0]["train_loss"] < 6
