@@ -24,8 +24,8 @@ def digits() -> tuple[Samples, Samples, list[str]]:
 def diabetes() -> tuple[Samples, Samples]:
     """Progression of diabetes after a year, from ten measurements of 442 people.
 
-    The target ``[N, 1]`` has mean 0 and deviation 1 over the training samples, so that always answering their mean has an
-    error of 1.
+    The target ``[N, 1]`` has mean 0 and deviation 1 over the training samples: always answering their mean has an error
+    of 1.
     """
     from sklearn.datasets import load_diabetes
 
