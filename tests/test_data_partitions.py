@@ -105,6 +105,7 @@ def test_class_counts_against_a_plain_loop():
         ({"how": "idd"}, "Did you mean 'iid'"),
         ({"how": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
         ({"how": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
+        ({"how": "quantity", "alpha": 1e308}, "at most 1e6"),  # draws overflowed, and gave the most uneven parts
         ({"how": "classes", "classes_per_device": 1}, "from 2"),
         ({"how": "classes", "classes_per_device": 4}, "to 3"),
         ({"how": "classes", "classes_per_device": 3, "devices": 11}, "10 samples for 11 devices"),
