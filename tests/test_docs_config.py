@@ -17,7 +17,7 @@ from feddrop.config import RunConfig, to_table
 from feddrop.data import DATASETS, PARTITIONS
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import LAYER_SPARSITIES
-from feddrop.models import INITS
+from feddrop.models import INITS, MODELS, NORMS
 from feddrop.radio.cell import NOISES
 from feddrop.subnets.cut import COUNTS, LEVELS
 from feddrop.subnets.frames import DTYPES
@@ -28,6 +28,8 @@ CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
     "model.init": INITS,
+    "model.name": MODELS,
+    "model.norm": NORMS,
     "subnet.level": LEVELS,
     "subnet.count": COUNTS,
     "train.schedule": SCHEDULES,

@@ -100,9 +100,9 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
     Parameters
     ----------
     name:
-        digits, cifar10, cifar100 or fashion_mnist.
+        digits, diabetes, cifar10, cifar100, fashion_mnist or shakespeare.
     path:
-        The archive or its folder.
+        The archive or file, or its folder.
     download:
         Fetch it from its official site into the cache folder.
     json_:
@@ -110,14 +110,7 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
     """
     from feddrop.data import load
 
-    dataset = load(name, path=path, download=download)
-    about: dict[str, Any] = {
-        "name": dataset.name,
-        "train": len(dataset.train_y),
-        "test": len(dataset.test_y),
-        "input_shape": list(dataset.input_shape),
-        "classes": dataset.num_classes,
-    }
+    about = load(name, path=path, download=download).about()
     if json_:
         print(json.dumps(about))
     else:

@@ -318,7 +318,7 @@ class Run:
             "forward_flops": int(self._flops.whole.forward),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
-            "class_counts": counts.tolist(),
+            "class_counts": counts.tolist() if self.dataset.class_names else None,
             "budget_j": self.control.budgets(),
             "data_crc32": self.dataset.crc32(),
         }
