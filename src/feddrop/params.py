@@ -42,3 +42,8 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.copy_(params[name])
         elif name.endswith("num_batches_tracked"):
             tensor.zero_()
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of parameters of any network, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
