@@ -8,7 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as f
 
 from feddrop.errors import ConfigError, SubnetError
+from feddrop.flops import count
+from feddrop.models import lstm, resnet18, transformer
+from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.coupling import _RULES, register_rule, rule_of
+from feddrop.subnets.cut import SubnetConfig, cutter, shrinker, sizer
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import Axis, shrink
@@ -222,3 +226,60 @@ def test_rules_for_operations_of_ones_own():
         rule_of.cache_clear()
     with pytest.raises(ConfigError, match="regular expression"):
         register_rule("(", elementwise)
+
+
+def test_the_networks_that_come_with_the_package():
+    torch.manual_seed(0)
+    small = transformer(vocabulary=11, num_classes=11, length=6, width=8, heads=4, feed=12, layers=2)
+    graph = assert_same(small, TOKENS)
+    parts = {"attention.q": 4, "up": 12}
+    assert graph.groups == {f"blocks.{i}.{name}": units for i in range(2) for name, units in parts.items()}
+    for norm in ("batch", "group"):
+        model = resnet18(num_classes=5, input_shape=(3, 8, 8), channels=(8, 8, 16, 16), norm=norm)
+        graph = assert_same(model, (3, 8, 8))
+        assert list(graph.whole) == ["fc"]
+    with pytest.raises(SubnetError, match=r"no hidden units.*level='weight'.*'lstm'"):
+        trace(lstm(vocabulary=11, num_classes=11, embedding=4, hidden=6), TOKENS)
+
+
+@pytest.mark.parametrize("level", ["weight", "unit"])
+def test_token_networks_are_cut_at_the_rate_that_is_asked(level):
+    model = transformer(vocabulary=65, num_classes=65, length=6, width=64, heads=8, feed=256, layers=2)
+    blueprint, config = Blueprint(model, TOKENS), SubnetConfig(level=level)
+    subnet, sizes = cutter(blueprint, config)(1, 0.4), sizer(blueprint, config)(0.4)
+    assert {name: piece.size for name, piece in subnet.items()} == sizes
+    cut = {n for n, p in model.named_parameters() if p.ndim > 1 and (level == "weight" or blueprint.units.axes[n])}
+    assert sum(sizes[n] for n in cut) == pytest.approx(0.6 * sum(model.get_parameter(n).numel() for n in cut), rel=0.02)
+    assert ("embedding.weight" in cut) == (level == "weight")  # a table's rows are looked up whole, its entries may go
+    network = shrinker(model, blueprint)(subnet)
+    assert (network is model) == (level == "weight")
+    assert network(TOKENS).shape == model(TOKENS).shape
+    if level == "unit":  # the weights' work is the smaller network's own; attention scores are counted for all heads
+        whole, own = count(model, TOKENS), count(network, TOKENS)
+        assert own.by_weight.keys() == whole.by_weight.keys()
+        predicted = whole.of(sizes).training - whole.rest.training
+        assert predicted == pytest.approx(own.whole.training - own.rest.training)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_at_the_weight_level(kind):
+    model = Recurrent(kind)
+    blueprint = Blueprint(model, TOKENS)
+    subnet = cutter(blueprint, SubnetConfig())(1, 0.5)
+    dropped = {name for name, piece in subnet.items() if piece.index is not None}
+    assert dropped == {"embed.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "fc.weight", "out.weight"}
+    assert {"rnn.bias_ih_l0", "rnn.bias_hh_l0"} <= set(blueprint.biases)
+
+
+def test_a_network_is_traced_once(monkeypatch):
+    from feddrop.subnets import blueprint as module
+
+    calls = []
+    monkeypatch.setattr(module, "trace", lambda *args: calls.append(args) or trace(*args))
+    blueprint = Blueprint(Own(), (4,))
+    cutter(blueprint, SubnetConfig())(1, 0.5)
+    assert not calls
+    for _ in range(2):
+        cutter(blueprint, SubnetConfig(level="unit"))(1, 0.5)
+        sizer(blueprint, SubnetConfig(level="unit"))(0.5)
+    assert len(calls) == 1
