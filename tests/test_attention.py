@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from feddrop.errors import ConfigError, SubnetError
 from feddrop.flops import count
 from feddrop.models import lstm, resnet18, transformer
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.coupling import _RULES, register_rule, rule_of
+from feddrop.subnets.coupling import _OWN, register_rule, rule_of
 from feddrop.subnets.cut import SubnetConfig, cutter, shrinker, sizer
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
@@ -91,7 +93,7 @@ def test_heads_and_hidden_units_are_found_however_attention_is_written(how):
         assert graph.axes[f"{layer}.weight"] == (Axis(dim=0, group="block.attention.q", block=2, role="out"),)
     assert graph.axes["block.attention.o.weight"] == (Axis(dim=1, group="block.attention.q", block=2, role="in"),)
     assert graph.heads == {"block.attention": ("heads", "block.attention.q")}
-    assert graph.whole["embed"] == graph.whole["place"] == "it looks up whole rows of a table"
+    assert graph.whole["embed"] == graph.whole["place"] == "its units are the width of an embedding"
     assert set(graph.whole) == {"embed", "place", "block.attention.o", "block.down", "out"}
     small = shrink(Transformer(Attention(how)), graph, {"block.attention.q": 3})
     assert (small.block.attention.heads, small.block.attention.q.out_features) == (3, 6)
@@ -222,7 +224,7 @@ def test_rules_for_operations_of_ones_own():
     try:
         assert assert_same(Own(), (4,)).groups == {"a": 6, "b": 8}
     finally:
-        _RULES.pop(0)
+        _OWN.pop(0)
         rule_of.cache_clear()
     with pytest.raises(ConfigError, match="regular expression"):
         register_rule("(", elementwise)
@@ -283,3 +285,6 @@ def test_a_network_is_traced_once(monkeypatch):
         cutter(blueprint, SubnetConfig(level="unit"))(1, 0.5)
         sizer(blueprint, SubnetConfig(level="unit"))(0.5)
     assert len(calls) == 1
+    assert pickle.loads(pickle.dumps(blueprint)).units == blueprint.units  # workers do not trace again
+    assert len(calls) == 1
+    assert "feddrop_tests::tripled" in blueprint.note()

@@ -49,3 +49,7 @@ class Blueprint:
     def units(self) -> UnitGraph:
         """The groups of coupled units."""
         return trace(self._model, self._example)
+
+    def note(self) -> str:
+        """Return a line that names what is kept whole at the unit level, and why; empty if units were not asked for."""
+        return self.units.note() if "units" in vars(self) else ""

@@ -81,7 +81,8 @@ class Call(NamedTuple):
 Rule = Callable[["Coupling", Call], Sequence[Units | None]]
 """Joins what an operation couples and returns what the dimensions of its first result follow."""
 
-_RULES: list[tuple[re.Pattern[str], Rule]] = []
+_OWN: list[tuple[re.Pattern[str], Rule]] = []
+_BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
 
 
 def register_rule(operations: str, rule: Rule) -> None:
@@ -99,17 +100,26 @@ def register_rule(operations: str, rule: Rule) -> None:
         >>> register_rule("my_library::swish", elementwise)
     """
     try:
-        pattern = re.compile(operations)
+        _OWN.insert(0, (re.compile(operations), rule))
     except re.error as error:
         raise ConfigError(f"the operation {operations!r} is not a regular expression: {error}.") from None
-    _RULES.insert(0, (pattern, rule))
     rule_of.cache_clear()
+
+
+def built_in(operations: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that makes a function the rule of some operations, unless another is registered."""
+
+    def add(rule: Rule) -> Rule:
+        _BUILT_IN.append((re.compile(operations), rule))
+        return rule
+
+    return add
 
 
 @lru_cache(maxsize=1024)
 def rule_of(op: str) -> Rule | None:
-    """Return the rule of an operation; the latest that was registered comes first."""
-    return next((rule for pattern, rule in _RULES if pattern.fullmatch(op)), None)
+    """Return the rule of an operation: the latest that was registered, else the built-in one."""
+    return next((rule for pattern, rule in (*_OWN, *_BUILT_IN) if pattern.fullmatch(op)), None)
 
 
 class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]

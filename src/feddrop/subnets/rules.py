@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from feddrop.subnets.coupling import Call, Coupling, Dims, Rule, Units, register_rule
+from feddrop.subnets.coupling import Call, Coupling, Dims, Units, built_in
 
 # Pooling, resizing and padding work on the last 1, 2 or 3 dimensions, as their names say.
 _SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad)([123])d\w*")
 
 
-def _rule(operations: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        register_rule(operations, rule)
-        return rule
-
-    return register
-
-
 # Everything that ATen tags as pointwise, and what is so without the tag.
-@_rule(
+@built_in(
     r"elementwise|_prelu_kernel|alias|bernoulli_?|copy_|detach|expand|hardswish_?|leaky_relu_?|lift_fresh|"
     r"log_sigmoid_forward|native_dropout|\w+_like"
 )
@@ -40,7 +31,7 @@ def elementwise(coupling: Coupling, call: Call) -> Dims:
     return tuple(result)
 
 
-@_rule("convolution")
+@built_in("convolution")
 def _convolution(coupling: Coupling, call: Call) -> Dims:
     given = call.given
     x, w = coupling.dims(given["input"]), coupling.dims(given["weight"])
@@ -61,7 +52,7 @@ def _convolution(coupling: Coupling, call: Call) -> Dims:
     return (x[0], fan_out, *(None for _ in x[2:]))
 
 
-@_rule("mm|addmm|bmm|baddbmm")
+@built_in("mm|addmm|bmm|baddbmm")
 def _product(coupling: Coupling, call: Call) -> Dims:
     left, right = call.inputs[-2:]
     (*batch, a, inner), (*others, same, b) = coupling.dims(left), coupling.dims(right)
@@ -85,7 +76,7 @@ def _product(coupling: Coupling, call: Call) -> Dims:
     return result
 
 
-@_rule(r"_scaled_dot_product_\w*attention\w*")
+@built_in(r"_scaled_dot_product_\w*attention\w*")
 def _attention(coupling: Coupling, call: Call) -> Dims:
     """Heads are cut, ``[N, heads, L, size]``; grouped queries with the head of keys and values that they share."""
     q, k, v = (coupling.dims(call.given[name]) for name in ("query", "key", "value"))
@@ -100,15 +91,15 @@ def _attention(coupling: Coupling, call: Call) -> Dims:
     return (*q[:-1], v[-1])
 
 
-@_rule("embedding")
+@built_in("embedding")
 def _embedding(coupling: Coupling, call: Call) -> Dims:
-    """Looking up a row: the table's width is what a whole network shares, and is kept."""
+    """Looking up rows of a table. Its width is what all blocks of a network add to, and is kept."""
     weight = call.given["weight"]
-    coupling.keep(coupling.dims(weight), "it looks up whole rows of a table")
+    coupling.keep(coupling.dims(weight), "its units are the width of an embedding")
     return (*(None for _ in call.given["indices"].shape), coupling.dims(weight)[1])
 
 
-@_rule("view|_unsafe_view|_reshape_copy|squeeze|unsqueeze")
+@built_in("view|_unsafe_view|_reshape_copy|squeeze|unsqueeze")
 def _reshape(coupling: Coupling, call: Call) -> Dims:
     """Match the shortest runs of dimensions with equal products."""
     source, out = call.inputs[0], call.outs[0]
@@ -160,13 +151,13 @@ def _regrouped(coupling: Coupling, source: Tensor, run: list[int], sizes: list[i
     return at, base
 
 
-@_rule("permute")
+@built_in("permute")
 def _permute(coupling: Coupling, call: Call) -> Dims:
     dims = coupling.dims(call.inputs[0])
     return tuple(dims[d] for d in call.given["dims"])
 
 
-@_rule("t|transpose")
+@built_in("t|transpose")
 def _transpose(coupling: Coupling, call: Call) -> Dims:
     dims = list(coupling.dims(call.inputs[0]))
     if len(dims) > 1:
@@ -175,17 +166,17 @@ def _transpose(coupling: Coupling, call: Call) -> Dims:
     return tuple(dims)
 
 
-@_rule(r"\w*batch_norm\w*")  # one per backend
+@built_in(r"\w*batch_norm\w*")  # one per backend
 def _batch_norm(coupling: Coupling, call: Call) -> Dims:
     return _normalise(coupling, call, slice(1, 2))
 
 
-@_rule("native_layer_norm")
+@built_in("native_layer_norm")
 def _layer_norm(coupling: Coupling, call: Call) -> Dims:
     return _normalise(coupling, call, slice(-len(call.given["normalized_shape"]), None))
 
 
-@_rule("native_group_norm")
+@built_in("native_group_norm")
 def _group_norm(coupling: Coupling, call: Call) -> Dims:
     # The statistics of a norm group stay what they were if it is kept or dropped whole.
     if call.given["group"] > 1:
@@ -201,21 +192,21 @@ def _normalise(coupling: Coupling, call: Call, where: slice) -> Dims:
     return dims
 
 
-@_rule("_softmax|_safe_softmax|_log_softmax|cumsum|cumprod|logcumsumexp|flip|roll")
+@built_in("_softmax|_safe_softmax|_log_softmax|cumsum|cumprod|logcumsumexp|flip|roll")
 def _along(coupling: Coupling, call: Call) -> Dims:
     dims = coupling.dims(call.inputs[0])
     coupling.keep(dims[d] for d in _across(call.given, len(dims)))
     return dims
 
 
-@_rule("select")
+@built_in("select")
 def _select(coupling: Coupling, call: Call) -> Dims:
     dims, gone = coupling.dims(call.inputs[0]), call.given["dim"]
     coupling.keep([dims[gone]])
     return tuple(units for d, units in enumerate(dims) if d != gone % len(dims))
 
 
-@_rule("slice|split|split_with_sizes|constant_pad_nd")
+@built_in("slice|split|split_with_sizes|constant_pad_nd")
 def _part(coupling: Coupling, call: Call) -> Dims:
     first = call.inputs[0]
     dims, rank = coupling.dims(first), first.ndim
@@ -225,7 +216,7 @@ def _part(coupling: Coupling, call: Call) -> Dims:
     return tuple(None if d in changed else units for d, units in enumerate(dims))
 
 
-@_rule("cat")
+@built_in("cat")
 def _cat(coupling: Coupling, call: Call) -> Dims:
     dims = coupling.dims(call.inputs[0])
     across = call.given.get("dim", 0) % len(dims)
@@ -235,7 +226,7 @@ def _cat(coupling: Coupling, call: Call) -> Dims:
     return tuple(None if d == across else units for d, units in enumerate(dims))
 
 
-@_rule("all|amax|amin|any|argmax|argmin|linalg_vector_norm|logsumexp|max|mean|min|norm|prod|std|sum|var|var_mean")
+@built_in("all|amax|amin|any|argmax|argmin|linalg_vector_norm|logsumexp|max|mean|min|norm|prod|std|sum|var|var_mean")
 def _reduction(coupling: Coupling, call: Call) -> Dims:
     dims = coupling.dims(call.inputs[0])
     gone = _across(call.given, len(dims))
@@ -245,7 +236,7 @@ def _reduction(coupling: Coupling, call: Call) -> Dims:
     return tuple(units for d, units in enumerate(dims) if d not in gone)
 
 
-@_rule(_SPATIAL.pattern)
+@built_in(_SPATIAL.pattern)
 def _spatial(coupling: Coupling, call: Call) -> Dims:
     found = _SPATIAL.fullmatch(call.op)
     dims = coupling.dims(call.inputs[0])

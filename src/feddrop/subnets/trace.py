@@ -71,13 +71,18 @@ def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list
     """
     path = _follow(model)
     coupling = Coupling(model, path)
-    try:
-        with torch.enable_grad(), random_state_kept(model), coupling:
-            outs = list(tensors_in(model(*inputs)))
-    except Exception as error:
-        return coupling, [], f"in {place(path)}: {error}"
+    with coupling:
+        outs, failure = _run(model, inputs, path)
     coupling.keep((units for out in outs for units in coupling.dims(out)), _OUTPUT)
-    return coupling, outs, ""
+    return coupling, outs, failure
+
+
+def _run(model: nn.Module, inputs: tuple[Tensor, ...], path: list[str]) -> tuple[list[Tensor], str]:
+    try:
+        with torch.enable_grad(), random_state_kept(model):
+            return list(tensors_in(model(*inputs))), ""
+    except Exception as error:
+        return [], f"in {place(path)}: {error}"
 
 
 def _trial(
@@ -95,7 +100,7 @@ def _trial(
     sizes = {group: 2 if graph.groups[group] > 2 else 3 for group in groups}
     hint = "let its code take sizes from x.shape, as in x.flatten(1)"
     other = resized(model, graph, sizes)
-    failure = _watch(other, inputs)[2] if model.training else ""
+    failure = _run(other, inputs, _follow(other))[1] if model.training else ""
     coupling, outs, worse = _watch(other.eval(), inputs)
     if failure := failure or worse:
         return f"{failure}; {hint}"
