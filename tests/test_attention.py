@@ -105,8 +105,10 @@ def test_heads_written_as_a_number_are_kept_and_the_rest_is_cut():
     assert graph.groups == {"block.up": 12}
     for layer in "qkv":
         assert "fewer units" in graph.whole[f"block.attention.{layer}"]
-    assert "'block.attention.q' (the network does not work with fewer units" in graph.note()
+    assert "'block.attention.q', 'block.attention.k', 'block.attention.v' (the network does not" in graph.note()
+    assert "'embed', 'place' (its units are the width of an embedding)" in graph.note()
     assert "'out'" not in graph.note()
+    assert "'block.down'" not in graph.note()  # it is cut on the side that it reads
 
 
 def test_two_heads_written_as_a_number_are_not_taken_for_smaller_ones():

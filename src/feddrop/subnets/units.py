@@ -63,9 +63,14 @@ class UnitGraph:
     heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def note(self) -> str:
-        """Return a line that names the layers kept whole, and why; empty if only the output layers are."""
-        kept = [f"{layer!r} ({why})" for layer, why in self.whole.items() if not why.endswith("the network's output")]
-        return f"Kept whole at the unit level: {'; '.join(kept)}." if kept else ""
+        """Return a line that names the layers of which nothing is cut, and why; empty if only output layers are so."""
+        reasons: dict[str, list[str]] = {}
+        for layer, why in self.whole.items():
+            cut = any(axes for name, axes in self.axes.items() if name == layer or name.startswith(f"{layer}."))
+            if not cut and not why.endswith("the network's output"):
+                reasons.setdefault(why, []).append(repr(layer))
+        kept = "; ".join(f"{', '.join(layers)} ({why})" for why, layers in reasons.items())
+        return f"Kept whole at the unit level: {kept}." if kept else ""
 
 
 def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, Index]) -> Subnet:
