@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 
 import pytest
 import torch
@@ -97,6 +98,22 @@ def test_heads_and_hidden_units_are_found_however_attention_is_written(how):
     assert set(graph.whole) == {"embed", "place", "block.attention.o", "block.down", "out"}
     small = shrink(Transformer(Attention(how)), graph, {"block.attention.q": 3})
     assert (small.block.attention.heads, small.block.attention.q.out_features) == (3, 6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_transformers_equal_their_masked_twins(seed):
+    pick = random.Random(seed)
+    torch.manual_seed(seed)
+    heads, size = pick.choice((2, 3, 4, 5)), pick.choice((2, 3))
+    how = pick.choice(("fused", "masked", "product", "einsum", "merged", "attribute"))
+    width = heads * size
+    blocks = [
+        Block(Attention(how, width=width, heads=heads), width, pick.choice((2, 3, 7))) for _ in range(seed % 2 + 1)
+    ]
+    body = nn.Sequential(nn.Embedding(11, width), *blocks, nn.LayerNorm(width), nn.Linear(width, 11))
+    graph = assert_same(body, TOKENS, seed)
+    assert len(graph.groups) == 2 * len(blocks)
+    assert graph.groups["1.attention.q"] == heads
 
 
 def test_heads_written_as_a_number_are_kept_and_the_rest_is_cut():
