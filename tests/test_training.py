@@ -6,7 +6,8 @@ from torch import nn
 
 from feddrop.errors import ConfigError
 from feddrop.params import from_model, load_into
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import SubnetConfig, cutter
 from feddrop.subnets.piece import gather, scatter, whole
 from feddrop.training import LocalBatches, TrainConfig, evaluate, train
 
@@ -41,7 +42,7 @@ def test_step_is_torch_sgd_to_the_bit(tiny, digits, momentum, decay):
 @pytest.mark.parametrize("biases", [False, True])
 def test_dropped_weights_stay_zero_at_every_step(tiny, digits, biases):
     config = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.1, batch_size=10)
-    plan = blueprint(tiny, (1, 16, 16))
+    plan = Blueprint(tiny, (1, 16, 16))
     subnet = cutter(plan, SubnetConfig(biases=biases))(3, 0.5)
     values = {n: scatter(gather(t, subnet[n]), subnet[n]) for n, t in from_model(tiny).items()}
     load_into(tiny, values)

@@ -18,7 +18,8 @@ from feddrop.methods.windows import window, windows
 from feddrop.rounds import run_round
 from feddrop.runs import Run
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig, blueprint, unit_shares
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import SubnetConfig, unit_shares
 from feddrop.training import TrainConfig
 
 UNITS = SubnetConfig(level="unit")
@@ -38,7 +39,7 @@ def test_windows_by_hand():
 def plainly(model, x, y, parts, *, rolling, rounds, seed):
     """Train a perceptron with two hidden layers: explicit slices, and a mean over the holders of every entry."""
     w = [p.detach().clone() for p in model.parameters()]  # weight and bias of three layers
-    plan = blueprint(model, (x[0].numel(),), level="unit")
+    plan = Blueprint(model, (x[0].numel(),))
     for t in range(1, rounds + 1):
         total, holders = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w]
         for k, (part, rate) in enumerate(zip(parts, RATES, strict=True)):

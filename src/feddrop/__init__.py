@@ -39,8 +39,11 @@ if TYPE_CHECKING:
     from feddrop.rounds import Parcel
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
+    from feddrop.subnets.blueprint import Blueprint
+    from feddrop.subnets.coupling import register_rule
 
 _HOMES = {
+    "Blueprint": "subnets.blueprint",
     "Cell": "radio",
     "ConfigError": "errors",
     "DataConfig": "data",
@@ -96,6 +99,7 @@ _HOMES = {
     "mlp": "models",
     "named": "methods",
     "partition": "data",
+    "register_rule": "subnets.coupling",
     "resnet18": "models",
     "resume": "runs",
     "run": "runs",
@@ -105,6 +109,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Blueprint",
     "Cell",
     "ConfigError",
     "DataConfig",
@@ -160,6 +165,7 @@ __all__ = [
     "mlp",
     "named",
     "partition",
+    "register_rule",
     "resnet18",
     "resume",
     "run",

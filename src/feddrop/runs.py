@@ -113,6 +113,8 @@ class Run:
         )
         self._factory = method or config.method.factory()
         self._method = checked(self._factory(self._setup), "method")
+        if self._setup.blueprint().note():
+            log.warning(self._setup.blueprint().note())
         self._flops = flops.count(self.model, self.dataset.example)
         self.control = self._decider()
         self._executor_factory = executor
