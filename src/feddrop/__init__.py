@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddrop.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
     from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
     from feddrop.data import Dataset, from_arrays, load, partition
     from feddrop.errors import FeddropError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from feddrop.methods.windows import windows
     from feddrop.models import alexnet, lenet
     from feddrop.radio import Cell, RadioConfig
+    from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
     from feddrop.subnets.cut import SubnetConfig
@@ -26,27 +28,37 @@ if TYPE_CHECKING:
 _HOMES = {
     "AggregationConfig": "config",
     "Assignment": "method",
+    "CallbacksConfig": "callbacks",
     "Cell": "radio",
     "DataConfig": "config",
     "Dataset": "data",
+    "DeviceRecord": "records",
     "ExecutionConfig": "config",
     "FeddropError": "errors",
     "FeddstConfig": "methods.feddst",
+    "LoadedRun": "records",
+    "MLflow": "callbacks",
     "Method": "method",
     "ModelConfig": "config",
     "RadioConfig": "radio",
+    "RoundRecord": "records",
     "Run": "runs",
     "RunConfig": "config",
     "SubnetConfig": "subnets.cut",
+    "TensorBoard": "callbacks",
     "TrainConfig": "training",
     "Update": "method",
+    "WandB": "callbacks",
     "alexnet": "models",
     "derive": "seeds",
+    "export": "records",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "from_arrays": "data",
     "lenet": "models",
     "load": "data",
+    "load_model": "records",
+    "load_run": "records",
     "partition": "data",
     "resume": "runs",
     "run": "runs",
@@ -56,27 +68,37 @@ _HOMES = {
 __all__ = [
     "AggregationConfig",
     "Assignment",
+    "CallbacksConfig",
     "Cell",
     "DataConfig",
     "Dataset",
+    "DeviceRecord",
     "ExecutionConfig",
     "FeddropError",
     "FeddstConfig",
+    "LoadedRun",
+    "MLflow",
     "Method",
     "ModelConfig",
     "RadioConfig",
+    "RoundRecord",
     "Run",
     "RunConfig",
     "SubnetConfig",
+    "TensorBoard",
     "TrainConfig",
     "Update",
+    "WandB",
     "alexnet",
     "derive",
+    "export",
     "feddrop",
     "feddst",
     "from_arrays",
     "lenet",
     "load",
+    "load_model",
+    "load_run",
     "partition",
     "resume",
     "run",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
+from feddrop.callbacks import CallbacksConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import FeddstConfig
@@ -137,6 +138,7 @@ class RunConfig:
     feddst: FeddstConfig = field(default_factory=FeddstConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     radio: RadioConfig | None = None
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)

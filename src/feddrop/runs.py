@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import data, models, params
+from feddrop.callbacks import Callbacks, named
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
 from feddrop.control import Decision, controller, read_rates
@@ -50,6 +51,7 @@ class Run:
         dataset: data of your own in place of ``config.data.name``.
         resume: whether to go on with what the folder holds.
         overwrite: whether a run that the folder holds may be overwritten.
+        callbacks: who hears of every round, beside those that ``config.callbacks`` names; see ``callbacks.py``.
         command: how the run was started, for the report.
     """
 
@@ -62,12 +64,14 @@ class Run:
         dataset: Dataset | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        callbacks: Sequence[Any] = (),
         command: str = "",
     ) -> None:
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._disk = RunFolder(out)
         if not resume:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
+        self._callbacks = Callbacks([*named(config.callbacks), *callbacks])
         check_torch_device(config.execution.device)
         self.own = [what for what, given in (("network", model), ("data", dataset)) if given is not None]
         self.dataset = dataset or data.load(
@@ -102,6 +106,11 @@ class Run:
         """The records of the rounds done so far."""
         return self._disk.records()
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What ``run.json`` tells of the run."""
+        return self._disk.about()
+
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
             return
@@ -109,11 +118,15 @@ class Run:
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
             executor = self._executor(self._factory)
+            self._callbacks.on_start(self)
             try:
                 while self.round < self.config.rounds:
-                    yield self._one_round(executor)
+                    record = self._one_round(executor)
+                    self._callbacks.on_round(record)
+                    yield record
             finally:
                 executor.close()
+                self._callbacks.on_end(self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it."""
@@ -252,18 +265,25 @@ def run(
     model: nn.Module | None = None,
     dataset: Dataset | None = None,
     overwrite: bool = False,
+    callbacks: Sequence[Any] = (),
 ) -> list[Record]:
     """Run to the end, write the report, and return the records, one a round.
 
     A model that is given ends with the trained parameters. With ``overwrite`` a run that the folder holds is replaced.
     """
-    job = Run(config, out, model=model, dataset=dataset, overwrite=overwrite)
+    job = Run(config, out, model=model, dataset=dataset, overwrite=overwrite, callbacks=callbacks)
     return _finish(job, model)
 
 
-def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None) -> list[Record]:
+def resume(
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    callbacks: Sequence[Any] = (),
+) -> list[Record]:
     """Go on with a run where it stopped; give the same model and data where they were your own."""
-    job = Run(read_config(folder), folder, model=model, dataset=dataset, resume=True)
+    job = Run(read_config(folder), folder, model=model, dataset=dataset, resume=True, callbacks=callbacks)
     return _finish(job, model)
 
 

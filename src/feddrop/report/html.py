@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddrop.errors import RunError
-from feddrop.report.style import clean, to_svg
+from feddrop.files import clean
+from feddrop.report.style import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
