@@ -29,6 +29,9 @@ class _Record(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return (key for key in self._keys() if key not in self._rare() or getattr(self, key))
 
+    def __contains__(self, key: object) -> bool:
+        return any(key == one for one in self)
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
