@@ -63,13 +63,6 @@ def key_of(config: RunConfig) -> str:
     """
     table = _chosen(config)
     table["execution"] = config.execution.wire
-    for section, unused in (
-        ("feddst", config.method != "feddst"),
-        ("aggregation", config.method == "feddst"),
-        ("rate", config.radio is not None and config.radio.scheme != "fixed"),
-    ):
-        if unused:
-            table.pop(section, None)
     table.get("data", {}).pop("path", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 

@@ -141,14 +141,13 @@ def _build(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Modu
     from feddrop import models
 
     try:
-        shape, classes = tuple(map(int, about["input_shape"])), len(about["class_names"])
+        shapes = about["shapes"]
+        known = models.Shapes(
+            input_shapes=tuple(tuple(map(int, shape)) for shape in shapes["input_shapes"]),
+            target_shape=tuple(map(int, shapes["target_shape"])),
+            num_classes=int(shapes["num_classes"]),
+            vocabulary=int(shapes["vocabulary"]),
+        )
     except (KeyError, TypeError, ValueError):
-        raise RunError(f"run.json of {clean(folder)} does not tell its input's shape. Give the network.") from None
-    return models.build(
-        config.model.name,
-        num_classes=classes,
-        input_shape=shape,
-        width=config.model.width,
-        init=config.model.init,
-        seed=config.seed,
-    )
+        raise RunError(f"run.json of {clean(folder)} does not tell its data's shapes. Give the network.") from None
+    return models.build(config.model, known, config.seed)

@@ -20,8 +20,7 @@ from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.subnets.frames import LEVELS
+from feddrop.subnets.cut import LEVELS, SubnetConfig
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import Point
 from feddrop.theory.studies import RATES, Study, study, work
@@ -140,12 +139,12 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded.round} rounds",
-        notes=_notes(config.subnet),
+        notes=_notes(config.method.settings) if isinstance(config.method.settings, SubnetConfig) else (),
     )
 
 
 def _build(model: str, dataset: data.Dataset, width: float, seed: int) -> nn.Module:
-    return models.build(model, num_classes=dataset.num_classes, input_shape=dataset.input_shape, width=width, seed=seed)
+    return models.build(models.ModelConfig(name=model, width=width), dataset, seed)
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -164,11 +163,11 @@ def _notes(subnet: SubnetConfig) -> tuple[str, ...]:
     """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
     own = []
     if subnet.layers != "all":
-        own.append(f"subnet.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
+        own.append(f"method.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
     if subnet.layer_rates:
-        own.append(f"subnet.layer_rates = {dict(subnet.layer_rates)!r}")
+        own.append(f"method.layer_rates = {dict(subnet.layer_rates)!r}")
     if subnet.biases:
-        own.append("subnet.biases = true")
+        own.append("method.biases = true")
     if not own:
         return ()
     return (
