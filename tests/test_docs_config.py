@@ -111,7 +111,7 @@ def test_a_stale_page_is_noticed(before, after, problem):
 
 
 def test_every_field_of_a_record_is_described(tmp_path, digits):
-    text = (DOCS / "config.md").read_text()
+    text = (DOCS / "results.md").read_text()
     named = set(re.findall(r"`(\w+)`", text.partition("A line of `metrics.jsonl`")[2]))
     config = RunConfig.from_toml("rounds = 1\ndata.devices = 2\nmodel.width = 0.2\nradio.deadline_s = 60")
     (record,) = feddrop.Run(config, tmp_path / "run", dataset=digits)

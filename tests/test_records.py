@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -493,6 +494,18 @@ def test_tables_hold_a_row_a_round_or_a_row_a_device(tmp_path):
         export(tmp_path / "run", tmp_path / "x.xlsx")
 
 
+def test_the_command_writes_a_table(tmp_path):
+    folder = written(tmp_path / "run", rounds=2)
+    command = [sys.executable, "-m", "feddrop", "export", str(folder), "--devices", "--out", str(tmp_path / "x.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"Table: {tmp_path / 'x.csv'}\n"
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 5
+    command[-1] = str(tmp_path / "x.doc")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "must end in '.parquet' or '.csv'" in " ".join(done.stderr.split())
+
+
 def test_a_run_without_rounds_gives_empty_tables(tmp_path):
     pytest.importorskip("pandas")
     folder = written(tmp_path / "run", rounds=0)
@@ -508,6 +521,20 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"pip install 'feddrop\[pandas\]'"):
         export(folder, tmp_path / "x.parquet")
     assert export(folder, tmp_path / "x.csv").exists()
+
+
+def test_the_page_does_what_it_says(trained, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained[0], tmp_path / "runs" / "first")
+    text = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, names)
+    assert (tmp_path / "first.parquet").exists()
+    assert len(load_run("runs/second").rounds) == 2
+    for one in (RoundRecord, DeviceRecord):
+        assert all(f"`{name}`" in text for name in one.__slots__)
 
 
 def test_records_load_no_torch():
