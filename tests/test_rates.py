@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from feddrop.control import RadioRates
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig

@@ -94,6 +94,24 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
 
 
 @app.command
+def export(folder: Path, *, out: Path, devices: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Write the rounds of a run as a table for other programs.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    out:
+        Where to write; its ending says how: .parquet or .csv.
+    devices:
+        A row a device and round, instead of a row a round.
+    """
+    from feddrop.records import export as write
+
+    _say(f"Table: {write(folder, out, devices=devices)}")
+
+
+@app.command
 def data(name: str, *, path: Path | None = None, download: bool = False, json_: Json = False) -> None:
     """Show a data set, or fetch it.
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tomli_w
 
+from feddrop.callbacks import CallbacksConfig
 from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.executors.config import ExecutionConfig
@@ -66,6 +67,7 @@ class RunConfig:
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     radio: RadioConfig | None = None
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):

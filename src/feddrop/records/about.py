@@ -127,7 +127,7 @@ def _free(key: str) -> bool:
 def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[str, tuple[Any, Any]]:
     """Return the settings that changed: what each was, and is."""
     try:  # through the same reading, so that a key which is new since then counts as its default
-        old = flat(tomllib.loads(type(config).from_toml(before["config"]).to_toml()))
+        old = flat(tomllib.loads(type(config).from_toml(str(before["config"])).to_toml()))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RunError(
             f"run.json of {where} does not tell the configuration that it was started with ({clean(error, 80)}). "
