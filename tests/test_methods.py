@@ -106,7 +106,10 @@ def test_jobs_are_in_order_and_repeatable(task):
 
 def test_both_ends_cut_the_same_subnet(task):
     """A device that was built on its own, and has only the frame and its memory, cuts what the server cut."""
-    server, device = method_of(task), Device(replace(task, setup=replace(task.setup, model=copy.deepcopy(task.setup.model))))
+    server, device = (
+        method_of(task),
+        Device(replace(task, setup=replace(task.setup, model=copy.deepcopy(task.setup.model)))),
+    )
     seen = []
 
     def cut(job: Job, inner=device.method.cut):
@@ -249,9 +252,7 @@ def test_weights_of_devices_are_their_samples(case, tiny, small):
     whole = params.from_model(tiny)
     state = method.init(whole)
     updates = []
-    for job, samples, move in zip(
-        method.plan(state, whole, 1, {0: 0.0, 1: 0.0}, 7), (10, 30), (1.0, 4.0), strict=True
-    ):
+    for job, samples, move in zip(method.plan(state, whole, 1, {0: 0.0, 1: 0.0}, 7), (10, 30), (1.0, 4.0), strict=True):
         update = unchanged(method, job, samples)
         update.values["fc2.bias"].fill_(move)
         updates.append((job, update))
@@ -289,7 +290,15 @@ def test_what_was_not_asked_for_is_refused(task):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("round", 3), ("device", 1), ("seed", 5), ("rate", 0.5), ("dtype", "float16"), ("kind", "job"), ("num_samples", 9)],
+    [
+        ("round", 3),
+        ("device", 1),
+        ("seed", 5),
+        ("rate", 0.5),
+        ("dtype", "float16"),
+        ("kind", "job"),
+        ("num_samples", 9),
+    ],
 )
 def test_an_update_answers_its_job_and_nothing_else(task, field, value):
     method, device = method_of(task), Device(task)

@@ -88,9 +88,7 @@ def unchanged(method: Method, job: Job, num_samples: int = 5) -> Update:
     }
     subnet = method.answer(job, payload) if method.answer else method.cut(job)
     values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
-    return Update(
-        device=job.device, num_samples=num_samples, loss=1.0, subnet=subnet, values=values, payload=payload
-    )
+    return Update(device=job.device, num_samples=num_samples, loss=1.0, subnet=subnet, values=values, payload=payload)
 
 
 def wire_dtype(name: str) -> torch.dtype:
@@ -98,7 +96,9 @@ def wire_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-def answered(device: Device, method: Method, whole: params.Params, job: Job, memory: bytes = b"") -> tuple[bytes, bytes]:
+def answered(
+    device: Device, method: Method, whole: params.Params, job: Job, memory: bytes = b""
+) -> tuple[bytes, bytes]:
     """Let a device do a job; return its frame and its memory."""
     reply = device.handle(push(whole, method.cut(job), job), memory)
     assert not reply.error, reply.error
