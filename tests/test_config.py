@@ -1,9 +1,9 @@
 import pytest
+from feddrop.control import read_rates
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrop.config import RunConfig
-from feddrop.control import read_rates
 from feddrop.errors import ConfigError
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from feddrop.control import RadioRates
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig
-from feddrop.control import RadioRates
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.runs import Run, resume, run

@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from feddrop.method import Assignment
 from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError
-from feddrop.method import Assignment
 from feddrop.models import alexnet, lenet
 from feddrop.rounds import push
 from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feddrop.subnets.frames import DTYPES
+from feddrop.training import SCHEDULES
 
 import feddrop
 from feddrop.allocation import METHODS, POLICIES
@@ -20,8 +22,6 @@ from feddrop.methods.feddst import LAYER_SPARSITIES
 from feddrop.models import INITS
 from feddrop.radio.cell import NOISES
 from feddrop.subnets.cut import COUNTS, LEVELS
-from feddrop.subnets.frames import DTYPES
-from feddrop.training import SCHEDULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHOICES = {

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from feddrop.training import TrainConfig
 from torch import nn
 
 from feddrop import params
@@ -17,7 +18,6 @@ from feddrop.methods.feddrop import feddrop
 from feddrop.rounds import run_round
 from feddrop.subnets import frames
 from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
 
 
 def task_for(model, data, level="weight", lr=0.1):
