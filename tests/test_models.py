@@ -4,7 +4,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddrop.errors import ConfigError
-from feddrop.models import ModelConfig, Shapes, alexnet, build, count_parameters, forward_flops, layer_flops, lenet
+from feddrop.flops import forward_flops, layer_flops
+from feddrop.models import ModelConfig, Shapes, alexnet, build, count_parameters, lenet
 
 
 def flops_by_torch(model: nn.Module, input_shape: tuple[int, ...]) -> int:

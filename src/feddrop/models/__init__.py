@@ -1,10 +1,10 @@
-"""The networks that come with the package, and what a network costs."""
+"""The networks that come with the package."""
 
 from feddrop.models.build import INITS, MODELS, ModelConfig, Shaped, Shapes, build
-from feddrop.models.counts import count_parameters, forward_flops, layer_flops
 from feddrop.models.images import NORMS, alexnet, lenet, resnet18
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
+from feddrop.params import count_parameters
 
 __all__ = [
     "INITS",
@@ -16,8 +16,6 @@ __all__ = [
     "alexnet",
     "build",
     "count_parameters",
-    "forward_flops",
-    "layer_flops",
     "lenet",
     "lstm",
     "mlp",

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from feddrop.errors import ConfigError, one_of
-from feddrop.models.counts import count_parameters
 from feddrop.models.images import ALEXNET, LENET, NORMS, RESNET18, alexnet, lenet, resnet18
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import MLP, mlp
+from feddrop.params import count_parameters
 from feddrop.seeds import derive
 
 INITS = ("torch", "he")

@@ -9,6 +9,7 @@ from torch import nn
 
 from feddrop import models, params, wire
 from feddrop.config import RunConfig
+from feddrop.flops import forward_flops
 from feddrop.methods import named
 from feddrop.methods.method import Payload, Setup
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
@@ -68,7 +69,7 @@ def make(scale: Scale, _: Lookup) -> Page:
         model = models.build(
             models.ModelConfig(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0
         )
-        count, flops = models.count_parameters(model), models.forward_flops(model, SHAPE)
+        count, flops = models.count_parameters(model), forward_flops(model, SHAPE)
         for rate in RATES:
             measured = traffic(model, rate)
             drop, *others = (one.down + one.up for one in measured.values())

@@ -86,14 +86,12 @@ def blueprint(model: nn.Module, example: Any, *, level: str = "weight") -> Bluep
             biases |= {name: layer for name, p in own.items() if p.ndim < 2}
         if isinstance(module, nn.Linear):
             linear.add(layer)
-    first = example[0] if isinstance(example, tuple) else example
-    shape = tuple(example) if isinstance(first, int) else tuple(first.shape[1:])
     return Blueprint(
         shapes=params.shapes(model),
         weights=weights,
         biases=biases,
         linear=frozenset(linear),
-        units=trace(model, shape) if level == "unit" else None,
+        units=trace(model, example) if level == "unit" else None,
     )
 
 

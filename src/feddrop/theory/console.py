@@ -129,7 +129,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         raise RunError(f"{folder} was run on data of your own. Use feddrop.theory.study on its network and data.")
     model = config.model.name
     dataset = data.load(config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None)
-    network, values = _build(model, dataset, config.model.width, seed), loaded[1]["params"]
+    network, values = _build(model, dataset, config.model.width, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
     params.load_into(network, values)
@@ -138,7 +138,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         dataset=dataset,
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
-        title=f"{model} on {dataset.name}, after {loaded[0]} rounds",
+        title=f"{model} on {dataset.name}, after {loaded.round} rounds",
         notes=_notes(config.method.settings) if isinstance(config.method.settings, SubnetConfig) else (),
     )
 
