@@ -530,7 +530,7 @@ def test_a_mask_that_no_device_could_have_moved_to_is_refused(tiny, digits, how,
         mask = torch.cat(list(split.values()))
     subnet = layout.pieces(layout.split(mask))
     values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
-    with pytest.raises(FrameError, match="device 0 answered with .* active weights"):
+    with pytest.raises(FrameError, match=r"device 0 answered with .* active weights"):
         pull(method, rewritten(frame, subnet, values, {"mask": mask}), job, method.cut(job))
 
 

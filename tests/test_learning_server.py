@@ -94,6 +94,7 @@ def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimiz
     overrides = [f'server.optimizer="{optimizer}"', "server.lr=0.05", f"method.name={method}", *own]
     config = RunConfig.from_toml(RUN, overrides)
     job = Run(config, tmp_path / "run", model=tiny, dataset=few(digits, 120, 30))
+    weights = {name: p.numel() for name, p in tiny.named_parameters() if p.ndim >= 2}
     learned = [name for name, _ in tiny.named_parameters()]
     merged = []
     inner = job._method.merge
@@ -103,34 +104,24 @@ def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimiz
         return merged[-1]
 
     job._method = job._method._replace(merge=merge)
-    state = {name: (np.zeros(w.shape), np.full(w.shape, config.server.tau**2)) for name, w in job.params.items()}
-    before = {name: w.double().numpy() for name, w in job.params.items()}
+    steps = {name: [(0.0, config.server.tau**2)] * w.numel() for name, w in job.params.items()}
+    before = {name: w.flatten().tolist() for name, w in job.params.items()}
     for round_, _ in enumerate(job):
-        after, new_state = merged[round_]
+        after, state = merged[round_]
+        masks = {name: [True] * len(steps[name]) for name in learned}
+        if "mask" in state:
+            masks |= {n: m.tolist() for n, m in zip(weights, state["mask"].split(list(weights.values())), strict=True)}
         for name in learned:
-            active = np.ones(after[name].shape, bool)
-            if method == "feddst" and after[name].ndim >= 2:
-                at = sum(
-                    p.numel()
-                    for n, p in tiny.named_parameters()
-                    if p.ndim >= 2 and learned.index(n) < learned.index(name)
-                )
-                active = new_state["mask"][at : at + after[name].numel()].reshape(after[name].shape).numpy()
-            start = np.where(active, before[name], 0.0)
-            change = after[name].double().numpy() - start
-            assert not change[~active].any()
-            m, v = state[name]
-            flat = [
-                plain_step(optimizer, config.server, (float(a), float(b)), float(w), float(c))
-                for a, b, w, c in zip(m.flat, v.flat, start.flat, change.flat, strict=True)
-            ]
-            state[name] = tuple(np.array([s[i] for _, s in flat]).reshape(m.shape) for i in (0, 1))
-            wanted = np.where(active, np.array([w for w, _ in flat]).reshape(m.shape), 0.0)
-            np.testing.assert_allclose(job.params[name].numpy(), wanted, rtol=1e-3, atol=1e-5)
-            assert not job.params[name].numpy()[~active].any()
+            wanted = []
+            for i, (active, w, end) in enumerate(zip(masks[name], before[name], after[name].flatten(), strict=True)):
+                w = w if active else 0.0
+                new, steps[name][i] = plain_step(optimizer, config.server, steps[name][i], w, float(end) - w)
+                wanted.append(new if active else 0.0)
+            assert job.params[name].flatten().tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-5)
         for name in set(after) - set(learned):
             assert torch.equal(job.params[name], after[name])
-        before = {name: w.double().numpy() for name, w in job.params.items()}
+        before = {name: w.flatten().tolist() for name, w in job.params.items()}
+        assert method != "feddst" or sum(map(sum, (masks[name] for name in weights))) <= sum(weights.values()) / 2 + 2
 
 
 # Means

@@ -17,7 +17,7 @@ import torch
 from feddrop import params, wire
 from feddrop.config import RunConfig
 from feddrop.device import Device
-from feddrop.errors import ConfigError, FrameError
+from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
 from feddrop.learning.config import TrainConfig
@@ -389,7 +389,7 @@ def test_settings_are_frozen_and_checked(case):
     assert config == METHODS[name][0](**settings)
     with pytest.raises((AttributeError, TypeError)):
         config.anything = 1
-    with pytest.raises(ConfigError, match="unknown key 'method.nothing_of_the_kind'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'method\.nothing_of_the_kind'"):
         RunConfig.from_toml(f"method = {{ name = '{name}', nothing_of_the_kind = 1 }}")
 
 
@@ -430,8 +430,6 @@ def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
 
 
 def test_an_absurd_learning_rate_is_an_error_not_ok(tmp_path, tiny, small):
-    from feddrop.errors import RunError
-
     for batch in (16, 500):  # with many steps a round, and with one
         config = RunConfig.from_toml(RUN, ["train.lr=1e6", f"train.batch_size={batch}"])
         with pytest.raises(RunError, match=r"diverged.*Lower"):
