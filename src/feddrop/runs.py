@@ -123,8 +123,9 @@ class Run:
         self._flops = flops.count(self.model, self.dataset.example)
         self.control = self._decider()
         self._executor_factory = executor
-        self.params: Params = params.from_model(self.model)
-        self.state: State = self._method.init(self.params)
+        start = params.from_model(self.model)
+        self.state: State = self._method.init(start)
+        self.params: Params = self._settled(start, self.state)
         self._step: Params = first_state(config.server, self.params)
         self._learned = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
@@ -184,15 +185,18 @@ class Run:
             guard=self._guard,
             min_devices=config.server.min_devices,
         )
-        after, self._step = server_step(config.server, self._step, self.params, result.params, self._learned)
-        self.state = result.state
-        self.params = self._method.settle(self.state, after) if self._method.settle else after
+        self.state, before = result.state, self._settled(self.params, result.state)  # what was pruned is no gradient
+        after, self._step = server_step(config.server, self._step, before, result.params, self._learned)
+        self.params = self._settled(after, self.state)
         self.round += 1
         due = self.round % config.eval_every == 0 or self.round == config.rounds
         measured = executor.evaluate(self.params) if due else {}
         record = self._record(decision, result.devices, measured, time.perf_counter() - started)
         self._disk.save(record, self._groups())
         return record
+
+    def _settled(self, whole: Params, state: State) -> Params:
+        return self._method.settle(state, whole) if self._method.settle else whole
 
     def _record(
         self, decision: Decision, devices: list[DeviceRound], measured: Mapping[str, float], wall_s: float
