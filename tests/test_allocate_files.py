@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrop.allocate import allocate
-from feddrop.allocate.files import as_json, as_text, load, rows
-from feddrop.allocate.finding import main as finding
-from feddrop.allocate.picture import draw, save
+from feddrop.allocation import allocate
 from feddrop.errors import ConfigError
+from feddrop.paper.finding import main as finding
 from feddrop.radio import RadioConfig
+from feddrop.radio.files import as_json, as_text, load, rows
+from feddrop.report.allocation import draw, save
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TOML = """
@@ -193,7 +193,7 @@ def test_pictures_that_cannot_be(tmp_path):
 
 
 def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):
-    from feddrop.allocate import finding as module
+    from feddrop.paper import finding as module
 
     monkeypatch.setattr(module.measure, "__kwdefaults__", {"cells": 2, "rounds": 2, "seed": 0})
     finding(str(tmp_path / "f.png"))

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from feddrop.allocate import Problem, SubbandProblem, allocate, diagnose
+from feddrop.allocation import Problem, SubbandProblem, allocate, diagnose
 from feddrop.errors import ConfigError
 from feddrop.radio import (
     NOISES,

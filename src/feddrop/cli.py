@@ -155,9 +155,9 @@ def allocate(
     json_:
         Print JSON.
     """
-    from feddrop.allocate import allocate as solve
-    from feddrop.allocate.files import as_json, as_text, load, with_names
-    from feddrop.allocate.picture import save
+    from feddrop.allocation import allocate as solve
+    from feddrop.radio.files import as_json, as_text, load, with_names
+    from feddrop.report.allocation import save
 
     problem, names, scheme, fallback = load(file)
     try:
@@ -274,7 +274,7 @@ def paper(
     work:
         Folder of runs under way; a killed command goes on from here.
     out:
-        Folder of the page. Default: docs for all at the scales cpu and paper, else a folder in the work folder.
+        Folder of the page. Default: a folder of the scale's name in the work folder.
     workers:
         Runs side by side, one thread each.
     device:
@@ -296,7 +296,7 @@ def paper(
         scale_name=scale,
         results=results,
         work=work,
-        out=out or (work / scale if scale == "smoke" or names != ["all"] else Path("docs")),
+        out=out or work / scale,
         workers=workers,
         train=train,
         device=device,
@@ -338,7 +338,7 @@ def _drive(start: Any, folder: Path, as_json: bool) -> None:
     try:
         for record in job if as_json else show(job):
             if as_json:
-                print(json.dumps(record), flush=True)
+                print(json.dumps(record.to_json()), flush=True)
             if stop:
                 break
     finally:

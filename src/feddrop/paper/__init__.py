@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from feddrop.checkpoints import write_atomically
+from feddrop.device import check_torch_device
 from feddrop.errors import RunError, one_of
-from feddrop.executors import check_torch_device
+from feddrop.files import write_atomically
 from feddrop.paper import (
     accuracy,
     converge,

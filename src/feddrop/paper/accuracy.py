@@ -141,7 +141,8 @@ def _moves(scale: Scale, find: Lookup) -> str:
     return (
         "**Does FedDST's mask move?** A device prunes a share α of its smallest weights and grows as many; the server "
         "keeps the largest of the union, and what was just grown is zero. So a weight is replaced only if *all* "
-        f"devices pruned it. Mask moves: α = {MOVING.alpha:g}, readjusted every {MOVING.readjust_every} rounds to half "
+        f"devices pruned it. Mask moves: α = {MOVING['alpha']:g}, readjusted every {MOVING['readjust_every']} rounds "
+        "to half "
         "of the rounds. Mask stays: its paper's α = 0.01, every 10 rounds. Where runs were saved without the count, "
         "the mask's bits on the way down "
         "say whether it moved.\n\n" + table + "\n"
@@ -150,7 +151,7 @@ def _moves(scale: Scale, find: Lookup) -> str:
 
 def _moved(result: Result) -> str:
     """Return how many weights each readjustment moved; without a count, whether a mask was ever sent down again."""
-    every, until = result.config["feddst"]["readjust_every"], result.config["feddst"]["readjust_until"]
+    every, until = (result.config["method"][name] for name in ("readjust_every", "readjust_until"))
     rounds = range(every, math.floor(until * result.config["rounds"]) + 1, every)
     if "mask_moved" in result.series:
         return ", ".join(f"{result.values('mask_moved')[t - 1]:,.0f} in {t}" for t in rounds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feddrop.config import RunConfig
-from feddrop.methods.feddst import FeddstConfig
 from feddrop.paper.experiment import Experiment, Lookup, Page, markdown_table
 from feddrop.paper.scales import Scale
 from feddrop.paper.settings import of_runs
@@ -59,7 +58,7 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
                     rate=RATE,
                     partition="dirichlet",
                     method="feddst",
-                    feddst=FeddstConfig(as_released=True),
+                    feddst={"as_released": True},
                 ),
             ),
             ("FedDrop", under.run(figure=True, rate=RATE, partition="dirichlet")),

@@ -61,9 +61,9 @@ WHY = {
     "gap-narrows": "it is the claim on rounds in other words, and judged by the same points",
     "two-phases": "the text speaks of rounds; it was judged by accuracy",
     "loose-equal": "“does not hold” was relabelled; no deadline was loose enough",
-    "overhead": "AlexNet's convolutions stay whole, so that equal rates are not equal sparsities: as trained, FedDrop sends more",
+    "overhead": "AlexNet's convolutions stay whole: equal rates are not equal sparsities, and FedDrop sends more",
     "channel-rate": "the claim is about both links, and holds there",
-    "objective": "it rested on random-share runs that overlap with no others; one rate for all is the yardstick now",
+    "objective": "it rested on random-share runs that no others overlap with; one rate for all is the yardstick now",
     "accuracy-overfit": "AlexNet was billed by the formula; by measured costs it is not run with three seeds",
     "bound-holds": "the word “empty” is a note now, not an outcome",
 }
@@ -103,12 +103,8 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
 
 def _wrapped(text: str) -> str:
     """Wrap paragraphs; tables and headings are lines of their own."""
-    parts = [
-        part
-        if part.startswith(("|", "#"))
-        else textwrap.fill(part, WIDTH, break_long_words=False, break_on_hyphens=False)
-        for part in text.strip().split("\n\n")
-    ]
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    parts = [part if part.startswith(("|", "#")) else wrapper.fill(part) for part in text.strip().split("\n\n")]
     return "\n\n".join(parts) + "\n"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.checkpoints import write_atomically
+from feddrop.files import write_atomically
 from feddrop.paper.experiment import Experiment, Page, markdown_table
 from feddrop.paper.published import CLAIMS, NOT_COVERED, Claim
 from feddrop.paper.scales import Scale

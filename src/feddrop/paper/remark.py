@@ -8,19 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from feddrop import models, params
+from feddrop import models, params, wire
 from feddrop.config import RunConfig
-from feddrop.methods.feddst import FeddstConfig, feddst
+from feddrop.flops import forward_flops
+from feddrop.methods import named
+from feddrop.methods.method import Payload, Setup
 from feddrop.paper.accuracy import Row, config_of
 from feddrop.paper.experiment import Experiment, Lookup, Page, markdown_table
 from feddrop.paper.scales import DEVICES, Scale
 from feddrop.paper.verdicts import Point, verdict
 from feddrop.radio import overheads
-from feddrop.subnets import frames
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter
-from feddrop.subnets.frames import Header, Masks
 from feddrop.subnets.piece import Subnet, whole
-from feddrop.training import TrainConfig
 
 RATES = (0.1, 0.2, 0.4)
 SHAPE, CLASSES = (3, 32, 32), 100
@@ -47,10 +45,11 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     in a frame of its own, once in ΔR rounds. Only the sizes matter here, so FedDST's mask stands for both.
     """
     start = params.from_model(model)
-    method = feddst(model, SHAPE, train_config=TrainConfig(), rounds=100, sparsity=rate, settings=FeddstConfig())
+    setup = Setup(model=model, example=torch.zeros(1, *SHAPE), rounds=100, rates=[rate])
+    ours, method = (named(name).factory()(setup) for name in ("feddrop", "feddst"))
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
-    dropped = _bytes(cutter(blueprint(model, SHAPE), SubnetConfig())(1, rate), rate)
-    sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.masks)
+    dropped = _bytes(ours.cut(job), rate)
+    sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
     gradient = _bytes({name: whole(tensor.shape) for name, tensor in start.items()}, 0.0)
     with_mask = sparse + (masked - sparse) / ADJUST_EVERY
     return {
@@ -60,9 +59,9 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     }
 
 
-def _bytes(subnet: Subnet, rate: float, masks: Masks | None = None) -> int:
-    header = Header(kind="update", round=1, device=0, seed=1, rate=rate)
-    return len(frames.encode(header, subnet, {name: torch.zeros(piece.size) for name, piece in subnet.items()}, masks))
+def _bytes(subnet: Subnet, rate: float, payload: Payload | None = None) -> int:
+    header = wire.Header(kind="update", round=1, device=0, seed=1, rate=rate)
+    return len(wire.encode(header, subnet, {name: torch.zeros(piece.size) for name, piece in subnet.items()}, payload))
 
 
 def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
@@ -83,7 +82,9 @@ def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
 
 def _model(scale: Scale, scenario: str) -> nn.Module:
     chosen = scale.settings[scenario].model
-    return models.build(chosen.name, num_classes=CLASSES, input_shape=SHAPE, width=chosen.width, seed=0)
+    return models.build(
+        models.ModelConfig(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0
+    )
 
 
 def measure(scale: Scale) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def measure(scale: Scale) -> dict[str, Any]:
     found = []
     for scenario, title in TITLES.items():
         model = _model(scale, scenario)
-        count, flops = models.count_parameters(model), models.forward_flops(model, SHAPE)
+        count, flops = models.count_parameters(model), forward_flops(model, SHAPE)
         for rate in RATES:
             measured = traffic(model, rate)
             formula = overheads(rate, parameters=count, forward_flops=flops, adjust_every=ADJUST_EVERY)
@@ -138,8 +139,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
         + markdown_table(header, rows)
         + "\n\n**As trained in the table**, non-IID, first seed, both ways together, FedDST's mask staying: on AlexNet "
         "FedDrop drops fully-connected layers only, and FedDST's mask covers all, so that equal rates are not equal "
-        "sparsities "
-        "there.\n\n" + markdown_table(["", "FedDrop", "FedDST", "FedDrop sends more by"], trained) + "\n"
+        "sparsities there.\n\n" + markdown_table(["", "FedDrop", "FedDST", "FedDrop sends more by"], trained) + "\n"
     )
     return Page(text=text, verdicts=[verdict("overhead", points)])
 

@@ -7,19 +7,21 @@ tenth of the images, so that it overfits in minutes; the figures use fewer image
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from feddrop.config import AggregationConfig, DataConfig, ModelConfig, RunConfig
+from feddrop.config import RunConfig
+from feddrop.data import DataConfig
 from feddrop.errors import one_of
-from feddrop.methods.feddst import FeddstConfig
+from feddrop.learning.config import TrainConfig
+from feddrop.methods import named
+from feddrop.models import ModelConfig
 from feddrop.paper.published import RATES
 from feddrop.radio import RadioConfig
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
 
 DEVICES = 10
 ALPHA = 0.1
 SCENARIOS = ("underfitting", "overfitting")
-MOVING = FeddstConfig(alpha=0.5, readjust_every=5)
+MOVING: dict[str, Any] = {"alpha": 0.5, "readjust_every": 5}
 """FedDST with settings under which its mask moves when ten devices vote: the α that its code has by default, and twice
 as many readjustments. With its paper's α of 0.01 no weight is pruned by all ten, and the mask stays where it is."""
 
@@ -59,7 +61,7 @@ class Setting:
         method: str = "feddrop",
         figure: bool = False,
         radio: RadioConfig | None = None,
-        feddst: FeddstConfig | None = None,
+        feddst: dict[str, Any] | None = None,
         rule: str = "delta",
         factor: bool = True,
         count: str = "exact",
@@ -67,11 +69,14 @@ class Setting:
         init: str | None = None,
     ) -> RunConfig:
         """Return the configuration of one run in this setting."""
+        settings: dict[str, Any] = feddst or {}
+        if method != "feddst":
+            settings = {"layers": layers or self.layers, "count": count, "rule": rule, "factor": factor}
         return RunConfig(
             seed=seed,
             rounds=self.figure_rounds if figure else self.rounds,
-            rate=rate,
-            method=method,
+            rate=rate if radio is None or radio.scheme == "fixed" else None,
+            method=named(method, **settings),
             data=DataConfig(
                 name=self.data,
                 train_limit=self.figure_limit if figure else self.train_limit,
@@ -80,10 +85,7 @@ class Setting:
                 alpha=ALPHA,
             ),
             model=replace(self.model, init=init or self.model.init),
-            subnet=SubnetConfig() if method == "feddst" else SubnetConfig(layers=layers or self.layers, count=count),
             train=self.figure_train if figure else self.train,
-            aggregation=AggregationConfig(rule=rule, factor=factor),
-            feddst=feddst or FeddstConfig(),
             radio=radio,
         )
 

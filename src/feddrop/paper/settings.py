@@ -20,17 +20,20 @@ _NOISES = {"density": "a density: variance = density · B", "literal": "a varian
 
 def training(config: RunConfig) -> str:
     """Say what is trained, and how."""
-    train, data, subnet = config.train, config.data, config.subnet
+    train, data, method = config.train, config.data, config.method.settings
     images = f"{data.train_limit:,} images" if data.train_limit else "all images"
     width = "" if config.model.width == 1 else f" at {config.model.width:g} of its width"
     momentum = f", momentum {train.momentum:g}" if train.momentum else ""
-    dropped = "weights of all layers" if subnet.layers == "all" else "weights of fully-connected layers only"
+    if config.method.name == "feddrop":
+        layers = "weights of all layers" if method.layers == "all" else "weights of fully-connected layers only"
+        factor = " with the factor 1/(1-γ)" if method.factor else ""
+        how = f"dropped: {layers}, {method.count} counts; rule `{method.rule}`{factor}"
+    else:
+        how = config.method.name
     return (
         f"{config.model.name}{width}, first weights {config.model.init}; {data.name}, {images}, {data.devices} "
         f"devices; {config.rounds} rounds, {train.epochs} local epoch{'s' * (train.epochs > 1)}, batch "
-        f"{train.batch_size}, learning rate {train.lr:g} ({train.schedule}){momentum}; dropped: {dropped}, "
-        f"{subnet.count} counts; rule "
-        f"`{config.aggregation.rule}`{' with the factor 1/(1-γ)' if config.aggregation.factor else ''}"
+        f"{train.batch_size}, learning rate {train.lr:g} ({train.schedule}){momentum}; {how}"
     )
 
 

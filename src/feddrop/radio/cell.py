@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate import Problem, SubbandProblem
-from feddrop.allocate.problem import BoolArray, FloatArray, refuse
+from feddrop.allocation import Problem, SubbandProblem
+from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.fading import Fading, Measured, Rician
 from feddrop.seeds import derive, generator, permutation

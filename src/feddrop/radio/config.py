@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate import METHODS, POLICIES
+from feddrop.allocation import METHODS, POLICIES
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.cell import (
     NOISES,

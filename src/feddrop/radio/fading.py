@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrop.allocate.problem import FloatArray, refuse
+from feddrop.allocation.problem import FloatArray, refuse
 from feddrop.errors import ConfigError
 from feddrop.seeds import derive, generator
 

@@ -1,0 +1,116 @@
+"""Rates and shares for a round: the paper's P1, solved exactly, by its Algorithm 1, or by simpler schemes.
+
+``allocate(Problem(...))`` gives an :class:`Allocation`: rate, share, latency, energy and what binds, by device.
+
+NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocation.problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocation import baselines, exact, exact_subband, primal_dual
+from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
+from feddrop.allocation.problem import Problem
+from feddrop.allocation.solution import Allocation, Multipliers, Status
+from feddrop.allocation.subband import SubbandProblem
+from feddrop.errors import ConfigError, InfeasibleError, one_of
+
+__all__ = [
+    "METHODS",
+    "POLICIES",
+    "Allocation",
+    "Multipliers",
+    "Problem",
+    "Shortfall",
+    "Status",
+    "SubbandProblem",
+    "allocate",
+    "diagnose",
+]
+
+METHODS = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+
+
+def allocate(
+    problem: Problem | SubbandProblem,
+    method: str = "exact",
+    *,
+    policy: str = "error",
+    seed: int | None = None,
+    rate: npt.ArrayLike | None = None,
+    warm: Allocation | None = None,
+) -> Allocation:
+    """Choose rates and shares for a round, or for every round of a batch.
+
+    Args:
+        problem: what the devices need, and what there is.
+        method: ``"exact"`` is the optimum; ``"primal-dual"`` the paper's Algorithm 1; ``"equal"`` splits the band
+            equally and ``"random"`` at random, with the best rates for that; ``"fixed"`` gives every device the same
+            ``rate``, and the band in proportion to need; ``"none"`` is the paper's ideal without dropout.
+        policy: what to do when no allocation meets the constraints: ``"error"``, ``"leave-out"`` the fewest devices, or
+            ``"stretch"`` the deadline to the smallest that does.
+        seed: of the random split, 0 or more; the other methods take no notice of it.
+        rate: of the fixed method: a scalar or one a device; the other methods refuse it.
+        warm: an earlier allocation for primal-dual to start from; the other methods take no notice of it.
+
+    Raises:
+        InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline,
+            bandwidth and energy budget that would do. It holds a :class:`Shortfall`.
+    """
+    if method not in METHODS or policy not in POLICIES:
+        one_of("method", method, METHODS)
+        one_of("policy", policy, POLICIES)
+    if rate is not None and method != "fixed":
+        raise ConfigError(
+            f"The rate is {rate}, but the method {method!r} takes none; leave it out, or choose the method 'fixed'."
+        )
+    if method == "none":
+        return baselines.none(problem)
+    if method == "random":
+        _check_seed(seed)
+    if method == "primal-dual" and isinstance(problem, SubbandProblem):
+        raise ConfigError("The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'.")
+    if method == "exact" and isinstance(problem, Problem):
+        # Mostly all is well, and the solver finds out sooner than a check before it would.
+        found = exact.solve(problem, everyone(problem))
+        if found is not None:
+            return found
+    max_rate = problem.max_rate
+    if method == "fixed":
+        problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
+
+    problem, active = settle(problem, policy, equal=method == "equal", fixed=method == "fixed")
+    if method == "equal":
+        return baselines.equal(problem, active)
+    if method == "random" and seed is not None:
+        return baselines.random(problem, active, seed=seed)
+    if method == "fixed":
+        return replace(baselines.fixed(problem, active), problem=replace(problem, max_rate=max_rate))
+    if isinstance(problem, SubbandProblem):
+        return exact_subband.solve(problem, active)
+    if method == "primal-dual":
+        return primal_dual.solve(problem, active, warm=warm)
+    found = exact.solve(problem, active)
+    if found is None:  # only if rounding undid what was settled
+        raise InfeasibleError(diagnose(problem))
+    return found
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is None:
+        raise ConfigError("The method 'random' needs a seed, e.g. seed=0.")
+    if not 0 <= seed < 2**128:
+        raise ConfigError(f"The seed is {seed}; it must be 0 or more, and below 2**128.")
+
+
+def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    if rate is None:
+        raise ConfigError("The method 'fixed' needs a rate, e.g. rate=0.3.")
+    given = np.asarray(rate, dtype=np.float64)
+    if not np.all(given <= max_rate):
+        raise ConfigError(f"The fixed rate {given} is above max_rate {max_rate}; lower it or raise max_rate.")
+    return given

@@ -1,0 +1,148 @@
+"""The optimum of P1 in a handful of passes over the devices.
+
+With the share fixed, a device takes the smallest z that its constraints allow,
+
+    z_k(ρ) = max(1, (a_k/ρ + b_k)/T0, (c_k/ρ + d_k)/E_k),
+
+so P1 is ``min Σ w_k z_k(ρ_k)`` over the simplex: separable and convex. Facing a price μ for the band, a device asks
+for the share at which one more bit of band is worth its price. On a piece of z_k of the form α/ρ + β that is ρ =
+sqrt(w_k α) s, with s = 1/sqrt(μ). Seen from small shares to large, the device is held by the steeper of its two
+constraints, then by the flatter one, then by neither:
+
+    ρ_k(s) = clip(max(min(sqrt(w_k α_steep) s, kink_k), sqrt(w_k α_flat) s), least_k, enough_k)
+
+where kink_k is the share at which the two constraints ask for the same z, least_k the one at which z = 1/(1-θ), and
+enough_k the one at which z = 1. Every ρ_k(s), and so the total, is piecewise linear in s and never falls: a
+safeguarded Newton iteration on ``Σ ρ_k(s) = 1`` ends in a handful of passes, on the exact piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from feddrop.allocation.feasible import FITS
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocation.roots import BAND, Total, clear
+from feddrop.allocation.solution import Allocation, Status, finish
+
+_MANY = 32
+"""More blocks than this do not fit there together."""
+
+
+class _Curve(NamedTuple):
+    """How the share that each device of a block asks for grows with s; all ``[..., block]``."""
+
+    steep: FloatArray
+    flat: FloatArray
+    kink: FloatArray
+    least: FloatArray
+    enough: FloatArray
+
+    def at(self, s: FloatArray, out: FloatArray) -> FloatArray:
+        """Write the shares asked for at s into ``out``; return their total, ``[..., 1]``."""
+        np.minimum(self.steep * s, self.kink, out=out)
+        np.maximum(out, self.flat * s, out=out)
+        np.maximum(out, self.least, out=out)
+        np.minimum(out, self.enough, out=out)
+        return total(out)
+
+    def moving(self, s: FloatArray, share: FloatArray) -> FloatArray:
+        """Derivative of the total in log s: the shares of the devices that are not at a corner, ``[..., 1]``."""
+        return total(share * ((share == self.steep * s) | (share == self.flat * s)))
+
+    def most(self) -> FloatArray:
+        """The shares asked for when the band costs nothing."""
+        at_kink = np.minimum(np.maximum(self.kink, self.least), self.enough)
+        return np.where(self.steep > 0, np.where(self.flat > 0, self.enough, at_kink), self.least)
+
+
+def solve(problem: Problem, active: BoolArray) -> Allocation | None:
+    """Find the optimal rates and shares; None if the problem is infeasible for the active devices.
+
+    Args:
+        problem: a round or a batch of rounds.
+        active: devices that have a part, ``[..., num_devices]``.
+    """
+    share = np.empty(problem.shape)
+    curves, parts, sums = [], [], []
+    with np.errstate(all="ignore"):
+        for first in range(0, problem.shape[-1], BLOCK):
+            block = slice(first, first + BLOCK)
+            curve = _curve(problem, active, block)
+            curves.append(curve)
+            parts.append(share[..., block])
+            sums.append((total(curve.least), total(curve.most()), total(curve.steep)))
+        least, most, steep = (sum_of(values) for values in zip(*sums, strict=True))
+        if not (least <= FITS).all():
+            return None
+
+        loose, tight = most <= BAND, least >= BAND
+        special = loose | tight
+        some = special.any()
+        start = 1 / steep
+        if len(curves) > _MANY:
+            start = _from_sample(curves, parts, start)
+        if some:
+            # Where even the least shares fill the band, the price is the lowest at which everyone is content with that.
+            last = [np.fmin.reduce(c.least / c.steep, axis=-1, keepdims=True) for c in curves]
+            start = np.where(tight, reduce(np.fmin, last), start)
+        s, passes = clear(*_market(curves, parts), start, special)
+        price = np.where(loose, 0.0, 1 / (s * s))
+        if some:
+            # Where the band costs nothing, what is left of it is shared out in proportion.
+            for curve, part in zip(curves, parts, strict=True):
+                np.copyto(part, curve.least * (BAND / least), where=tight)
+                np.copyto(part, curve.most() * (BAND / most), where=loose)
+    return finish(
+        problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
+    )
+
+
+def _market(curves: list[_Curve], parts: list[FloatArray], scale: float = 1.0) -> tuple[Total, Total]:
+    """The total share asked for at s times ``scale``, and its derivative in log s; shares are put into ``parts``."""
+
+    def demand(s: FloatArray) -> FloatArray:
+        return scale * sum_of([curve.at(s, part) for curve, part in zip(curves, parts, strict=True)])
+
+    def slope(s: FloatArray) -> FloatArray:
+        return scale * sum_of([curve.moving(s, part) for curve, part in zip(curves, parts, strict=True)])
+
+    return demand, slope
+
+
+def _from_sample(curves: list[_Curve], parts: list[FloatArray], start: FloatArray) -> FloatArray:
+    """A better first s from every sixteenth block: a pass over all of them is what takes time."""
+    some, scale = curves[::16], len(curves) / len(curves[::16])
+    most = scale * sum_of([total(curve.most()) for curve in some])
+    least = scale * sum_of([total(curve.least) for curve in some])
+    return clear(*_market(some, parts[::16], scale), start, (most <= BAND) | (least >= BAND))[0]
+
+
+def sum_of(values: Sequence[FloatArray]) -> FloatArray:
+    """Sum over blocks."""
+    return values[0] if len(values) == 1 else np.add.reduce(values)
+
+
+def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
+    def cut(value: FloatArray) -> FloatArray:
+        return value[..., block] if value.ndim and value.shape[-1] > BLOCK else value
+
+    deadline, budget = cut(problem.deadline_s) * GUARD, positive(cut(problem.budget_j)) * GUARD
+    a, b = cut(problem.comm_s) / deadline, cut(problem.compute_s) / deadline
+    c, d = cut(problem.upload_j) / budget, cut(problem.compute_j) / budget
+    top = 1 / (1 - cut(problem.max_rate))
+    low, high = np.minimum(a, c), np.maximum(a, c)
+    # The constraints cross where a/ρ + b = c/ρ + d; if at no positive share, the steeper one is above throughout.
+    cross = (a - c) / (d - b)
+    kink = np.where(cross > 0, cross, np.inf)
+    # 1/ρ may be as large as this for z to stay at or below a level; not above 0 where no share is enough. What is not a
+    # number, inf/inf, is infeasible; 0/0 is a constraint that holds at any share.
+    least = 1 / np.maximum(np.minimum((top - b) / a, (top - d) / c), 0)
+    enough = 1 / np.maximum(np.fmin((1 - b) / a, (1 - d) / c), 0)
+    weight, here = cut(problem.weight), active[..., block]
+    curve = _Curve(np.sqrt(weight * high), np.sqrt(weight * low), kink, least, enough)
+    return curve if here.all() else _Curve(*(np.where(here, values, 0.0) for values in curve))

@@ -1,0 +1,106 @@
+"""Two safeguarded Newton iterations: one root a device, and the one price that clears the band.
+
+Both keep a bracket, take Newton's step when it falls inside, and halve the bracket otherwise and on every eighth
+pass: the number of passes is bounded by the bits of a float, whatever the number of devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from feddrop.allocation.problem import BoolArray, FloatArray
+
+PASSES = 400
+BAND = 1.0 - 2.0**-47
+"""What shares add up to: a hair less than the band, so that they are within it after rounding."""
+
+
+def root(
+    f: Callable[[FloatArray], tuple[FloatArray, FloatArray]], low: FloatArray, high: FloatArray, x: FloatArray
+) -> FloatArray:
+    """Find where decreasing functions cross zero, elementwise.
+
+    Args:
+        f: from x to the values and derivatives there.
+        low: left ends of the brackets; returned where the function is not positive there.
+        high: right ends; returned where the function is not negative there.
+        x: first guesses.
+    """
+    at_low, at_high = f(low)[0] <= 0, f(high)[0] >= 0
+    found = at_low | at_high
+    x = np.where(at_low, low, np.where(at_high, high, np.clip(x, low, high)))
+    for number in range(PASSES):
+        value, slope = f(x)
+        right = value > 0
+        low = np.where(right, x, low)
+        high = np.where(right, high, x)
+        step = x - value / slope
+        usable = (step >= low) & (step <= high) & (number % 8 != 7)
+        new = np.where(usable, step, 0.5 * (low + high))
+        new = np.where(found, x, new)
+        if np.all(np.abs(new - x) <= 2.0**-51 * np.maximum(1.0, np.abs(x))):
+            return new
+        x = new
+    return x
+
+
+Total = Callable[[FloatArray], FloatArray]
+
+
+def clear(demand: Total, slope: Total, start: FloatArray, settled: BoolArray) -> tuple[FloatArray, int]:
+    """Find s = 1/sqrt(μ) at which the shares asked for fill the band, one s a round.
+
+    Args:
+        demand: from s, ``[..., 1]``, to the total share asked for there, ``[..., 1]``. It must not fall with s, and
+            must pass 1 where the round is not settled.
+        slope: the derivative of the total in log s; only asked for at the s of the last demand.
+        start: first guess for s, ``[..., 1]``.
+        settled: rounds to leave at their first guess, ``[..., 1]``.
+
+    Returns:
+        s, at which ``demand`` was last called, and the number of passes over the devices.
+    """
+    if start.size == 1 and not settled.all():
+        return _clear_one(demand, slope, start)
+    s = start
+    low, high = np.zeros_like(s), np.full_like(s, np.inf)
+    number = 0
+    while number < PASSES and not settled.all():
+        number += 1
+        excess = demand(s) - BAND
+        settled = settled | (np.abs(excess) <= 2.0**-48)
+        if settled.all():
+            break
+        short = excess < 0
+        low, high = np.where(short, s, low), np.where(short, high, s)
+        new = s - s * (excess / slope(s))
+        usable = (new > low) & (new < high)
+        if number % 8 == 0 or not usable.all():
+            middle = np.where(high == np.inf, 4 * s, np.where(low == 0, s / 4, np.sqrt(low) * np.sqrt(high)))
+            new = np.where(usable & (number % 8 != 0), new, middle)
+        new = np.where(settled, s, new)
+        settled = settled | (new == s)
+        s = new
+    return s, number
+
+
+def _clear_one(demand: Total, slope: Total, start: FloatArray) -> tuple[FloatArray, int]:
+    """The same for one round, in plain numbers: with few devices, arrays of one would take most of the time."""
+    s, low, high = start, 0.0, np.inf
+    for number in range(1, PASSES + 1):
+        excess, here = demand(s).item() - BAND, s.item()
+        if abs(excess) <= 2.0**-48:
+            break
+        low, high = (here, high) if excess < 0 else (low, here)
+        moving = slope(s).item() if number % 8 else 0.0
+        new = here - here * excess / moving if moving > 0 else here
+        if not low < new < high:
+            new = 4 * here if high == np.inf else here / 4 if low == 0 else math.sqrt(low) * math.sqrt(high)
+        if new == here:
+            break
+        s = start.copy()
+        s[...] = new
+    return s, number

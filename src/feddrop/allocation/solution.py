@@ -1,0 +1,248 @@
+"""What an allocation is, and how far it is from optimal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
+from feddrop.allocation.subband import SubbandProblem
+
+AnyProblem = Problem | SubbandProblem
+
+_TIE = 1e-11
+_BINDS = 1e-9
+
+
+class Status(StrEnum):
+    """How an allocation came out; the value is the sentence to show."""
+
+    OPTIMAL = "optimal"
+    CONVERGED = "within the tolerance of the optimum"
+    UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
+    FEASIBLE = "feasible, with the best rates for the shares of this scheme"
+    FIXED = "feasible, with the rates as given"
+    IDEAL = "an ideal without dropout: as much band as every device needs, whatever there is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Lagrange multipliers of the constraints as written in :mod:`feddrop.allocation.problem`; dimensionless.
+
+    Attributes:
+        band: μ, the price of the whole band, ``[..., 1]``.
+        deadline: λ, ``[..., num_devices]``.
+        energy: ν, ``[..., num_devices]``.
+        floor: α, of the rate being at least 0, ``[..., num_devices]``.
+        cap: β, of the rate being at most θ, ``[..., num_devices]``.
+    """
+
+    band: FloatArray
+    deadline: FloatArray
+    energy: FloatArray
+    floor: FloatArray
+    cap: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Rates and shares for a round, or for a batch of rounds.
+
+    Attributes:
+        problem: what was solved; its deadline is the longer one where the policy stretched it.
+        method: which method made it.
+        status: how it came out.
+        rate: γ, ``[..., num_devices]``; 1 for a device that has no part in the round.
+        share: ρ, ``[..., num_devices]``; 0 for a device that has no part in the round.
+        active: which devices have a part in the round, ``[..., num_devices]``.
+        left_out: which present devices the policy left out, ``[..., num_devices]``.
+        objective: Σ w_k/(1-γ_k) over the active devices, their weights adding up to 1: a float, or ``[num_rounds]``.
+        iterations: passes over the devices.
+        price: μ, the multiplier of the band, ``[..., 1]``; None for methods that have none.
+        history: of the primal-dual method, ``[checks, 4]``: pass, gap, worst violation, band in use.
+    """
+
+    problem: AnyProblem
+    method: str
+    status: Status
+    rate: FloatArray
+    share: FloatArray
+    active: BoolArray
+    left_out: BoolArray
+    objective: float | FloatArray
+    iterations: int
+    price: FloatArray | None = None
+    history: FloatArray | None = None
+
+    @property
+    def latency_s(self) -> FloatArray:
+        """Seconds to push, compute and pull, ``[..., num_devices]``; 0 for a device without a part."""
+        return self._used(self.problem.air(self._share)[0] + self.problem.compute_s)
+
+    @property
+    def energy_j(self) -> FloatArray:
+        """Joules to compute and upload, net of the circuit's, ``[..., num_devices]``; 0 for a device without a part."""
+        return self._used(self.problem.air(self._share)[1] + self.problem.compute_j)
+
+    @property
+    def binding(self) -> npt.NDArray[np.str_]:
+        """Which constraint holds a device, ``[..., num_devices]``.
+
+        ``"rate cap"`` where the rate is at θ, else ``"deadline"``, ``"energy"``, ``"deadline+energy"`` or ``"none"``;
+        ``"left out"`` and ``"absent"`` for devices without a part.
+        """
+        p = self.problem
+        deadline = self.latency_s >= p.deadline_s * (1 - _BINDS)
+        energy = self.energy_j >= p.budget_j * (1 - _BINDS)
+        cap = (self.rate >= p.max_rate * (1 - _BINDS)) & (p.max_rate > 0)
+        word = np.where(deadline & energy, "deadline+energy", np.where(deadline, "deadline", "none"))
+        word = np.where(energy & ~deadline, "energy", word)
+        word = np.where(cap, "rate cap", word)
+        return np.where(self.active, word, np.where(self.left_out, "left out", "absent"))
+
+    @property
+    def multipliers(self) -> Multipliers | None:
+        """The multipliers that fit the price and the shares; None for methods without a price."""
+        return None if self.price is None else fit_multipliers(self.problem, self._share, self.price)
+
+    @property
+    def residual(self) -> float:
+        """Largest relative violation of the KKT conditions; of the constraints alone, for methods without a price."""
+        return kkt_residual(self)
+
+    @property
+    def _share(self) -> FloatArray:
+        """Shares that can be divided by."""
+        return np.where(self.active, self.share, 1.0)
+
+    def _used(self, full: FloatArray) -> FloatArray:
+        return np.where(self.active, (1.0 - self.rate) * full, 0.0)
+
+
+def loads(problem: AnyProblem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Left sides of C1 and C2: the z that the deadline asks for, and the one that the budget asks for.
+
+    Args:
+        problem: a round or a batch of rounds.
+        share: of the problem's shape.
+    """
+    seconds, joules = problem.air(share)
+    # In place: at a million devices, fresh memory costs more than the arithmetic.
+    seconds += problem.compute_s
+    seconds /= problem.deadline_s
+    joules += problem.compute_j
+    joules /= positive(problem.budget_j)
+    return seconds, joules
+
+
+def finish(
+    problem: AnyProblem,
+    *,
+    share: FloatArray,
+    active: BoolArray,
+    method: str,
+    status: Status,
+    iterations: int = 1,
+    price: FloatArray | None = None,
+    history: FloatArray | None = None,
+) -> Allocation:
+    """Give every active device the lowest rate that its share allows, and pack the result."""
+    everyone = bool(active.all())
+    count = problem.shape[-1]
+    rate = np.empty(problem.shape)
+    for first in range(0, count, BLOCK):  # block by block: at a million devices, memory costs more than arithmetic
+        block = slice(first, first + BLOCK)
+        part = part_of(problem, block) if count > BLOCK else problem
+        here = share[..., block]
+        z, keep = loads(part, here if everyone else np.where(active[..., block], here, 1.0))
+        np.maximum(z, keep, out=z)
+        np.divide(-GUARD, z, out=keep)
+        keep += 1.0
+        np.maximum(keep, 0.0, out=keep)
+        np.minimum(keep, part.max_rate, out=rate[..., block])
+    if not everyone:
+        share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
+    return Allocation(
+        problem=problem,
+        method=method,
+        status=status,
+        rate=rate,
+        share=share,
+        active=active,
+        left_out=~active if problem.present is None else problem.present & ~active,
+        objective=objective(problem, rate, active),
+        iterations=iterations,
+        price=price,
+        history=history,
+    )
+
+
+def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
+    """Σ w_k/(1-γ_k) over the active devices, whose weights are made to add up to 1: a float, or ``[num_rounds]``."""
+    keep = 1.0 - rate
+    if active.all():
+        value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
+    else:
+        weight = np.where(active, problem.weight, 0.0)
+        whole = np.add.reduce(weight, axis=-1)
+        value = np.add.reduce(weight / np.where(active, keep, 1.0), axis=-1) / np.where(whole > 0, whole, 1.0)
+    return float(value) if value.ndim == 0 else value
+
+
+def fit_multipliers(problem: AnyProblem, share: FloatArray, price: FloatArray) -> Multipliers:
+    """Choose the multipliers that make the Lagrangian stationary, given the price of the band.
+
+    Stationarity in the share fixes λ and ν: the one whose constraint holds the device carries all of the price, and
+    where both hold it they split it so that λ + ν = w. Stationarity in z leaves the rest to α or β. So whatever is
+    not optimal shows as a multiplier of a constraint that is not tight.
+    """
+    weight = np.broadcast_to(problem.weight, problem.shape)
+    deadline, energy = loads(problem, share)
+    fall_d, fall_e = problem.slopes(share)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A side that no share changes costs no band: it carries the device's whole weight, if it holds the device.
+        only_d = np.where(fall_d > 0, price / fall_d, np.where(deadline > 1, weight, 0.0))
+        only_e = np.where(fall_e > 0, price / fall_e, np.where(energy > 1, weight, 0.0))
+        mixed = (price - weight * fall_e) / (fall_d - fall_e)
+    tie = np.abs(deadline - energy) <= _TIE * deadline
+    split = tie & (mixed >= 0) & (mixed <= weight)
+    first = deadline >= energy
+    lam = np.where(split, mixed, np.where(first, only_d, 0.0))
+    nu = np.where(split, weight - mixed, np.where(first, 0.0, only_e))
+    rest = weight - lam - nu
+    return Multipliers(band=price, deadline=lam, energy=nu, floor=np.maximum(rest, 0.0), cap=np.maximum(-rest, 0.0))
+
+
+def kkt_residual(allocation: Allocation) -> float:
+    """Largest relative violation of the KKT conditions; without a price, of the constraints alone.
+
+    Every term is relative to its own row: C1 and C2 to the deadline and the budget, stationarity in z and slackness
+    to the multipliers of the device, stationarity in the share to the price.
+    """
+    p, active, share = allocation.problem, allocation.active, allocation._share
+    keep = 1.0 - np.where(active, allocation.rate, 0.0)
+    deadline, energy = loads(p, share)
+    room_d, room_e = 1.0 - keep * deadline, 1.0 - keep * energy
+    room_band = 1.0 - total(allocation.share)
+    worst = [
+        -room_d[active],
+        -room_e[active],
+        -room_band,
+        (allocation.rate - p.max_rate)[active],
+        -allocation.rate[active],
+    ]
+    m = allocation.multipliers
+    if m is not None:
+        fall_d, fall_e = p.slopes(share)
+        size = np.maximum(p.weight + m.cap, np.finfo(float).tiny)
+        z, top = 1.0 / keep, 1.0 / (1.0 - p.max_rate)
+        slack = m.deadline * room_d + m.energy * room_e + m.floor * (z - 1.0) + m.cap * (1.0 - z / top)
+        still_z = p.weight - m.deadline - m.energy - m.floor + m.cap
+        still_share = m.deadline * fall_d + m.energy * fall_e - m.band
+        worst += [np.abs(slack / size)[active], np.abs(still_z / size)[active]]
+        worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
+        worst += [np.abs(m.band * room_band) / np.reshape(np.asarray(allocation.objective), (-1, 1))]
+    return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

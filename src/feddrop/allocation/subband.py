@@ -1,0 +1,139 @@
+"""The same problem where a device's noise grows with its sub-band.
+
+Under *subband* noise the variance is density x ρB: a narrow sub-band hears less of it, and the data rate
+
+    r(ρ) = B ρ log2(1 + S/ρ),        S: the signal-to-noise ratio over the whole band,
+
+is concave in ρ. The seconds and joules on the air are multiples of 1/r. They are convex in ρ, so P1 stays convex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, coerce, positive
+from feddrop.allocation.roots import root
+
+_LN2 = float(np.log(2.0))
+NARROW, WIDE = -600.0, 60.0
+"""Logarithms of the smallest and largest share looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubbandProblem:
+    """P1 of one round, or of several at once, under subband noise.
+
+    Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
+
+    Attributes:
+        weight: w, the device's part |D_k|/|D| of the samples.
+        push_s: seconds to push the full model over the whole band at 1 bit/s/Hz.
+        pull_s: seconds to pull the full model over the whole band at 1 bit/s/Hz.
+        snr_down: signal-to-noise ratio of the downlink over the whole band.
+        snr_up: signal-to-noise ratio of the uplink over the whole band.
+        tx_power_w: the device's transmit power.
+        compute_s: b, seconds to train the full model on the device's samples.
+        compute_j: d, joules to train the full model on the device's samples.
+        deadline_s: T0.
+        budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
+        max_rate: θ, the highest rate allowed.
+        present: which devices take part in the round; None for all. The others get no share.
+        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
+        numbers: names of the fields that hold numbers.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = (
+        *("weight", "push_s", "pull_s", "snr_down", "snr_up", "tx_power_w", "compute_s", "compute_j"),
+        *("deadline_s", "budget_j", "max_rate"),
+    )
+
+    weight: FloatArray
+    push_s: FloatArray
+    pull_s: FloatArray
+    snr_down: FloatArray
+    snr_up: FloatArray
+    tx_power_w: FloatArray
+    compute_s: FloatArray
+    compute_j: FloatArray
+    deadline_s: FloatArray
+    budget_j: FloatArray
+    max_rate: FloatArray
+    present: BoolArray | None = None
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        coerce(self)
+
+    def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds and joules of the full model on the air at these shares."""
+        up = self.pull_s * _link(self.snr_up, share).cost
+        return self.push_s * _link(self.snr_down, share).cost + up, self.tx_power_w * up
+
+    def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """How fast the left sides of C1 and C2 fall with the share."""
+        return deadline_side(self, share).fall / share, energy_side(self, share).fall / share
+
+    def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
+        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does."""
+
+        def share(side: Callable[[FloatArray], Side]) -> FloatArray:
+            def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+                z_here, fall, _ = side(np.exp(x))
+                return np.log(z_here / (z * GUARD)), -fall / z_here
+
+            x = root(over, np.full(self.shape, NARROW), np.full(self.shape, WIDE), np.zeros(self.shape))
+            return np.where(x < WIDE, np.exp(x), np.inf)
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.maximum(share(lambda rho: deadline_side(self, rho, stretch)), share(partial(energy_side, self)))
+
+
+class _Link(NamedTuple):
+    """A link of unit bandwidth and spectral efficiency over a share ρ of the band.
+
+    ``cost`` is 1/(ρ log2(1 + S/ρ)), ``fall`` is -d log(cost) / d log ρ, and ``bend`` is d fall / d log ρ.
+    """
+
+    cost: FloatArray
+    fall: FloatArray
+    bend: FloatArray
+
+
+def _link(snr: FloatArray, share: FloatArray) -> _Link:
+    q = snr / share
+    log, r = np.log1p(q), q / (1.0 + q)
+    # log - r loses its digits at low signal-to-noise ratios: there, its series in r, r²/2 + r³/3 + ...
+    series = r**2 * (1 / 2 + r * (1 / 3 + r * (1 / 4 + r * (1 / 5 + r * (1 / 6 + r * (1 / 7 + r / 8))))))
+    fall = np.where(r < 0.01, series, log - r) / log
+    return _Link(_LN2 / (share * log), fall, r * (fall - r) / log)
+
+
+class Side(NamedTuple):
+    """The left side z of C1 or C2 at a share; ``fall`` = -dz / d log ρ and ``bend`` = d log(fall) / d log ρ."""
+
+    z: FloatArray
+    fall: FloatArray
+    bend: FloatArray
+
+
+def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArray | float = 1.0) -> Side:
+    """C1 at these shares, the deadline times ``stretch``."""
+    deadline = problem.deadline_s * stretch
+    down, up = _link(problem.snr_down, share), _link(problem.snr_up, share)
+    push, pull = problem.push_s * down.cost / deadline, problem.pull_s * up.cost / deadline
+    fall = push * down.fall + pull * up.fall
+    bend = push * (down.bend - down.fall**2) + pull * (up.bend - up.fall**2)
+    return Side(push + pull + problem.compute_s / deadline, fall, bend / fall)
+
+
+def energy_side(problem: SubbandProblem, share: FloatArray) -> Side:
+    """C2 at these shares."""
+    budget = positive(problem.budget_j)
+    up = _link(problem.snr_up, share)
+    pull = problem.tx_power_w * problem.pull_s * up.cost / budget
+    return Side(pull + problem.compute_j / budget, pull * up.fall, up.bend / up.fall - up.fall)

@@ -1,0 +1,229 @@
+"""Problems from files, and allocations as rows to print, to plot or to write as JSON.
+
+A problem file says what every device needs, as :class:`~feddrop.allocation.Problem` has it:
+
+- ``.toml`` and ``.json``: ``deadline_s`` and, if wanted, ``max_rate`` and ``budget_j`` for all, then one ``device``
+  table each with ``comm_s``, ``compute_s``, ``upload_j``, ``compute_j``, ``weight`` or ``samples``, and optionally
+  ``name`` and ``budget_j``;
+- ``.csv``: one row a device with the same columns, and ``deadline_s`` and ``max_rate`` repeated.
+
+Or a ``.toml`` or ``.json`` file describes a cell: a ``radio`` table (:class:`~feddrop.radio.RadioConfig`), a ``cell``
+table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
+``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` say how to allocate. Costs are the paper's formula:
+``radio.costs = "measured"`` needs the frames of a run and is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feddrop.allocation.feasible import Shortfall
+from feddrop.allocation.problem import Problem
+from feddrop.allocation.solution import Allocation, AnyProblem
+from feddrop.errors import ConfigError, InfeasibleError, one_of
+from feddrop.radio.config import RadioConfig
+
+_DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
+_NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
+_COMMON_KEYS = ("deadline_s", "max_rate", "budget_j")
+_CELL_KEYS = {
+    "radio": tuple(field.name for field in fields(RadioConfig)),
+    "cell": ("devices", "samples", "seed", "round"),
+    "model": ("parameters", "forward_flops"),
+}
+
+
+class Given(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        problem: one round.
+        names: of the devices; empty where the file gives none.
+        method: ``radio.scheme`` of a cell, else ``"exact"``.
+        policy: ``radio.policy`` of a cell, else ``"error"``.
+    """
+
+    problem: AnyProblem
+    names: list[str]
+    method: str = "exact"
+    policy: str = "error"
+
+
+def load(path: str | Path) -> Given:
+    """Read a problem, the names of its devices and how to allocate from a TOML, CSV or JSON file."""
+    path = Path(path)
+    kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the problem {str(path)!r}: {error}.") from None
+    if kind == ".csv":
+        rows = list(csv.DictReader(text.splitlines()))
+        shared = {key: [row.pop(key) for row in rows] for key in _COMMON_KEYS[:2] if rows and key in rows[0]}
+        return _problem(shared, rows)
+    try:
+        table = tomllib.loads(text) if kind == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is not valid {kind[1:].upper()}: {error}.") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{str(path)!r} must hold a table of keys and values.")
+    if "radio" in table:
+        return _from_cell(table, path.parent)
+    devices = table.pop("device", None)
+    if not isinstance(devices, list) or not devices or not all(isinstance(row, dict) for row in devices):
+        raise ConfigError(f"{str(path)!r} has neither [[device]] tables, one a device, nor a [radio] table.")
+    return _problem(table, devices)
+
+
+def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> Given:
+    for key in common:
+        one_of("a key of the problem", key, _COMMON_KEYS)
+    if not devices:
+        raise ConfigError("the problem has no devices.")
+    if "deadline_s" not in common:
+        raise ConfigError("deadline_s is missing: how long may a round take, in seconds?")
+    for number, device in enumerate(devices):
+        for key in device:
+            one_of(f"a key of device {number}", str(key), _DEVICE_KEYS)
+        for key in _NEEDED:
+            if device.get(key) in (None, ""):
+                raise ConfigError(f"{key} of device {number} is missing.")
+
+    def column(key: str, default: Any = None) -> list[Any]:
+        return [default if device.get(key) in (None, "") else device[key] for device in devices]
+
+    weight = column("weight") if any("weight" in device for device in devices) else column("samples", 1.0)
+    if None in weight:
+        raise ConfigError(f"weight of device {weight.index(None)} is missing; give it to all devices or to none.")
+    values: dict[str, Any] = {key: _numbers(key, column(key)) for key in _NEEDED}
+    problem = Problem(
+        **values,
+        weight=_numbers("weight", weight),
+        deadline_s=_numbers("deadline_s", common["deadline_s"]),
+        max_rate=_numbers("max_rate", common.get("max_rate", 0.9)),
+        budget_j=_numbers("budget_j", column("budget_j", common.get("budget_j", np.inf))),
+    )
+    if not problem.weight.any():
+        raise ConfigError("all weights are 0; at least one device must have samples.")
+    problem = replace(problem, weight=problem.weight / problem.weight.sum())
+    return Given(problem, [str(name) for name in column("name", "")])
+
+
+def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key} is {values!r}; it must be a number.") from None
+
+
+def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
+    for key in table:
+        one_of("a table of the file", key, _CELL_KEYS)
+    radio, cell, model = (_table(table, name) for name in _CELL_KEYS)
+    if radio.get("costs") == "measured":
+        raise ConfigError(
+            "radio.costs is 'measured', but nothing is measured here: allocate plans by the paper's formula. "
+            'Leave it out or write costs = "formula"; `feddrop run` plans by measured costs.'
+        )
+    devices, seed, number = _whole(cell, "devices", 10, 1), _whole(cell, "seed", 0), _whole(cell, "round", 0)
+    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in radio.items()}
+    samples = _numbers("samples of [cell]", cell.get("samples", 5000))
+    try:
+        config = RadioConfig(**listed)
+        built = config.cell(devices, samples, seed, folder=folder)
+        problem = built.problem(built.draw(number, seed), **model)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a value of [radio], [cell] or [model] has the wrong type: {error}.") from None
+    return Given(problem, [""] * built.devices, config.scheme, config.policy)
+
+
+def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = table.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r}; it must be a table of keys and values.")
+    for key in value:
+        one_of(f"a key of [{name}]", key, _CELL_KEYS[name])
+    return value
+
+
+def _whole(cell: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
+    value = cell.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key} of [cell] is {value!r}; it must be a whole number, {least} or more.")
+    return value
+
+
+def with_names(error: InfeasibleError, names: Sequence[str]) -> InfeasibleError:
+    """The same error, with devices called by their names."""
+    reason = error.args[0]
+    return InfeasibleError(reason.text(names)) if isinstance(reason, Shortfall) else error
+
+
+def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One plain row a device: rate, share, latency, energy, and which constraint holds it."""
+    columns = (allocation.rate, allocation.share, allocation.latency_s, allocation.energy_j, allocation.binding)
+    return [
+        {
+            "device": number,
+            "name": names[number],
+            "rate": float(rate),
+            "share": float(share),
+            "latency_s": float(latency),
+            "energy_j": float(energy),
+            "binding": str(binding),
+        }
+        for number, (rate, share, latency, energy, binding) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def as_json(allocation: Allocation, names: Sequence[str]) -> str:
+    """The allocation as one JSON object."""
+    return json.dumps(
+        {
+            "method": allocation.method,
+            "status": allocation.status.value,
+            "objective": allocation.objective,
+            "deadline_s": float(np.max(allocation.problem.deadline_s)),
+            "iterations": allocation.iterations,
+            "residual": allocation.residual,
+            "price": None if allocation.price is None else float(allocation.price[0]),
+            "devices": rows(allocation, names),
+        }
+    )
+
+
+def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | None = None) -> str:
+    """The allocation as a table for people.
+
+    Args:
+        allocation: of a single round.
+        names: of the devices; numbers where they are empty.
+        asked: the problem as it was given, to say so where the policy stretched its deadline.
+    """
+    wide = max(len(name) for name in ("device", *names))
+    lines = [f"{'device':<{wide}}  {'rate':>6}  {'share':>7}  {'latency':>10}  {'energy':>10}  held by"]
+    for row in rows(allocation, names):
+        lines.append(
+            f"{row['name'] or row['device']:<{wide}}  {row['rate']:6.3f}  {row['share']:7.4f}  "
+            f"{row['latency_s']:8.3f} s  {row['energy_j']:8.3g} J  {row['binding']}"
+        )
+    deadline = float(np.max(allocation.problem.deadline_s))
+    wanted = deadline if asked is None else float(np.max(asked.deadline_s))
+    stretched = f", stretched from {wanted:.4g} s" if wanted != deadline else ""
+    lines += [
+        "",
+        f"method {allocation.method}: {allocation.status}",
+        f"objective {allocation.objective:.6f} (1 is no dropout) · deadline {deadline:.4g} s{stretched}"
+        f" · {allocation.iterations} passes · residual {allocation.residual:.1e}",
+    ]
+    return "\n".join(lines)
