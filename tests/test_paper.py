@@ -34,7 +34,7 @@ from feddrop.paper import (
     store_for,
     weak,
 )
-from feddrop.paper.cells import deadline_for, mean_rate, radio
+from feddrop.paper.cells import deadline_for, mean_rate, played, radio
 from feddrop.paper.console import overview, verdicts
 from feddrop.paper.converge import differences, make_latency
 from feddrop.paper.curves import Reading, convergence_round, curves_of, plateau_of, reading
@@ -210,7 +210,7 @@ def test_a_page_of_what_was_not_run_says_so(tmp_path):
     assert [one.claim for one in judged] == list(CLAIMS)
     decided = {one.claim.name for one in judged if one.outcome != UNDECIDED}
     assert {"variance-law", "bound-holds", "overhead"} < decided
-    assert not decided & {claim.name for claim in CLAIMS if set(claim.by) - {"theory", "overhead"}}
+    assert not decided & {claim.name for claim in CLAIMS if set(claim.by) - {"theory", "overhead", "energy"}}
     text = page.read_text()
     assert "0 of " in text
     for claim in CLAIMS:
@@ -513,13 +513,21 @@ def test_verdicts_on_the_table():
 def test_energy_and_weak_devices():
     def find(config):
         end = {"exact": 0.3, "primal-dual": 0.3, "equal": 0.28, "random": 0.1, "fixed": 0.2}[config.radio.scheme]
-        more = {"objective": [1.5] * 5, "held_energy": [0.5] * 5, "devices": [10.0] * 5}
-        return fake([end + JITTER[config.seed] * (1 + end)] * 5, **more)
+        return fake([end + JITTER[config.seed] * (1 + end)] * 5, devices=[10.0] * 5)
 
-    found = outcomes(energy.make, find)
-    assert found == {"algorithm-optimal": HOLDS, "energy-scheme": HOLDS}
+    facts = energy.measure(SMOKE)
+    assert outcomes(energy.make, find, facts) == {"algorithm-optimal": HOLDS, "energy-scheme": HOLDS}
+    worse = {**facts, "primal-dual": facts["random"]}
+    assert outcomes(energy.make, lambda _: None, worse) == {"algorithm-optimal": FAILS, "energy-scheme": UNDECIDED}
     assert outcomes(weak.make, find) == {"weak-devices": HOLDS}
-    assert set(outcomes(energy.make, lambda _: None).values()) == {UNDECIDED}
+
+
+def test_a_run_decides_what_is_played_without_it(tmp_path):
+    for scheme in ("exact", "primal-dual", "random"):
+        config = energy.configs(SMOKE)[scheme]
+        records = list(Run(config, tmp_path / scheme))
+        found = played(SETTING, config.radio, config.seed, config.rounds)
+        assert [record["objective"] for record in records] == pytest.approx(found["objectives"], rel=1e-4)
 
 
 def test_p2_is_convex_in_x_and_share():
@@ -535,7 +543,8 @@ def test_p2_is_convex_in_x_and_share():
 def test_every_figure_states_its_settings():
     for experiment in EXPERIMENTS:
         if experiment.name in ("rounds-latency", "rounds-bandwidth", "accuracy-latency", "dynamic", "energy"):
-            text = experiment.make(SMOKE, lambda _: None).text
+            facts = [experiment.measure(SMOKE)] if experiment.measure else []
+            text = experiment.make(SMOKE, lambda _: None, *facts).text
             for word in (
                 "θ = 0.9",
                 "N₀ = 1e-13 W/Hz as a density",

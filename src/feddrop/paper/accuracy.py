@@ -22,23 +22,34 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A row of the table; ``moving`` is FedDST with settings under which its mask moves."""
+    """A row of the table.
+
+    Attributes:
+        scenario: which network.
+        partition: of the data.
+        method: FedDrop or FedDST.
+        moving: FedDST with settings under which its mask moves.
+        rule: of FedDrop's aggregation; ``"model"`` is the paper's, read literally.
+    """
 
     scenario: str
     partition: str
     method: str
     moving: bool = False
+    rule: str = "delta"
 
 
-ROWS = tuple(
-    Row(scenario, *rest)
-    for scenario in ("underfitting", "overfitting")
-    for rest in (
-        ("iid", "feddrop"),
-        ("dirichlet", "feddrop"),
-        ("dirichlet", "feddst", True),
-        ("dirichlet", "feddst"),
-    )
+LITERAL = Row("underfitting", "iid", "feddrop", rule="model")
+ROWS = (
+    Row("underfitting", "iid", "feddrop"),
+    LITERAL,
+    Row("underfitting", "dirichlet", "feddrop"),
+    Row("underfitting", "dirichlet", "feddst", moving=True),
+    Row("underfitting", "dirichlet", "feddst"),
+    Row("overfitting", "iid", "feddrop"),
+    Row("overfitting", "dirichlet", "feddrop"),
+    Row("overfitting", "dirichlet", "feddst", moving=True),
+    Row("overfitting", "dirichlet", "feddst"),
 )
 MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
 TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
@@ -49,12 +60,15 @@ at the third, and falls towards the fourth."""
 
 def title(row: Row) -> str:
     """Return what a row is called."""
-    method = {"feddrop": "FedDrop", "feddst": "FedDST, mask moves" if row.moving else "FedDST, mask stays"}[row.method]
+    drop = "FedDrop" if row.rule == "delta" else f"FedDrop, rule {row.rule}"
+    method = {"feddrop": drop, "feddst": "FedDST, mask moves" if row.moving else "FedDST, mask stays"}[row.method]
     return f"{TITLES[MODELS[row.scenario]]}, {TITLES[row.partition]}, {method}"
 
 
 def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
     """Return the rates at which a row is run."""
+    if row == LITERAL:
+        return scale.still_rates
     if row.method == "feddrop":
         return scale.rates
     return scale.moving_rates if row.moving else scale.still_rates
@@ -62,19 +76,16 @@ def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
 
 def seeds_of(scale: Scale, row: Row, rate: float) -> tuple[int, ...]:
     """Return the seeds with which a cell is run."""
-    everywhere = rate in scale.repeated[row.scenario, row.partition] if row.method == "feddrop" else row.moving
-    return scale.seeds if everywhere else scale.seeds[:1]
+    repeated = row.method == "feddrop" and row != LITERAL and rate in scale.repeated[row.scenario, row.partition]
+    return scale.seeds if repeated or row.moving else scale.seeds[:1]
 
 
 def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
     """Return the run of a cell, with the first seed."""
     setting = scale.settings[row.scenario]
+    feddst = MOVING if row.moving else None
     return setting.run(
-        rate=rate,
-        partition=row.partition,
-        method=row.method,
-        feddst=MOVING if row.moving else None,
-        seed=scale.seeds[0],
+        rate=rate, partition=row.partition, method=row.method, rule=row.rule, feddst=feddst, seed=scale.seeds[0]
     )
 
 
@@ -108,7 +119,7 @@ def make(scale: Scale, find: Lookup) -> Page:
     rows = []
     for row in ROWS:
         rows.append([title(row), "ours", *(spread(lines[row].get(rate, [])) for rate in scale.rates)])
-        if not (row.method == "feddst" and row.moving):
+        if not row.moving and row != LITERAL:
             published = dict(zip(RATES, TABLE[MODELS[row.scenario], row.partition, row.method], strict=True))
             rows.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
     text = "".join(of_runs(s, config_of(scale, Row(s, "iid", "feddrop"), scale.rates[0])) for s in MODELS)
@@ -218,8 +229,9 @@ def _draw(lines: Table) -> Figure:
     from feddrop.report.style import SERIES
 
     figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
-    for i, (row, cells) in enumerate(lines.items()):
-        panel, colour = axes[0 if row.scenario == "underfitting" else 1], SERIES[i % 4]
+    colours = {name: iter(SERIES) for name in MODELS}
+    for row, cells in lines.items():
+        panel, colour = axes[0 if row.scenario == "underfitting" else 1], next(colours[row.scenario])
         points = {rate: [v for v in values if v is not None] for rate, values in cells.items()}
         known = {rate: values for rate, values in points.items() if values}
         panel.plot([], [], color=colour, marker="o", label=title(row).split(", ", 1)[1])
@@ -228,7 +240,7 @@ def _draw(lines: Table) -> Figure:
             panel.errorbar(
                 list(known), [np.mean(v) for v in known.values()], yerr=errors, color=colour, marker="o", capsize=2
             )
-        if not row.moving:
+        if not row.moving and row != LITERAL:
             published = TABLE[MODELS[row.scenario], row.partition, row.method]
             shown = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]
             panel.plot(*zip(*shown, strict=True), color=colour, linestyle=":", linewidth=1.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,34 @@ def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
     except InfeasibleError:
         return 1.0
     return float(np.mean(found.rate))
+
+
+def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dict[str, Any]:
+    """Allocate the rounds of a run of the figures as the run itself does, without training.
+
+    Returns:
+        ``rate``, ``objective`` and the shares of devices ``held_deadline`` and ``held_energy``, means over the rounds;
+        ``objectives``, by round.
+    """
+    parameters, flops = size_of(setting)
+    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    objectives, rates, held = [], [], []
+    for round_ in range(1, rounds + 1):
+        channels = cell.draw(round_, derive(seed, "channels"))
+        problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
+        found = allocate(problem, config.scheme, policy=config.policy, seed=derive(seed, "shares", round_))
+        objectives.append(float(found.objective))
+        rates.append(float(np.mean(found.rate, where=found.active)))
+        binding = [str(word) for word in found.binding[found.active]]
+        held.append([np.mean([name in word for word in binding]) for name in ("deadline", "energy")])
+    deadline, energy = np.mean(held, axis=0)
+    return {
+        "rate": float(np.mean(rates)),
+        "objective": float(np.mean(objectives)),
+        "held_deadline": float(deadline),
+        "held_energy": float(energy),
+        "objectives": objectives,
+    }
 
 
 @lru_cache

@@ -41,6 +41,8 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("all layers, delta", deep),
             ("all layers, delta, 10 local epochs, a fifth of the rounds", _longer(deep)),
             ("no dropout, 10 local epochs, a fifth of the rounds", _longer(over.run(figure=True))),
+            ("all layers, delta, 10 local epochs, all rounds", replace(_longer(deep), rounds=deep.rounds)),
+            ("no dropout, 10 local epochs, all rounds", replace(_longer(over.run(figure=True)), rounds=deep.rounds)),
             ("all layers, model", over.run(figure=True, rate=RATE, layers="all", rule="model")),
             ("all layers, holders", over.run(figure=True, rate=RATE, layers="all", rule="holders")),
             ("no dropout, torch's first weights", over.run(figure=True, init="torch")),

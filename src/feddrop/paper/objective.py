@@ -130,7 +130,11 @@ def make(scale: Scale, find: Lookup) -> Page:
         reach = max((one.objective for one in curve), default=0.0)
         for name, group in dots.items():
             inside = [one for one in group if one.objective <= reach]
-            columns = [misses(curve, inside, i) for i in range(3)] if len(curve) > 2 and inside else [[], [], []]
+            columns = (
+                [misses(curve, inside, i) for i in range(3)]
+                if len({one.objective for one in curve}) > 2 and inside
+                else [[], [], []]
+            )
             counts = [str(len(group)), str(len(inside))]
             rows.append([f"{scenario}, {name}", *counts, *(_rms(column) for column in columns)])
             closer = tuple(abs(by_rate) - abs(by_objective) for by_objective, by_rate, _ in zip(*columns, strict=True))
