@@ -285,7 +285,7 @@ def paper(
     work:
         Folder of runs under way; a killed command goes on from here.
     out:
-        Folder of the page. Default: docs for all at the scales cpu and paper, else a folder in the work folder.
+        Folder of the page. Default: a folder of the scale's name in the work folder.
     workers:
         Runs side by side, one thread each.
     device:
@@ -307,7 +307,7 @@ def paper(
         scale_name=scale,
         results=results,
         work=work,
-        out=out or (work / scale if scale == "smoke" or names != ["all"] else Path("docs")),
+        out=out or work / scale,
         workers=workers,
         train=train,
         device=device,
