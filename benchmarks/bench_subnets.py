@@ -7,12 +7,12 @@ from statistics import median
 
 import numpy as np
 import torch
+from feddrop.method import Assignment
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from feddrop import params
-from feddrop.method import Assignment
 from feddrop.models import Shapes, build
 from feddrop.rounds import push
 from feddrop.subnets import frames

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from feddrop.control import read_rates
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from feddrop.method import Assignment
 from torch import nn
 
 from feddrop import params

@@ -80,7 +80,7 @@ def test_a_run_of_some_devices_resumes_to_the_bit(tmp_path, extra):
 
 def test_a_thousand_devices_cost_what_ten_do(tmp_path, digits):
     """Only the devices that take part are planned, trained, recorded and remembered."""
-    settings = ["rounds=2", "data.devices=1000", "participation.count=10", "model.width=0.25", "method=feddst", "rate=0.5"]
+    settings = ["rounds=2", "data.devices=1000", "participation.count=10", "method=feddst", "rate=0.5"]
     records = run(RunConfig.from_toml("", settings), tmp_path / "run")
     assert [len(record.devices) for record in records] == [10, 10]
     assert len(list((tmp_path / "run").rglob("device-*.safetensors"))) <= 20

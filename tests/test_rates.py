@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from feddrop.control import RadioRates
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig

@@ -131,7 +131,7 @@ class MLflow:
             return
         tags = {"feddrop_id": str(run.about["id"]), "feddrop_folder": str(run.folder.absolute())}
         self._run = self._client.create_run(experiment, tags=tags, run_name=run.folder.absolute().name).info.run_id
-        for name, value in _settings(run.config).items():
+        for name, value in run.config.flat().items():
             self._client.log_param(self._run, name, str(value)[:500])
 
     def on_round(self, record: RoundRecord) -> None:
@@ -163,7 +163,7 @@ class WandB:
             project=self._project,
             id=str(run.about["id"]),
             name=run.folder.absolute().name,
-            config=_settings(run.config),
+            config=run.config.flat(),
             dir=str(run.folder),
             resume="allow",
             reinit="create_new",
@@ -231,14 +231,6 @@ class Callbacks:
                 log.warning(
                     "callback %s failed in %s (%s). The run goes on without it.", type(one).__name__, name, said
                 )
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings as dotted keys."""
-    from feddrop.config import to_table
-    from feddrop.records.about import flat
-
-    return flat(to_table(config))
 
 
 def _array(values: Sequence[float]) -> Any:

@@ -19,6 +19,7 @@ from feddrop.callbacks import CallbacksConfig
 from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.executors.config import ExecutionConfig
+from feddrop.files import flat
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.server import ServerConfig
 from feddrop.methods import METHODS, MethodConfig
@@ -142,6 +143,10 @@ class RunConfig:
         table = to_table(self)
         _locate(table, Path.cwd())
         return from_table(type(self), table)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the settings by dotted keys, as trackers of experiments take them."""
+        return flat(to_table(self))
 
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""

@@ -272,3 +272,14 @@ def append_line(path: Path, line: bytes, size: int) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise trouble("write", path, error) from None
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table of sections as one of dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
