@@ -15,7 +15,8 @@ from feddrop.methods.method import Setup
 from feddrop.methods.windows import WindowConfig, heterofl, window
 from feddrop.runs import Run
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import blueprint, unit_shares
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import unit_shares
 from support.simulation import few, method_of, rounds_of, task_for
 
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
@@ -34,7 +35,7 @@ def test_windows_by_hand():
 def plainly(model, x, y, parts, *, rolling, rounds, seed):
     """Train a perceptron with two hidden layers: explicit slices, and a mean over the holders of every entry."""
     w = [p.detach().clone() for p in model.parameters()]  # weight and bias of three layers
-    plan = blueprint(model, (x[0].numel(),), level="unit")
+    plan = Blueprint(model, (x[0].numel(),))
     for t in range(1, rounds + 1):
         total, holders = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w]
         for k, (part, rate) in enumerate(zip(parts, RATES, strict=True)):

@@ -15,9 +15,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tomli_w
 
+from feddrop.callbacks import CallbacksConfig
 from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
 from feddrop.executors.config import ExecutionConfig
+from feddrop.files import flat
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.server import ServerConfig
 from feddrop.methods import METHODS, MethodConfig
@@ -66,6 +68,7 @@ class RunConfig:
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     radio: RadioConfig | None = None
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -140,6 +143,10 @@ class RunConfig:
         table = to_table(self)
         _locate(table, Path.cwd())
         return from_table(type(self), table)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the settings by dotted keys, as trackers of experiments take them."""
+        return flat(to_table(self))
 
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""

@@ -40,6 +40,10 @@ class InfeasibleError(FeddropError):
     """No rates and shares meet the deadline and the energy budgets."""
 
 
+class FeddropWarning(UserWarning):
+    """Something that works, and is probably not what was meant; one line that says what to do."""
+
+
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     """Return ``given`` if it is allowed, else raise a ConfigError that names the nearest allowed word."""
     words = sorted(allowed)
