@@ -29,18 +29,18 @@ FORBIDDEN = {
     "config": {"feddrop.rounds", "feddrop.executors", "feddrop.control", "feddrop.runs", "feddrop.report"},
     "theory": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.control", "feddrop.runs"},
     "control": {"feddrop.methods", "feddrop.executors", "feddrop.runs", "feddrop.report"},
-    "runs": {"feddrop.theory", "feddrop.cli", "feddrop.show"},
+    "runs": {"feddrop.theory", "feddrop.terminal"},
     "rounds": {"feddrop.methods", "feddrop.executors", "feddrop.runs", "feddrop.report"},
     "executors": {"feddrop.methods", "feddrop.runs", "feddrop.report"},
     "report": {"torch", "feddrop.rounds", "feddrop.executors", "feddrop.runs", "feddrop.methods"},
 }
 # Package -> the only rooms that may import it.
 ONLY = {
-    "cyclopts": {"cli"},
+    "cyclopts": {"terminal"},
     "flwr": {"flower"},
     "matplotlib": {"report", "allocate", "paper", "theory"},
-    "feddrop.cli": {"cli", "__main__"},
-    "feddrop.paper": {"cli", "paper"},
+    "feddrop.terminal": {"terminal", "__main__"},
+    "feddrop.paper": {"terminal", "paper"},
 }
 
 
@@ -100,7 +100,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_import_and_command_line_load_no_torch():
-    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.cli")
+    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.terminal")
 
 
 def test_radio_and_allocate_load_no_torch():

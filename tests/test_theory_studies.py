@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from feddrop.checkpoints import save_checkpoint
-from feddrop.cli import app
 from feddrop.config import RunConfig
 from feddrop.data import load
 from feddrop.errors import ConfigError, RunError
 from feddrop.models import build
 from feddrop.params import from_model
+from feddrop.terminal import app
 from feddrop.theory import Point, Study, draw, lemma1, study
 from feddrop.theory.studies import work
 

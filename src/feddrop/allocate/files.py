@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,8 +27,9 @@ import numpy as np
 from feddrop.allocate.allocation import Allocation, AnyProblem
 from feddrop.allocate.feasible import Shortfall
 from feddrop.allocate.problem import Problem
-from feddrop.errors import ConfigError, InfeasibleError, one_of
+from feddrop.errors import ConfigError, InfeasibleError, one_of, shortened
 from feddrop.radio.config import RadioConfig
+from feddrop.tables import parse_json, parse_toml, read_text
 
 _DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
@@ -61,18 +61,15 @@ def load(path: str | Path) -> Given:
     """Read a problem, the names of its devices and how to allocate from a TOML, CSV or JSON file."""
     path = Path(path)
     kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the problem {str(path)!r}: {error}.") from None
+    text = read_text(path, "the problem")
     if kind == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
+        try:
+            rows = list(csv.DictReader(text.splitlines()))
+        except csv.Error as error:
+            raise ConfigError(f"{str(path)!r} is not valid CSV: {error}.") from None
         shared = {key: [row.pop(key) for row in rows] for key in _COMMON_KEYS[:2] if rows and key in rows[0]}
         return _problem(shared, rows)
-    try:
-        table = tomllib.loads(text) if kind == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{str(path)!r} is not valid {kind[1:].upper()}: {error}.") from None
+    table = (parse_toml if kind == ".toml" else parse_json)(text, repr(str(path)))
     if not isinstance(table, dict):
         raise ConfigError(f"{str(path)!r} must hold a table of keys and values.")
     if "radio" in table:
@@ -120,8 +117,8 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
 def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{key} is {values!r}; it must be a number.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{key} is {shortened(values)}; it must be a number.") from None
 
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
