@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from feddrop.allocate import Problem, SubbandProblem, allocate
+from feddrop.allocation import Problem, SubbandProblem, allocate
 
 DEADLINE_S, BUDGET_J, TOP = 1.3, 1.2, 10.0
 

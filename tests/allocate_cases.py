@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddrop.allocate import Problem, SubbandProblem
+from feddrop.allocation import Problem, SubbandProblem
 
 KINDS = ("loose", "tight", "energy", "latency", "cap", "mixed")
 DEVICES = (1, 2, 3, 5, 10, 30, 100, 300)

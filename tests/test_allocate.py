@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocate_cases import KINDS, dual_bound, least_share, one, problems, smallest_z, subband
-from feddrop import allocate as package
-from feddrop.allocate import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
-from feddrop.allocate.allocation import kkt_residual
+from feddrop import allocation as package
+from feddrop.allocation import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
+from feddrop.allocation.solution import kkt_residual
 from feddrop.errors import ConfigError, InfeasibleError
 
 SIMPLE = {
@@ -119,7 +119,7 @@ def test_primal_dual_history_and_limit():
     assert (np.diff(gaps) <= 1e-12).all()
     assert gaps[-1] <= 5e-5
     assert result.history[-1, 0] == result.iterations
-    from feddrop.allocate import primal_dual
+    from feddrop.allocation import primal_dual
 
     short = primal_dual.solve(p, np.ones(10, bool), limit=3)
     assert short.status is Status.UNCONVERGED

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from allocate_cases import KINDS, problems
-from feddrop.allocate import Problem, allocate
-from feddrop.allocate.finding import FORWARD_FLOPS, PARAMETERS, SCENARIOS, measure, table
+from feddrop.allocation import Problem, allocate
+from feddrop.paper.finding import FORWARD_FLOPS, PARAMETERS, SCENARIOS, measure, table
 from feddrop.radio import Cell
 
 MODEL = {"parameters": PARAMETERS, "forward_flops": FORWARD_FLOPS}

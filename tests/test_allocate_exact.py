@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from allocate_cases import DEVICES, KINDS, dual_bound, least_share, one, problems, reference, smallest_z, subband
-from feddrop.allocate import Problem, Status, allocate
-from feddrop.allocate.feasible import settle
+from feddrop.allocation import Problem, Status, allocate
+from feddrop.allocation.feasible import settle
 
 ROUNDS = dict.fromkeys(DEVICES, 150) | {100: 40, 300: 15}
 
@@ -123,7 +123,7 @@ def test_subband_links_and_their_derivatives() -> None:
     """Against 50 digits, from a signal far below the noise to one far above it."""
     from mpmath import diff, log, mp, mpf
 
-    from feddrop.allocate.subband import _link
+    from feddrop.allocation.subband import _link
 
     mp.dps = 50
     for snr in 10.0 ** np.arange(-8, 9):

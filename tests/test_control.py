@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feddrop.allocate import allocate
+from feddrop.allocation import allocate
 from feddrop.config import RunConfig
 from feddrop.control import RadioRates
 from feddrop.data import from_arrays

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import feddrop
-from feddrop.allocate import METHODS, POLICIES
+from feddrop.allocation import METHODS, POLICIES
 from feddrop.config import RunConfig, to_table
 from feddrop.data import DATASETS, PARTITIONS
 from feddrop.methods.feddrop import RULES

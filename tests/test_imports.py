@@ -17,7 +17,7 @@ FORBIDDEN = {
     "errors": {"torch", "numpy", "feddrop"},
     "seeds": {"torch", "feddrop"},
     "radio": {"torch", "feddrop.subnets", "feddrop.methods", "feddrop.rounds", "feddrop.runs", "feddrop.report"},
-    "allocate": {"torch", "feddrop.subnets", "feddrop.methods", "feddrop.rounds", "feddrop.runs", "feddrop.report"},
+    "allocation": {"torch", "feddrop.radio", "feddrop.subnets", "feddrop.methods", "feddrop.runs", "feddrop.report"},
     "subnets": {"feddrop.method", "feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
     "models": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
     "data": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
@@ -38,7 +38,7 @@ FORBIDDEN = {
 ONLY = {
     "cyclopts": {"terminal"},
     "flwr": {"flower"},
-    "matplotlib": {"report", "allocate", "paper", "theory"},
+    "matplotlib": {"report", "paper", "theory"},
     "feddrop.terminal": {"terminal", "__main__"},
     "feddrop.paper": {"terminal", "paper"},
 }
@@ -103,8 +103,8 @@ def test_import_and_command_line_load_no_torch():
     assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.terminal")
 
 
-def test_radio_and_allocate_load_no_torch():
-    assert "torch" not in loaded_after("import feddrop.radio, feddrop.allocate, feddrop.seeds")
+def test_radio_and_allocation_load_no_torch():
+    assert "torch" not in loaded_after("import feddrop.radio, feddrop.allocation, feddrop.seeds")
 
 
 def test_public_names():

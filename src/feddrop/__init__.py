@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddrop.allocation import Problem, allocate
     from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
     from feddrop.data import Dataset, from_arrays, load, partition
     from feddrop.errors import FeddropError
@@ -34,6 +35,7 @@ _HOMES = {
     "FeddstConfig": "methods.feddst",
     "Method": "method",
     "ModelConfig": "config",
+    "Problem": "allocation",
     "RadioConfig": "radio",
     "Run": "runs",
     "RunConfig": "config",
@@ -41,6 +43,7 @@ _HOMES = {
     "TrainConfig": "training",
     "Update": "method",
     "alexnet": "models",
+    "allocate": "allocation",
     "derive": "seeds",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
@@ -64,6 +67,7 @@ __all__ = [
     "FeddstConfig",
     "Method",
     "ModelConfig",
+    "Problem",
     "RadioConfig",
     "Run",
     "RunConfig",
@@ -71,6 +75,7 @@ __all__ = [
     "TrainConfig",
     "Update",
     "alexnet",
+    "allocate",
     "derive",
     "feddrop",
     "feddst",

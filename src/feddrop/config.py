@@ -21,7 +21,7 @@ from feddrop.models import INITS
 from feddrop.radio import RadioConfig
 from feddrop.subnets.cut import SubnetConfig
 from feddrop.subnets.frames import DTYPES
-from feddrop.tables import parse_toml, read_text
+from feddrop.texts import parse_toml, read_text
 from feddrop.training import TrainConfig
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import numpy as np
 from torch import nn
 
 from feddrop import models
-from feddrop.allocate import Allocation, allocate
+from feddrop.allocation import Allocation, allocate
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, covering

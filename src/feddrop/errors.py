@@ -34,6 +34,10 @@ class InfeasibleError(FeddropError):
     """No rates and shares meet the deadline and the energy budgets."""
 
 
+class FeddropWarning(UserWarning):
+    """Something that works, and is probably not what was meant; one line that says what to do."""
+
+
 def shortened(value: object, longest: int = 80) -> str:
     """Return a value as Python writes it, cut where it gets too long for a message; whole numbers of any length."""
     text = hex(value) if isinstance(value, int) and abs(value) > 10**longest else repr(value)

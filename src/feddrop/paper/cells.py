@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from feddrop import models
-from feddrop.allocate import allocate
+from feddrop.allocation import allocate
 from feddrop.errors import InfeasibleError
 from feddrop.paper.scales import DEVICES, Setting
 from feddrop.radio import RadioConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.allocate import diagnose
+from feddrop.allocation import diagnose
 from feddrop.errors import ConfigError
 from feddrop.radio.cell import Cell, Channels
 
@@ -44,7 +44,7 @@ def smallest_bandwidth(cell: Cell, channels: Channels, **model: Any) -> float:
     """Smallest bandwidth in Hz at which a round is feasible; inf if none is.
 
     Exact under every noise convention: under ``"density"`` a wider band lets in more noise, which the load of
-    :func:`feddrop.allocate.diagnose` leaves out.
+    :func:`feddrop.allocation.diagnose` leaves out.
 
     Args:
         cell: the cell; its own bandwidth does not matter.

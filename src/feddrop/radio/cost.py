@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate.problem import FloatArray
+from feddrop.allocation.problem import FloatArray
 from feddrop.errors import ConfigError
 from feddrop.radio.cell import Cell, Channels
 

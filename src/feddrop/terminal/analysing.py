@@ -44,9 +44,9 @@ def allocate(
     json_:
         Print JSON.
     """
-    from feddrop.allocate import allocate as solve
-    from feddrop.allocate.files import as_json, as_text, load, with_names
-    from feddrop.allocate.picture import save
+    from feddrop.allocation import allocate as solve
+    from feddrop.radio.files import as_json, as_text, load, with_names
+    from feddrop.report.allocation import save
 
     problem, names, scheme, fallback = load(file)
     try:

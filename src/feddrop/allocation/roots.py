@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from feddrop.allocate.problem import BoolArray, FloatArray
+from feddrop.allocation.problem import BoolArray, FloatArray
 
 PASSES = 400
 BAND = 1.0 - 2.0**-47

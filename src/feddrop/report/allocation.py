@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation
+from feddrop.allocation.solution import Allocation
 from feddrop.errors import ConfigError
 
 if TYPE_CHECKING:

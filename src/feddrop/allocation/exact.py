@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation, Status, finish
-from feddrop.allocate.feasible import FITS
-from feddrop.allocate.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, positive, total
-from feddrop.allocate.roots import BAND, Total, clear
+from feddrop.allocation.feasible import FITS
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocation.roots import BAND, Total, clear
+from feddrop.allocation.solution import Allocation, Status, finish
 
 _MANY = 32
 """More blocks than this do not fit there together."""

@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from feddrop.allocate.problem import GUARD, BoolArray, FloatArray, coerce, positive
-from feddrop.allocate.roots import root
+from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, coerce, positive
+from feddrop.allocation.roots import root
 
 _LN2 = float(np.log(2.0))
 NARROW, WIDE = -600.0, 60.0

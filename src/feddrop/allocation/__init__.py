@@ -2,7 +2,7 @@
 
 ``allocate(Problem(...))`` gives an :class:`Allocation`: rate, share, latency, energy and what binds, by device.
 
-NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocate.problem`.
+NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocation.problem`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate import baselines, exact, exact_subband, primal_dual
-from feddrop.allocate.allocation import Allocation, Multipliers, Status
-from feddrop.allocate.feasible import POLICIES, Shortfall, diagnose, everyone, settle
-from feddrop.allocate.problem import Problem
-from feddrop.allocate.subband import SubbandProblem
+from feddrop.allocation import baselines, exact, exact_subband, primal_dual
+from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
+from feddrop.allocation.problem import Problem
+from feddrop.allocation.solution import Allocation, Multipliers, Status
+from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 
 __all__ = [

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation, Status, finish
-from feddrop.allocate.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
-from feddrop.allocate.roots import BAND
+from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocation.roots import BAND
+from feddrop.allocation.solution import Allocation, Status, finish
 from feddrop.errors import ConfigError
 
 _SMALL = 1e-200

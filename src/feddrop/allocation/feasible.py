@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.allocate.allocation import AnyProblem
-from feddrop.allocate.problem import BoolArray, FloatArray, total
+from feddrop.allocation.problem import BoolArray, FloatArray, total
+from feddrop.allocation.solution import AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
 POLICIES = ("error", "leave-out", "stretch")

@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocate.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
-from feddrop.allocate.subband import SubbandProblem
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
+from feddrop.allocation.subband import SubbandProblem
 
 AnyProblem = Problem | SubbandProblem
 
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """Lagrange multipliers of the constraints as written in :mod:`feddrop.allocate.problem`; dimensionless.
+    """Lagrange multipliers of the constraints as written in :mod:`feddrop.allocation.problem`; dimensionless.
 
     Attributes:
         band: μ, the price of the whole band, ``[..., 1]``.

@@ -55,8 +55,8 @@ def _parse(parse: Callable[[str], Any], text: str, what: str, kind: str) -> Any:
     try:
         return parse(text)
     except RecursionError:
-        raise ConfigError(f"{what} is not usable {kind}: tables or lists are nested too deeply.") from None
+        raise ConfigError(f"{what} is not valid {kind}: tables or lists are nested too deeply.") from None
     except ValueError as error:
         if "integer string conversion" in str(error):
-            raise ConfigError(f"{what} is not usable {kind}: it holds a number of thousands of digits.") from None
+            raise ConfigError(f"{what} is not valid {kind}: it holds a number of thousands of digits.") from None
         raise ConfigError(f"{what} is not valid {kind}: {error}.") from None

@@ -1,10 +1,10 @@
 """The optimum under subband noise, where a device's demand for band has no closed form.
 
-The solver keeps the shape of :mod:`feddrop.allocate.exact`. For a price μ, every device finds, by a Newton iteration in
-log ρ, the share at which more band is worth its price to the deadline alone, and the one at which it is to the budget
-alone. Where the first of the two constraints is not the larger at its own share, nor the second at its own, both hold
-the device together: at the kink between the two shares, where they cross. An outer Newton iteration finds the price at
-which the shares fill the band.
+The solver keeps the shape of :mod:`feddrop.allocation.exact`. For a price μ, every device finds, by a Newton iteration
+in log ρ, the share at which more band is worth its price to the deadline alone, and the one at which it is to the
+budget alone. Where the first of the two constraints is not the larger at its own share, nor the second at its own, both
+hold the device together: at the kink between the two shares, where they cross. An outer Newton iteration finds the
+price at which the shares fill the band.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation, Status, finish
-from feddrop.allocate.problem import BoolArray, FloatArray, total
-from feddrop.allocate.roots import BAND, clear, root
-from feddrop.allocate.subband import NARROW, SubbandProblem, deadline_side, energy_side
+from feddrop.allocation.problem import BoolArray, FloatArray, total
+from feddrop.allocation.roots import BAND, clear, root
+from feddrop.allocation.solution import Allocation, Status, finish
+from feddrop.allocation.subband import NARROW, SubbandProblem, deadline_side, energy_side
 
 
 def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:

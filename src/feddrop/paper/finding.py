@@ -1,6 +1,6 @@
 """When does the joint design of rates and shares pay?
 
-``python -m feddrop.allocate.finding [PICTURE]`` answers with a table, and a picture if asked.
+``python -m feddrop.paper.finding [PICTURE]`` answers with a table, and a picture if asked.
 
 For several kinds of cell, all with ten devices that train LeNet, it draws cells and rounds, allocates by the optimum,
 by an equal split and by a random one, and prints what dropout costs: Σ w γ/(1-γ), the term of the paper's bound that
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.allocate import allocate
+from feddrop.allocation import allocate
 from feddrop.radio import Cell, convolution_flops, linear_flops
 from feddrop.seeds import derive, generator
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddrop.allocate.allocation import Allocation, AnyProblem, Status, finish, objective
-from feddrop.allocate.feasible import everyone
-from feddrop.allocate.problem import BoolArray, FloatArray, total
-from feddrop.allocate.roots import BAND
+from feddrop.allocation.feasible import everyone
+from feddrop.allocation.problem import BoolArray, FloatArray, total
+from feddrop.allocation.roots import BAND
+from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish, objective
 from feddrop.seeds import generator
 
 
