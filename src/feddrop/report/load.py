@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 from feddrop.report.style import clean
+from feddrop.texts import parse_json, parse_toml
 
-LONGEST_REASON = 200
+LONGEST_REASON, LONGEST_NAME = 200, 40
+MOST_METRICS = 12
+"""Own metrics that are drawn: more would bury the rest."""
 
 
 def load_run(run_dir: str | Path) -> RunLog:
@@ -52,6 +55,9 @@ def load_run(run_dir: str | Path) -> RunLog:
         budget_j=budget,
         class_counts=counts,
         class_names=names,
+        metrics=_own_metrics(lines),
+        suspicious=_suspicious(lines, devices),
+        suspicions=_suspicions(lines),
     )
 
 
@@ -67,18 +73,18 @@ def _read(path: Path, remedy: str) -> str:
 def _config(path: Path) -> dict[str, Any]:
     text = _read(path, "Give the folder that `feddrop run --out DIR` wrote.")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path} is not valid TOML: {error}. Restore it, or run again.") from error
+        return parse_toml(text, str(path))
+    except ConfigError as error:
+        raise RunError(f"{error} Restore it, or run again.") from error
 
 
 def _info(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        info = json.loads(_read(path, ""))
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON: {error}. Delete it: the report goes without.") from error
+        info = parse_json(_read(path, ""), str(path))
+    except ConfigError as error:
+        raise RunError(f"{error} Delete it: the report goes without.") from error
     if not isinstance(info, dict):
         raise RunError(f"{path} must hold a JSON object. Delete it: the report goes without.")
     if info.get("parameters") is not None:
@@ -96,11 +102,11 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
             continue
         where = f"{path} line {number}"
         try:
-            line = json.loads(row)
-        except ValueError as error:
+            line = parse_json(row, where)
+        except ConfigError as error:
             if number == len(rows):  # no newline behind it: cut off while writing
                 break
-            raise RunError(f"{where} is not valid JSON: {error}. Delete the line, or resume the run.") from error
+            raise RunError(f"{error} Delete the line, or resume the run.") from error
         _check_round(line, where)
         if lines and line["round"] <= lines[-1]["round"]:
             raise RunError(
@@ -118,10 +124,15 @@ def _check_round(line: Any, where: str) -> None:
         raise RunError(f"{where} must be an object with a round number and a list of devices. Was it edited by hand?")
     for key in ("round", *ROUND_FIELDS):
         _check(line, key, where, whole=key == "round")
+    own = line.get("metrics")
+    if own is not None and not isinstance(own, dict):
+        raise RunError(f"{where}: 'metrics' must be an object of names and numbers. Was it edited by hand?")
+    for name in own or {}:
+        _check(own or {}, name, where)
     seen: set[int] = set()
     for entry in line["devices"]:
         if not isinstance(entry, dict):
-            raise RunError(f"{where}: every device must be an object, not {entry!r}. Was it edited by hand?")
+            raise RunError(f"{where}: every device must be an object, not {shortened(entry)}. Was it edited by hand?")
         for key in ("device", *DEVICE_FIELDS):
             _check(entry, key, where, whole=key == "device")
         if entry["device"] in seen:
@@ -135,10 +146,10 @@ def _check(item: Mapping[str, Any], key: str, where: str, *, whole: bool = False
     if whole:
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
             return
-        raise RunError(f"{where}: {key!r} is {value!r}; it must be a whole number. Was it edited by hand?")
+        raise RunError(f"{where}: {key!r} is {shortened(value)}; it must be a whole number. Was it edited by hand?")
     if value is None or (isinstance(value, float | int) and not isinstance(value, bool) and _fits(value)):
         return
-    raise RunError(f"{where}: {key!r} is {value!r}; it must be a number or null. Was it edited by hand?")
+    raise RunError(f"{where}: {key!r} is {shortened(value)}; it must be a number or null. Was it edited by hand?")
 
 
 def _fits(value: float) -> bool:
@@ -188,6 +199,28 @@ def _refusals(lines: list[dict[str, Any]]) -> dict[str, int]:
     """Count the reasons for which updates were refused, the most frequent first."""
     refused = (entry["status"] for line in lines for entry in line["devices"] if _status(entry) == "refused")
     return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
+
+
+def _own_metrics(lines: list[dict[str, Any]]) -> dict[str, Floats]:
+    """Return the run's own metrics, a value a round."""
+    names = dict.fromkeys(name for line in lines for name in line.get("metrics") or {})
+    return {
+        clean(name, LONGEST_NAME): np.array([_number(line.get("metrics") or {}, name) for line in lines])
+        for name in itertools.islice(names, MOST_METRICS)
+    }
+
+
+def _suspicious(lines: list[dict[str, Any]], devices: Ints) -> npt.NDArray[np.bool_]:
+    marked = np.zeros((len(lines), len(devices)), np.bool_)
+    for r, k, entry in _cells(lines, devices):
+        marked[r, k] = bool(entry.get("suspicious"))
+    return marked
+
+
+def _suspicions(lines: list[dict[str, Any]]) -> dict[str, int]:
+    """Count the reasons for which updates were marked, the most frequent first."""
+    marks = (entry["suspicious"] for line in lines for entry in line["devices"] if entry.get("suspicious"))
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in marks).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:
