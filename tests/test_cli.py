@@ -413,3 +413,36 @@ def test_devices_left_out_do_not_count_in_the_mean_rate():
     one["devices"].append({"device": 2, "rate": 1.0, "status": "left out"})
     (rate,) = (column for column in live._columns([one]) if column.name == "rate")
     assert rate.cells == ["0.25"]
+
+
+def test_a_notebook_shows_the_table_in_one_cell(monkeypatch):
+    """IPython is not needed to install feddrop; here a stand-in keeps what would be displayed."""
+    import types
+
+    shown: list[str] = []
+
+    class Cell:
+        def update(self, picture: str) -> None:
+            shown.append(picture)
+
+    def display(picture: str, *, display_id: bool) -> Cell:
+        assert display_id
+        shown.append(picture)
+        return Cell()
+
+    stand_in = types.SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(display=stand_in))
+    monkeypatch.setitem(sys.modules, "IPython.display", stand_in)
+
+    class Job(list):
+        config = types.SimpleNamespace(rounds=2)
+        round = 0
+        records: list[dict[str, Any]] = []  # noqa: RUF012
+
+    console = Console(force_jupyter=True)
+    assert [one["round"] for one in live.show(Job([record(1), record(2)]), console)] == [1, 2]
+    assert len(shown) == 3
+    assert shown[-1].startswith("<pre")
+    assert "91.23%" in shown[-1]
+    assert "2/2" in shown[-1]
+    assert "<script" not in shown[-1]

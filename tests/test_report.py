@@ -548,8 +548,9 @@ def test_power_and_clock_are_shown_where_a_run_decides_them(folder: Path) -> Non
 def test_a_run_shows_itself_in_a_notebook(drawn: Drawn) -> None:
     run = report.load_run(drawn[0])
     frame = run._repr_html_()
-    assert frame.startswith('<iframe sandbox srcdoc="&lt;!doctype html&gt;')
+    assert frame.startswith('<iframe sandbox="allow-same-origin" srcdoc="&lt;!doctype html&gt;')
     assert frame.count("<") == 2
+    assert repr(run) == "RunLog('first', 6 rounds, 4 devices)"
     assert report.accuracy_figure(run)._repr_svg_().startswith("<?xml")
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
     from feddrop.subnets.cut import SubnetConfig
+    from feddrop.terminal.live import show
     from feddrop.training import TrainConfig
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "partition": "data",
     "resume": "runs",
     "run": "runs",
+    "show": "terminal.live",
     "windows": "methods.windows",
 }
 
@@ -85,6 +87,7 @@ __all__ = [
     "partition",
     "resume",
     "run",
+    "show",
     "windows",
 ]
 

@@ -46,7 +46,7 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     many = _several(runs)
     figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
     labels = _curves(axes, many, "test_accuracy", against, factor=100)
-    axes.set_ylim(0, min(axes.get_ylim()[1], 103))
+    axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
     if len(many) > 1 or len(many[0].runs) > 1:
         end_labels(axes, labels)
     elif labels:
@@ -74,7 +74,8 @@ def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
         if len(x):
             line(axes, x, y, SERIES[1])
             labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
-    axes.set_ylim(bottom=0)
+    if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are compared where they are
+        axes.set_ylim(bottom=0)
     end_labels(axes, labels)
     return figure
 

@@ -97,9 +97,9 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
 
 
 def in_frame(page: Html, height: int = 900) -> str:
-    """Return a page as a frame to stand in another page."""
+    """Return a page as a frame to stand in another page; scripts stay forbidden in it."""
     look = f"width: 100%; height: {height}px; border: 0"
-    return f'<iframe sandbox srcdoc="{html.escape(page)}" style="{look}"></iframe>'
+    return f'<iframe sandbox="allow-same-origin" srcdoc="{html.escape(page)}" style="{look}"></iframe>'
 
 
 def write_atomically(out: Path, name: str, page: Html) -> Path:

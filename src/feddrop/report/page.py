@@ -145,9 +145,6 @@ def _devices(run: RunLog) -> Html:
     elif not run.active.all():
         note = "Blank: the device took no part."
     figures: list[Html] = []
-    if run.has_absences and len(run.rounds) > 1:
-        about = f"{len(run.devices):,} of {how_many(run.population, 'device')} took part in at least one round."
-        figures.append(drawing("participation", "Participation", about, partial(participation_figure, run)))
     fields: tuple[tuple[Literal["rate", "share"], str], ...] = (
         ("rate", "Dropout rates"),
         ("share", "Bandwidth shares"),
@@ -160,6 +157,9 @@ def _devices(run: RunLog) -> Html:
         figures.append(drawing(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))
+    if run.has_absences and len(run.rounds) > 1:
+        about = f"{len(run.devices):,} of {how_many(run.population, 'device')} took part in at least one round."
+        figures.append(drawing("participation", "Participation", about, partial(participation_figure, run)))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
         about = "Local training loss of each device. " + note
         about += " Also blank: its update was refused." * bool(run.refusals)

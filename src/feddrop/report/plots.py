@@ -52,7 +52,7 @@ MANY_BARS = 40
 def participation_figure(run: RunLog) -> Figure:
     """Draw in how many rounds each device took part."""
     times = run.active.sum(axis=0)
-    figure, axes = new_figure(HALF, row_height(min(10, len(times))), "rounds with it")
+    figure, axes = new_figure(HALF, row_height(len(times)), "rounds with it")
     place = np.arange(len(times))
     if len(times) > MANY_BARS:
         axes.stairs(times, np.append(place - 0.5, len(times) - 0.5), fill=True, color=SERIES[0], alpha=0.85)

@@ -30,7 +30,7 @@ FULL_VALUE_BYTES = 4
 """A full model is counted as float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -70,6 +70,9 @@ class RunLog:
     metrics: Mapping[str, Floats]
     suspicious: npt.NDArray[np.bool_]
     suspicions: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
 
     def _repr_html_(self) -> str:
         """Show the report in a notebook, in a frame of its own: neither page can disturb the other."""
