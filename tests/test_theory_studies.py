@@ -190,9 +190,9 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
     ("arguments", "message"),
     [
         (("--level", "layer"), "'weight', 'unit' or 'both'"),
-        (("--devices", "0"), "at least 1"),
+        (("--devices", "0"), "from 1 to"),
         (("--rates", "0.5", "0.1"), "rising"),
-        (("--batch", "1"), "two samples"),
+        (("--batch", "1"), "from 2 to"),
     ],
 )
 def test_command_explains_bad_input(arguments, message):
