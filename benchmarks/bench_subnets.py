@@ -7,13 +7,13 @@ from statistics import median
 
 import numpy as np
 import torch
+from feddrop.method import Assignment
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from feddrop import params
-from feddrop.method import Assignment
-from feddrop.models import build
+from feddrop.models import Shapes, build
 from feddrop.rounds import push
 from feddrop.subnets import frames
 from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
@@ -44,7 +44,7 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     console = Console()
-    model = build("alexnet", num_classes=100, input_shape=(3, 32, 32), seed=0)
+    model = build("alexnet", Shapes.of((3, 32, 32), 100), seed=0)
     whole = params.from_model(model)
     plan = blueprint(model, (3, 32, 32), level="unit")
     cut = cutter(plan, SubnetConfig(level="unit"))

@@ -21,6 +21,7 @@ from rich.console import Console
 import feddrop as package
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
+from feddrop.records.folder import RunFolder
 from feddrop.terminal import app, live, say, settings
 from feddrop.terminal.failures import explain, guarded
 
@@ -102,7 +103,7 @@ def test_json_is_for_machines(tmp_path):
         (["run", "--set", "data.name=mnist"], "digits"),
         (["run", "--bogus"], "--bogus"),
         (["bogus"], "feddrop --help"),
-        (["run", "--out", "/dev/null/deep", "--rounds", "1"], "cannot use /dev/null/deep"),
+        (["run", "--out", "/dev/null/deep", "--rounds", "1"], "/dev/null/deep: Not a directory"),
         (["resume", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["paper", "overheads"], "Did you mean 'overhead'"),
@@ -133,8 +134,8 @@ def test_errors_are_one_clear_line(here, words, message):
         (f"train.lr={'9' * 400}", "train.lr has 40"),
         (f"rounds={'9' * 5000}", "rounds is inf; it must be a whole number"),
         (f"data.name={'[' * 5000}", "[[[["),
-        ("execution.threads=99999999999", "execution.threads is 99999999999; it must be from 1 to 1024"),
-        ("execution.workers=0", "execution.workers is 0; it must be from 1 to 1024"),
+        ("execution.threads=99999999999", "execution.threads is 99999999999; it must be 1 to 4096"),
+        ("execution.workers=0", "execution.workers is 0; it must be 1 to 4096"),
         ("data.path=\udc80", "not text that can be written"),
         ("\x1b]0;evil\x07=1", "unknown key '\\x1b]0;evil\\x07'"),
         ("method=\x1b[2J", "method is '\\x1b[2J'"),
@@ -259,7 +260,7 @@ def test_a_folder_that_goes_away_is_one_clear_line(here, monkeypatch):
     def gone(*_: Any) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "r/metrics.jsonl")
 
-    monkeypatch.setattr(package.Run, "_save", gone)
+    monkeypatch.setattr(RunFolder, "save", gone)
     code, _, err = here("run", *SMALL, "--out", "r")
     assert (code, err.count("\n")) == (2, 1)
     assert "No such file or directory (r/metrics.jsonl)" in err

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from feddrop.control import RadioRates
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig
-from feddrop.control import RadioRates
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.runs import Run, resume, run
@@ -69,7 +69,7 @@ def test_measured_latency_by_hand(tmp_path):
     down, up = cell.bits_per_second(decision.channels, decision.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
     kept = 1 - device["rate"]
-    flops = sum(job.control._by_layer.values()) * 3 * 50
+    flops = job.control.flops.whole.forward * 3 * 50
     compute = flops * kept / 16 / decision.channels.cpu_hz[2]
     assert device["latency_s"] == pytest.approx(push + pull + compute, rel=1e-3)
     joules = pull * decision.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * decision.channels.cpu_hz[2] ** 3

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from feddrop import data
-from feddrop.data.dataset import moments, rank_in_class
+from feddrop.data.values import moments, rank_in_class
 from feddrop.errors import DataError
 from feddrop.seeds import permutation
 

@@ -102,9 +102,9 @@ def test_class_counts_against_a_plain_loop():
         ({"how": "classes", "classes_per_device": 1}, "from 2"),
         ({"how": "classes", "classes_per_device": 4}, "to 3"),
         ({"how": "classes", "classes_per_device": 3, "devices": 11}, "10 samples for 11 devices"),
-        ({"labels": np.zeros((3, 3), int)}, "one dimension"),
-        ({"labels": np.zeros(3)}, "float64"),
-        ({"labels": np.array([0, -1, 2])}, "non-negative"),
+        ({"labels": np.zeros((3, 3), int), "how": "dirichlet"}, "one dimension"),
+        ({"labels": np.zeros(3), "how": "dirichlet"}, "float64"),
+        ({"labels": np.array([0, -1, 2]), "how": "dirichlet"}, "non-negative"),
     ],
 )
 def test_partition_refuses(change, message):

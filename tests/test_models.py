@@ -1,12 +1,11 @@
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddrop.errors import ConfigError
-from feddrop.models import alexnet, build, count_parameters, forward_flops, layer_flops, lenet
+from feddrop.flops import forward_flops, layer_flops
+from feddrop.models import ModelConfig, Shapes, alexnet, build, count_parameters, lenet
 
 
 def flops_by_torch(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -35,7 +34,7 @@ def test_layer_names_and_shapes():
 
 def test_lenet_computes_what_the_textbook_says():
     """Against the network written out by hand, activation before pooling."""
-    model = build("lenet", num_classes=7, input_shape=(1, 28, 20), seed=3)
+    model = build("lenet", Shapes.of((1, 28, 20), 7), seed=3)
     p = dict(model.named_parameters())
     x = torch.randn(4, 1, 28, 20, generator=torch.Generator().manual_seed(0))
     f = nn.functional
@@ -47,7 +46,7 @@ def test_lenet_computes_what_the_textbook_says():
 
 
 def test_alexnet_computes_what_the_textbook_says():
-    model = build("alexnet", num_classes=7, input_shape=(3, 17, 24), width=0.05, seed=3)
+    model = build(ModelConfig(name="alexnet", width=0.05), Shapes.of((3, 17, 24), 7), seed=3)
     p = dict(model.named_parameters())
     h = x = torch.randn(2, 3, 17, 24, generator=torch.Generator().manual_seed(0))
     f = nn.functional
@@ -125,11 +124,11 @@ def test_counting_a_shape_the_network_refuses():
 def test_build_depends_on_the_seed_alone():
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    one = build("lenet", num_classes=10, input_shape=(1, 32, 32), seed=5)
+    one = build("lenet", Shapes.of((1, 32, 32), 10), seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    same = build("lenet", num_classes=10, input_shape=(1, 32, 32), seed=5)
-    other = build("lenet", num_classes=10, input_shape=(1, 32, 32), seed=6)
+    same = build("lenet", Shapes.of((1, 32, 32), 10), seed=5)
+    other = build("lenet", Shapes.of((1, 32, 32), 10), seed=6)
     for a, b, c in zip(one.parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
@@ -138,7 +137,9 @@ def test_build_depends_on_the_seed_alone():
 def test_he_keeps_the_size_of_the_signal():
     """How far the outputs of samples lie apart: through AlexNet, torch's first weights shrink it a thousandfold."""
     x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    quarter = partial(build, "alexnet", num_classes=100, input_shape=(3, 32, 32), width=0.25, seed=3)
+
+    def quarter(init="torch"):
+        return build(ModelConfig(name="alexnet", width=0.25, init=init), Shapes.of((3, 32, 32), 100), seed=3)
 
     def shrinks(model):
         first, last = (model[:i](x).std(0).mean() for i in (1, len(model)))
@@ -153,11 +154,11 @@ def test_he_keeps_the_size_of_the_signal():
 
 
 def test_width_scales_every_hidden_width():
-    half = build("lenet", num_classes=10, input_shape=(3, 32, 32), width=0.5, seed=0)
+    half = build(ModelConfig(name="lenet", width=0.5), Shapes.of((3, 32, 32), 10), seed=0)
     assert (half.conv1.out_channels, half.conv2.out_channels) == (3, 8)
     assert (half.fc1.in_features, half.fc1.out_features, half.fc2.out_features) == (200, 60, 42)
     assert half.fc3.out_features == 10
-    least = build("alexnet", num_classes=10, input_shape=(3, 8, 8), width=1e-6, seed=0)
+    least = build(ModelConfig(name="alexnet", width=1e-6), Shapes.of((3, 8, 8), 10), seed=0)
     assert [p.shape[0] for n, p in least.named_parameters() if n.endswith("weight")] == [1] * 7 + [10]
 
 
@@ -171,10 +172,10 @@ def test_smallest_input(factory, side):
 
 def test_bad_arguments_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'lenet'"):
-        build("lenet5", num_classes=10, input_shape=(3, 32, 32), seed=0)
+        build("lenet5", Shapes.of((3, 32, 32), 10), seed=0)
     for width in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="width"):
-            build("lenet", num_classes=10, input_shape=(3, 32, 32), width=width, seed=0)
+            build(ModelConfig(name="lenet", width=width), Shapes.of((3, 32, 32), 10), seed=0)
     with pytest.raises(ConfigError, match="num_classes is 0"):
         lenet(num_classes=0)
     with pytest.raises(ConfigError, match=r"channels is \(6,\); it must be 2"):

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from feddrop.config import to_table
 from feddrop.errors import ConfigError, RunError
-from feddrop.models import build, count_parameters
+from feddrop.models import Shapes, build, count_parameters
 from feddrop.paper import EXPERIMENTS, accuracy, deadline, dynamic, objective, remark, repeat, scale, store_for
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.console import overview, verdicts
@@ -416,7 +416,7 @@ def test_deadlines_give_the_rates_they_are_made_for():
 
 
 def test_frames_of_the_remark_are_what_its_formulas_say():
-    model = build("lenet", num_classes=remark.CLASSES, input_shape=remark.SHAPE, seed=0)
+    model = build("lenet", Shapes.of(remark.SHAPE, remark.CLASSES), seed=0)
     count = count_parameters(model)
     for entry in overheads(0.2, parameters=count, forward_flops=1.0, adjust_every=remark.ADJUST_EVERY):
         measured = remark.traffic(model, 0.2)[entry.method]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class FeddropError(Exception):
@@ -24,6 +26,10 @@ class SubnetError(FeddropError):
 
 class FrameError(FeddropError):
     """Bytes that are not a valid frame for this network."""
+
+
+class TrainingError(FeddropError):
+    """Local training that went wrong on a device."""
 
 
 class RunError(FeddropError):
@@ -59,3 +65,18 @@ def within(what: str, given: float, low: float, high: float) -> float:
     if low <= given <= high:
         return given
     raise ConfigError(f"{what} is {given}; it must be from {low} to {high}.")
+
+
+def named_object(name: str, what: str) -> Any:
+    """Import ``"package.module:object"``, which the setting ``what`` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f'{what} is {name!r}, which cannot be imported: {error}. Write it as "package.module:name", of a package '
+            "that is installed or a module in the current folder."
+        ) from None
+    return found

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from feddrop.device import check_torch_device
 from feddrop.errors import RunError, one_of
-from feddrop.executors import check_torch_device
 from feddrop.paper import accuracy, converge, deadline, dynamic, explain, law, objective, partition, remark
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import Judged, judge, write_pages

@@ -9,6 +9,7 @@ import numpy as np
 from feddrop import models
 from feddrop.allocation import allocate
 from feddrop.errors import InfeasibleError
+from feddrop.flops import forward_flops
 from feddrop.paper.scales import DEVICES, Setting
 from feddrop.radio import RadioConfig
 from feddrop.seeds import derive
@@ -60,5 +61,5 @@ def deadline_for(setting: Setting, target: float, scheme: str = "exact") -> floa
 
 @lru_cache
 def _size(name: str, width: float, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-    model = models.build(name, num_classes=classes, input_shape=shape, width=width, seed=0)
-    return models.count_parameters(model), models.forward_flops(model, shape)
+    model = models.build(models.ModelConfig(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
+    return models.count_parameters(model), forward_flops(model, shape)

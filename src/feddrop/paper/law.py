@@ -42,7 +42,7 @@ def make(scale: Scale, find: Lookup) -> Page:
     """Measure the law and the bound on LeNet at its start; read convergence off the table's runs."""
     setting = scale.settings["underfitting"]
     dataset = data.load(setting.data)
-    model = models.build("lenet", num_classes=dataset.num_classes, input_shape=dataset.input_shape, seed=0)
+    model = models.build("lenet", dataset, seed=0)
     chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[:BATCH])
     point = Point(model, dataset.train_x[chosen], dataset.train_y[chosen])
     found = study(

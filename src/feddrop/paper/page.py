@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.checkpoints import write_atomically
+from feddrop.files import write_atomically
 from feddrop.paper.experiment import HOLDS, OPEN, PARTLY, Experiment, Page, Verdict, markdown_table
 from feddrop.paper.published import CLAIMS, Claim
 from feddrop.paper.scales import Scale

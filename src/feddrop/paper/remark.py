@@ -7,17 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from feddrop import models, params
+from feddrop import models, params, wire
 from feddrop.config import RunConfig
-from feddrop.methods.feddst import FeddstConfig, feddst
+from feddrop.flops import forward_flops
+from feddrop.methods import named
+from feddrop.methods.method import Payload, Setup
 from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
 from feddrop.paper.scales import Scale
 from feddrop.radio import overheads
-from feddrop.subnets import frames
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter
-from feddrop.subnets.frames import Header, Masks
 from feddrop.subnets.piece import Subnet, whole
-from feddrop.training import TrainConfig
 
 RATES = (0.1, 0.2, 0.4)
 SHAPE, CLASSES = (3, 32, 32), 100
@@ -43,10 +41,11 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     in a frame of its own, once in ΔR rounds. Only the sizes matter here, so FedDST's mask stands for both.
     """
     start = params.from_model(model)
-    method = feddst(model, SHAPE, train_config=TrainConfig(), rounds=100, sparsity=rate, settings=FeddstConfig())
+    setup = Setup(model=model, example=torch.zeros(1, *SHAPE), rounds=100, rates=[rate])
+    ours, method = (named(name).factory()(setup) for name in ("feddrop", "feddst"))
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
-    dropped = _bytes(cutter(blueprint(model, SHAPE), SubnetConfig())(1, rate), rate)
-    sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.masks)
+    dropped = _bytes(ours.cut(job), rate)
+    sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
     gradient = _bytes({name: whole(tensor.shape) for name, tensor in start.items()}, 0.0)
     with_mask = sparse + (masked - sparse) / ADJUST_EVERY
     return {
@@ -56,9 +55,9 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     }
 
 
-def _bytes(subnet: Subnet, rate: float, masks: Masks | None = None) -> int:
-    header = Header(kind="update", round=1, device=0, seed=1, rate=rate)
-    return len(frames.encode(header, subnet, {name: torch.zeros(piece.size) for name, piece in subnet.items()}, masks))
+def _bytes(subnet: Subnet, rate: float, payload: Payload | None = None) -> int:
+    header = wire.Header(kind="update", round=1, device=0, seed=1, rate=rate)
+    return len(wire.encode(header, subnet, {name: torch.zeros(piece.size) for name, piece in subnet.items()}, payload))
 
 
 def make(scale: Scale, _: Lookup) -> Page:
@@ -67,8 +66,10 @@ def make(scale: Scale, _: Lookup) -> Page:
     least: list[bool | None] = []
     for scenario, title in (("underfitting", "LeNet"), ("overfitting", "AlexNet")):
         chosen = scale.settings[scenario].model
-        model = models.build(chosen.name, num_classes=CLASSES, input_shape=SHAPE, width=chosen.width, seed=0)
-        count, flops = models.count_parameters(model), models.forward_flops(model, SHAPE)
+        model = models.build(
+            models.ModelConfig(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0
+        )
+        count, flops = models.count_parameters(model), forward_flops(model, SHAPE)
         for rate in RATES:
             measured = traffic(model, rate)
             drop, *others = (one.down + one.up for one in measured.values())

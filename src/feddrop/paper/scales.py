@@ -7,14 +7,16 @@ tenth of the images, so that it overfits in minutes; the figures use fewer image
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from feddrop.config import AggregationConfig, DataConfig, ModelConfig, RunConfig
+from feddrop.config import RunConfig
+from feddrop.data import DataConfig
 from feddrop.errors import one_of
-from feddrop.methods.feddst import FeddstConfig
+from feddrop.learning.config import TrainConfig
+from feddrop.methods import named
+from feddrop.models import ModelConfig
 from feddrop.paper.published import RATES
 from feddrop.radio import RadioConfig
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
 
 DEVICES = 10
 ALPHA = 0.1
@@ -64,11 +66,14 @@ class Setting:
         init: str | None = None,
     ) -> RunConfig:
         """Return the configuration of one run in this setting."""
+        settings: dict[str, Any] = {"as_released": as_released}
+        if method != "feddst":
+            settings = {"layers": layers or self.layers, "count": count, "rule": rule, "factor": factor}
         return RunConfig(
             seed=seed,
             rounds=self.figure_rounds if figure else self.rounds,
-            rate=rate,
-            method=method,
+            rate=rate if radio is None or radio.scheme == "fixed" else None,
+            method=named(method, **settings),
             data=DataConfig(
                 name=self.data,
                 train_limit=self.figure_limit if figure else self.train_limit,
@@ -77,10 +82,7 @@ class Setting:
                 alpha=ALPHA,
             ),
             model=replace(self.model, init=init or self.model.init),
-            subnet=SubnetConfig() if method == "feddst" else SubnetConfig(layers=layers or self.layers, count=count),
             train=self.figure_train if figure else self.train,
-            aggregation=AggregationConfig(rule=rule, factor=factor),
-            feddst=FeddstConfig(as_released=as_released),
             radio=radio,
         )
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop import checkpoints
 from feddrop.config import RunConfig, from_table, to_table
 from feddrop.errors import FeddropError, RunError
+from feddrop.files import write_atomically
+from feddrop.records import RunFolder
 
 _SERIES = (
     *("train_loss", "test_loss", "test_accuracy"),
@@ -62,13 +63,6 @@ def key_of(config: RunConfig) -> str:
     """
     table = _chosen(config)
     table["execution"] = config.execution.wire
-    for section, unused in (
-        ("feddst", config.method != "feddst"),
-        ("aggregation", config.method == "feddst"),
-        ("rate", config.radio is not None and config.radio.scheme != "fixed"),
-    ):
-        if unused:
-            table.pop(section, None)
     table.get("data", {}).pop("path", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 
@@ -126,7 +120,7 @@ class Store:
     def put(self, config: RunConfig) -> Result:
         """Turn the finished run folder of a configuration into a result."""
         folder = self.folder(config)
-        records = checkpoints.read_lines(folder / "metrics.jsonl")
+        records = RunFolder(folder).records()
         if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
             raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it, and it is trained again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
@@ -135,12 +129,12 @@ class Store:
         series["devices"] = [len(row) for row in rates]
         result = Result(
             config=to_table(config),
-            version=json.loads((folder / "run.json").read_text())["feddrop"],
+            version=RunFolder(folder).about()["feddrop"],
             series={name: [_short(value) for value in row] for name, row in series.items()},
             wall_s=round(sum(record["wall_s"] for record in records), 1),
         )
         text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
-        checkpoints.write_atomically(self._path(config), text.encode())
+        write_atomically(self._path(config), text.encode())
         return result
 
 

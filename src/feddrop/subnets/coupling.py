@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from feddrop.subnets.probe import tensors_in
 
 # Element by element, like everything that ATen tags as pointwise, but without the tag.
 _POINTWISE = re.compile(
@@ -314,17 +316,6 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _where(self) -> str:
         return f"the operation {self._op!r} in {place(self.path)}"
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def place(path: list[str]) -> str:

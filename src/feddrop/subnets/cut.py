@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Any
 
 from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError, one_of
-from feddrop.subnets.frames import LEVELS
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Index, Piece, Subnet, whole
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 COUNTS = ("exact", "bernoulli")
+LEVELS = ("weight", "unit")
 Choose = Callable[[str, int, float], Index | None]
 """From a group of units, their number and the share to keep, to the sorted units kept; None for all."""
 
@@ -41,12 +42,12 @@ class SubnetConfig:
     biases: bool = False
 
     def __post_init__(self) -> None:
-        one_of("subnet.level", self.level, LEVELS)
-        one_of("subnet.count", self.count, COUNTS)
+        one_of("method.level", self.level, LEVELS)
+        one_of("method.count", self.count, COUNTS)
         if isinstance(self.layers, str):
-            one_of("subnet.layers", self.layers, ("all", "linear"))
+            one_of("method.layers", self.layers, ("all", "linear"))
         for name, rate in self.layer_rates.items():
-            check_rate(rate, f"subnet.layer_rates[{name!r}]")
+            check_rate(rate, f"method.layer_rates[{name!r}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Blueprint:
         return list(dict.fromkeys(self.weights.values()))
 
 
-def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "weight") -> Blueprint:
+def blueprint(model: nn.Module, example: Any, *, level: str = "weight") -> Blueprint:
     """Read off a network what cutting needs; at the unit level, find its coupled units."""
     weights: dict[str, str] = {}
     biases: dict[str, str] = {}
@@ -90,7 +91,7 @@ def blueprint(model: nn.Module, input_shape: tuple[int, ...], *, level: str = "w
         weights=weights,
         biases=biases,
         linear=frozenset(linear),
-        units=trace(model, input_shape) if level == "unit" else None,
+        units=trace(model, example) if level == "unit" else None,
     )
 
 
@@ -217,7 +218,7 @@ def _rates(plan: Blueprint, config: SubnetConfig) -> Callable[[str, float], floa
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
-        one_of("a layer of subnet.layers or subnet.layer_rates", name, plan.layers)
+        one_of("a layer of method.layers or method.layer_rates", name, plan.layers)
     chosen = {"all": frozenset(plan.layers), "linear": plan.linear}.get(str(config.layers), frozenset(named))
 
     def rate_of(layer: str, rate: float) -> float:

@@ -1,38 +1,40 @@
 """Find the hidden units of any network.
 
-The network runs once on two blank samples while :mod:`feddrop.subnets.coupling` joins the dimensions that must be cut
+The network runs once on two samples while :mod:`feddrop.subnets.coupling` joins the dimensions that must be cut
 together. Units that reach the network's input or output are kept whole; those that meet an operation which cannot be
 cut are an error, never a guess. docs/units.md says why this and not torch.fx or torch-pruning.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from feddrop.errors import SubnetError
-from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place, tensors_in
-from feddrop.subnets.units import Axis, UnitGraph, shrink, structural_copy
+from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
+from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
+from feddrop.subnets.units import Axis, UnitGraph, shrink
 
 
-def trace(model: nn.Module, input_shape: tuple[int, ...]) -> UnitGraph:
+def trace(model: nn.Module, example: Example) -> UnitGraph:
     """Find the hidden groups of a network.
 
     A copy that shares its parameters is run in evaluation mode; the network itself is left untouched.
 
     Args:
         model: any network of convolution, linear, norm, pooling and element-wise operations.
-        input_shape: shape of one sample, without the batch.
+        example: what it takes: a batch, a tuple of batches, or the shape of one sample, without the batch.
 
     Raises:
         SubnetError: the network has no hidden layer, or one that cannot be cut; the message names it.
     """
-    twin = structural_copy(model, lambda _, t: t if isinstance(t, nn.Parameter) else t.detach().clone()).eval()
-    path = _follow(twin)
-    coupling = Coupling(twin, path)
-    out = _run(twin, input_shape, path, f"The network fails on samples of shape {tuple(input_shape)}", coupling)
+    copy = twin(model)
+    path = _follow(copy)
+    coupling = Coupling(copy, path)
+    out = _run(copy, example, path, f"The network fails on {described(example)}", coupling)
     outs = list(tensors_in(out))
     if not outs:
         raise SubnetError(
@@ -41,36 +43,30 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> UnitGraph:
     for units in (units for tensor in outs for units in coupling.dims(tensor) if units):
         units.root().whole = "its units are the network's output"
     graph = _graph(coupling)
-    _check(model, input_shape, graph, [tuple(tensor.shape) for tensor in outs])
+    _check(model, example, graph, [tuple(tensor.shape) for tensor in outs])
     return graph
 
 
-def _check(model: nn.Module, input_shape: tuple[int, ...], graph: UnitGraph, shapes: list[tuple[int, ...]]) -> None:
+def _check(model: nn.Module, example: Example, graph: UnitGraph, shapes: list[tuple[int, ...]]) -> None:
     """Run a small subnet, which shows what no rule can see: sizes written as numbers in the network's code."""
     small = shrink(model, graph, {group: min(2, units - 1) for group, units in graph.groups.items()})
     complaint = (
         "The network does not work with fewer units. Let its code take sizes from x.shape, as in x.flatten(1), or use "
         "level='weight'"
     )
-    out = _run(small, input_shape, _follow(small), complaint)
+    out = _run(small, example, _follow(small), complaint)
     if [tuple(tensor.shape) for tensor in tensors_in(out)] != shapes:
         raise SubnetError(f"{complaint}: its output changes shape.")
 
 
-def _run(
-    model: nn.Module, input_shape: tuple[int, ...], path: list[str], complaint: str, coupling: Coupling | None = None
-) -> Any:
-    """Run two blank samples through a network; two, since a batch of one would look like a dimension of size one."""
-    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if weight is None:
+def _run(model: nn.Module, example: Example, path: list[str], complaint: str, coupling: Coupling | None = None) -> Any:
+    """Run two samples through a network; two, since a batch of one would look like a dimension of size one."""
+    if not any(p.is_floating_point() for p in model.parameters()):
         raise SubnetError("The network has no parameters, so there are no units to drop.")
-    samples = torch.zeros((2, *input_shape), dtype=weight.dtype, device=weight.device)
+    inputs = samples(model, example, 2)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            if coupling is None:
-                return model(samples)
-            with coupling:
-                return model(samples)
+        with torch.enable_grad(), random_state_kept(model), coupling or nullcontext():
+            return model(*inputs)
     except Exception as error:
         raise SubnetError(f"{complaint}: in {place(path)}: {error}") from error
 

@@ -8,8 +8,7 @@ module cuts along it.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
 from feddrop.subnets.piece import Index, Piece, Subnet
+from feddrop.subnets.probe import structural_copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,27 +111,6 @@ def shrink(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.M
     for name, module in small.named_modules():
         _correct(module, graph.norms.get(name, ()), sizes)
     return small
-
-
-def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) -> nn.Module:
-    """Copy a network with every parameter and buffer replaced; tensors shared within it stay shared.
-
-    Args:
-        model: the network to copy.
-        replace: from the name and the tensor to its replacement.
-    """
-    # What deepcopy finds in its memo it takes as already copied, so the tensors themselves are never copied.
-    memo: dict[int, object] = {}
-    for name, parameter in model.named_parameters():
-        value = replace(name, parameter)
-        memo[id(parameter)] = value if value is parameter else nn.Parameter(value, parameter.requires_grad)
-    for name, buffer in model.named_buffers():
-        memo[id(buffer)] = replace(name, buffer)
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor):  # a plain attribute; deepcopy refuses one that carries a gradient
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)
 
 
 def _check_groups(graph: UnitGraph, given: Mapping[str, object]) -> None:

@@ -128,7 +128,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     try:
         for record in job if as_json else show(job):
             if as_json:
-                print(json.dumps(record), flush=True)
+                print(json.dumps(record.to_json()), flush=True)
             if stop:
                 break
     finally:

@@ -91,7 +91,21 @@ def _walk(cls: type[Any], values: Any, name: str, *, given: bool) -> Iterator[Se
             inner.append((table, value if there else table(), f"{name}.{item.name}".lstrip("."), given and there))
     yield Section(name, _summary(cls), given, plain)
     for cls_, value, name_, there in inner:
-        yield from _walk(cls_, value, name_, given=there)
+        if cls_.__name__ == "MethodConfig":
+            yield from _chosen(value, name_)
+        else:
+            yield from _walk(cls_, value, name_, given=there)
+
+
+def _chosen(method: Any, name: str) -> Iterator[Section]:
+    """Yield the section of a method: its name, and the settings that it has beside it."""
+    which = Setting("name", method.name, meanings(type(method))["name"])
+    if isinstance(method.settings, Mapping):  # from outside: its keyword arguments
+        yield Section(name, "A method from outside.", True, [which])
+        return
+    (own, *inner) = _walk(type(method.settings), method.settings, name, given=True)
+    yield own._replace(settings=[which, *own.settings])
+    yield from inner
 
 
 def _table_in(hint: Any) -> type[Any] | None:
@@ -101,16 +115,17 @@ def _table_in(hint: Any) -> type[Any] | None:
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """Return what the Attributes part of a dataclass's docstring says of each field, on one line."""
+    """Return what the Attributes part of a dataclass's docstring, and of those it builds on, says of each field."""
     fields = {item.name for item in dataclasses.fields(cls)}
     said: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for line in (inspect.getdoc(cls) or "").partition("Attributes:")[2].splitlines():
-        entry = _ENTRY.fullmatch(line)
-        if entry and entry[1] in fields:
-            current = said[entry[1]] = [entry[2]]
-        elif current is not None:
-            current.append(line.strip())
+    for base in reversed(cls.__mro__):
+        current: list[str] | None = None
+        for line in inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:")[2].splitlines():
+            entry = _ENTRY.fullmatch(line)
+            if entry and entry[1] in fields:
+                current = said[entry[1]] = [entry[2]]
+            elif current is not None:
+                current.append(line.strip())
     return {key: _unquoted(" ".join(lines)) for key, lines in said.items()}
 
 
@@ -163,6 +178,9 @@ def _print(found: list[Section]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    def shown(entry: Setting) -> Text:
+        return Text(entry.key if entry.default is None else assignment(entry), "cyan")
+
     screen = Screen()
     for section in found:
         title = f"[{section.name}]" if section.name else "Top level"
@@ -173,11 +191,11 @@ def _print(found: list[Section]) -> None:
             view.add_column(width=_KEYS, overflow="fold")
             view.add_column()
             for entry in section.settings:
-                view.add_row(Text(assignment(entry), "cyan"), Text(entry.meaning))
+                view.add_row(shown(entry), Text(entry.meaning))
             screen.print(view)
         else:
             for entry in section.settings:
-                screen.print(Padding(Text(assignment(entry), "cyan"), (0, 0, 0, 2)))
+                screen.print(Padding(shown(entry), (0, 0, 0, 2)))
                 screen.print(Padding(Text(entry.meaning), (0, 0, 0, 4)))
         screen.print()
     say("Change one with --set section.key=value, or all in a file: feddrop config --write run.toml")

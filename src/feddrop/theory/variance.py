@@ -25,8 +25,7 @@ from torch import Tensor
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.seeds import derive
-from feddrop.subnets.cut import blueprint
-from feddrop.subnets.frames import LEVELS
+from feddrop.subnets.cut import LEVELS, blueprint
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds
