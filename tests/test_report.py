@@ -265,7 +265,7 @@ def broken(what: str, folder: Path) -> None:
         ("twice", "line 2: round 1 comes after round 1"),
         ("word", "'test_loss' is 'low'.*number or null"),
         ("true", "'round' is True.*whole number"),
-        ("too large", "'wall_s' is 0x"),
+        ("too large", "'wall_s' is 1000"),
         ("device twice", "device 0 appears twice"),
         ("device", "every device must be an object, not 3"),
         ("bad json", "run.json is not valid JSON.*Delete"),
