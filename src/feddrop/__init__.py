@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddrop.allocation import Problem, allocate
+    from feddrop.allocation import PowerProblem, Problem, allocate
     from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
     from feddrop.data import Dataset, from_arrays, load, partition
     from feddrop.errors import FeddropError
@@ -35,6 +35,7 @@ _HOMES = {
     "FeddstConfig": "methods.feddst",
     "Method": "method",
     "ModelConfig": "config",
+    "PowerProblem": "allocation",
     "Problem": "allocation",
     "RadioConfig": "radio",
     "Run": "runs",
@@ -67,6 +68,7 @@ __all__ = [
     "FeddstConfig",
     "Method",
     "ModelConfig",
+    "PowerProblem",
     "Problem",
     "RadioConfig",
     "Run",
