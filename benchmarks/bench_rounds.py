@@ -11,6 +11,7 @@ from functools import partial
 from statistics import median
 
 import torch
+from feddrop.training import TrainConfig
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -19,11 +20,10 @@ from feddrop import params
 from feddrop.executors import Processes, Samples, Serial, Task
 from feddrop.methods import feddrop as method_module
 from feddrop.methods.feddrop import feddrop
-from feddrop.models import build
+from feddrop.models import Shapes, build
 from feddrop.rounds import run_round
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
 
 DEVICES, SAMPLES, BATCH, REPEATS = 10, 1000, 32, 7
 CONFIG = TrainConfig(lr=0.01, batch_size=BATCH)
@@ -32,7 +32,7 @@ local_sgd_seconds: list[float] = []
 
 def textbook(model: nn.Sequential) -> nn.Sequential:
     """Return the same layers with each activation before its pool, sharing no weights."""
-    layers = dict(build("lenet", num_classes=100, input_shape=(3, 32, 32), seed=0).named_children())
+    layers = dict(build("lenet", Shapes.of((3, 32, 32), 100), seed=0).named_children())
     for stage in ("1", "2"):
         layers[f"pool{stage}"], layers[f"act{stage}"] = layers[f"act{stage}"], layers[f"pool{stage}"]
     twin = nn.Sequential(*layers.values())
@@ -71,7 +71,7 @@ def main() -> None:
     x = torch.randn(DEVICES * SAMPLES, 3, 32, 32, generator=generator)
     y = torch.randint(0, 100, (DEVICES * SAMPLES,), generator=generator)
     samples = Samples(x, y, x[:10], y[:10])
-    model = build("lenet", num_classes=100, input_shape=(3, 32, 32), seed=0)
+    model = build("lenet", Shapes.of((3, 32, 32), 100), seed=0)
     parts = list(torch.arange(DEVICES * SAMPLES).split(SAMPLES))
     task = Task(
         model=model,

@@ -86,7 +86,7 @@ def test_train_limit_is_balanced_and_repeatable():
     assert torch.equal(some.train_x, data.load("digits", train_limit=123).train_x)
     assert torch.equal(some.test_y, data.load("digits").test_y)
     for limit in (0, 1439):
-        with pytest.raises(ConfigError, match="1438 training images"):
+        with pytest.raises(ConfigError, match="1438 training samples"):
             data.load("digits", train_limit=limit)
 
 

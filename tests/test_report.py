@@ -560,7 +560,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(RunError, match="No space left"):
+    with pytest.raises(RunError, match="the disk is full"):
         report.write_report(folder)
     assert path.read_text() == "old"
     assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "metrics.jsonl", "report.html", "run.json"]

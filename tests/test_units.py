@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import SubnetError
-from feddrop.models import alexnet, forward_flops, lenet
+from feddrop.flops import forward_flops
+from feddrop.models import alexnet, lenet
 from feddrop.seeds import generator
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import shrink

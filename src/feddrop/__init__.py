@@ -10,84 +10,192 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddrop.allocation import PowerProblem, Problem, allocate
-    from feddrop.config import AggregationConfig, DataConfig, ExecutionConfig, ModelConfig, RunConfig
-    from feddrop.data import Dataset, from_arrays, load, partition
-    from feddrop.errors import FeddropError
-    from feddrop.method import Assignment, Method, Update
-    from feddrop.methods.feddrop import feddrop
+    from feddrop.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
+    from feddrop.config import RunConfig
+    from feddrop.data import DataConfig, Dataset, from_arrays, from_dataset, load, partition
+    from feddrop.device import Device, Reply, Task
+    from feddrop.errors import (
+        ConfigError,
+        DataError,
+        FeddropError,
+        FrameError,
+        InfeasibleError,
+        RunError,
+        SubnetError,
+        TrainingError,
+    )
+    from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
+    from feddrop.learning.config import TrainConfig
+    from feddrop.learning.server import ServerConfig
+    from feddrop.methods import MethodConfig, named
+    from feddrop.methods.fedavg import FedavgConfig, fedavg
+    from feddrop.methods.feddrop import FeddropConfig, feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
-    from feddrop.methods.windows import windows
-    from feddrop.models import alexnet, lenet
+    from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
+    from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
+    from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
+    from feddrop.participation import ParticipationConfig
     from feddrop.radio import Cell, RadioConfig
+    from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
+    from feddrop.report import write_report
+    from feddrop.rounds import Parcel
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
-    from feddrop.subnets.cut import SubnetConfig
-    from feddrop.training import TrainConfig
+    from feddrop.subnets.blueprint import Blueprint
+    from feddrop.subnets.coupling import register_rule
 
 _HOMES = {
-    "AggregationConfig": "config",
-    "Assignment": "method",
+    "Blueprint": "subnets.blueprint",
+    "CallbacksConfig": "callbacks",
     "Cell": "radio",
-    "DataConfig": "config",
+    "ConfigError": "errors",
+    "DataConfig": "data",
+    "DataError": "errors",
     "Dataset": "data",
-    "ExecutionConfig": "config",
+    "Device": "device",
+    "DeviceRecord": "records",
+    "ExecutionConfig": "executors",
+    "Executor": "executors",
+    "FedavgConfig": "methods.fedavg",
+    "FeddropConfig": "methods.feddrop",
     "FeddropError": "errors",
     "FeddstConfig": "methods.feddst",
-    "Method": "method",
-    "ModelConfig": "config",
+    "FrameError": "errors",
+    "InfeasibleError": "errors",
+    "Job": "methods.method",
+    "LoadedRun": "records",
+    "MLflow": "callbacks",
+    "Method": "methods.method",
+    "MethodConfig": "methods",
+    "ModelConfig": "models",
+    "Parcel": "rounds",
+    "ParticipationConfig": "participation",
     "PowerProblem": "allocation",
     "Problem": "allocation",
+    "Processes": "executors",
     "RadioConfig": "radio",
+    "Reply": "device",
+    "RoundRecord": "records",
     "Run": "runs",
     "RunConfig": "config",
-    "SubnetConfig": "subnets.cut",
-    "TrainConfig": "training",
-    "Update": "method",
+    "RunError": "errors",
+    "Serial": "executors",
+    "ServerConfig": "learning.server",
+    "Setup": "methods.method",
+    "Sizes": "methods.method",
+    "Spec": "methods.method",
+    "SubnetError": "errors",
+    "Task": "device",
+    "TensorBoard": "callbacks",
+    "TrainConfig": "learning.config",
+    "TrainingError": "errors",
+    "Update": "methods.method",
+    "WandB": "callbacks",
+    "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
     "derive": "seeds",
+    "export": "records",
+    "fedavg": "methods.fedavg",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
+    "fedrolex": "methods.windows",
     "from_arrays": "data",
+    "from_dataset": "data",
+    "heterofl": "methods.windows",
+    "jobs": "methods.method",
     "lenet": "models",
     "load": "data",
+    "load_model": "records",
+    "load_run": "records",
+    "lstm": "models",
+    "mlp": "models",
+    "named": "methods",
     "partition": "data",
+    "register_rule": "subnets.coupling",
+    "resnet18": "models",
     "resume": "runs",
     "run": "runs",
-    "windows": "methods.windows",
+    "trained": "methods.method",
+    "transformer": "models",
+    "write_report": "report",
 }
 
 __all__ = [
-    "AggregationConfig",
-    "Assignment",
+    "Blueprint",
+    "CallbacksConfig",
     "Cell",
+    "ConfigError",
     "DataConfig",
+    "DataError",
     "Dataset",
+    "Device",
+    "DeviceRecord",
     "ExecutionConfig",
+    "Executor",
+    "FedavgConfig",
+    "FeddropConfig",
     "FeddropError",
     "FeddstConfig",
+    "FrameError",
+    "InfeasibleError",
+    "Job",
+    "LoadedRun",
+    "MLflow",
     "Method",
+    "MethodConfig",
     "ModelConfig",
+    "Parcel",
+    "ParticipationConfig",
     "PowerProblem",
     "Problem",
+    "Processes",
     "RadioConfig",
+    "Reply",
+    "RoundRecord",
     "Run",
     "RunConfig",
-    "SubnetConfig",
+    "RunError",
+    "Serial",
+    "ServerConfig",
+    "Setup",
+    "Sizes",
+    "Spec",
+    "SubnetError",
+    "Task",
+    "TensorBoard",
     "TrainConfig",
+    "TrainingError",
     "Update",
+    "WandB",
+    "WindowConfig",
     "alexnet",
     "allocate",
     "derive",
+    "export",
+    "fedavg",
     "feddrop",
     "feddst",
+    "fedrolex",
     "from_arrays",
+    "from_dataset",
+    "heterofl",
+    "jobs",
     "lenet",
     "load",
+    "load_model",
+    "load_run",
+    "lstm",
+    "mlp",
+    "named",
     "partition",
+    "register_rule",
+    "resnet18",
     "resume",
     "run",
-    "windows",
+    "trained",
+    "transformer",
+    "write_report",
 ]
 
 

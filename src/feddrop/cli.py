@@ -94,15 +94,33 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
 
 
 @app.command
+def export(folder: Path, *, out: Path, devices: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Write the rounds of a run as a table for other programs.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    out:
+        Where to write; its ending says how: .parquet or .csv.
+    devices:
+        A row a device and round, instead of a row a round.
+    """
+    from feddrop.records import export as write
+
+    _say(f"Table: {write(folder, out, devices=devices)}")
+
+
+@app.command
 def data(name: str, *, path: Path | None = None, download: bool = False, json_: Json = False) -> None:
     """Show a data set, or fetch it.
 
     Parameters
     ----------
     name:
-        digits, cifar10, cifar100 or fashion_mnist.
+        digits, diabetes, cifar10, cifar100, fashion_mnist or shakespeare.
     path:
-        The archive or its folder.
+        The archive or file, or its folder.
     download:
         Fetch it from its official site into the cache folder.
     json_:
@@ -110,14 +128,7 @@ def data(name: str, *, path: Path | None = None, download: bool = False, json_: 
     """
     from feddrop.data import load
 
-    dataset = load(name, path=path, download=download)
-    about: dict[str, Any] = {
-        "name": dataset.name,
-        "train": len(dataset.train_y),
-        "test": len(dataset.test_y),
-        "input_shape": list(dataset.input_shape),
-        "classes": dataset.num_classes,
-    }
+    about = load(name, path=path, download=download).about()
     if json_:
         print(json.dumps(about))
     else:
@@ -274,7 +285,7 @@ def paper(
     work:
         Folder of runs under way; a killed command goes on from here.
     out:
-        Folder of the page. Default: docs for all at the scales cpu and paper, else a folder in the work folder.
+        Folder of the page. Default: a folder of the scale's name in the work folder.
     workers:
         Runs side by side, one thread each.
     device:
@@ -296,7 +307,7 @@ def paper(
         scale_name=scale,
         results=results,
         work=work,
-        out=out or (work / scale if scale == "smoke" or names != ["all"] else Path("docs")),
+        out=out or work / scale,
         workers=workers,
         train=train,
         device=device,
@@ -338,7 +349,7 @@ def _drive(start: Any, folder: Path, as_json: bool) -> None:
     try:
         for record in job if as_json else show(job):
             if as_json:
-                print(json.dumps(record), flush=True)
+                print(json.dumps(record.to_json()), flush=True)
             if stop:
                 break
     finally:

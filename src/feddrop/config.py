@@ -10,104 +10,37 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import tomli_w
 
+from feddrop.callbacks import CallbacksConfig
+from feddrop.data.config import DataConfig
 from feddrop.errors import ConfigError, one_of
-from feddrop.methods.feddrop import RULES
-from feddrop.methods.feddst import FeddstConfig
-from feddrop.methods.windows import NAMES as WINDOWS
-from feddrop.models import INITS
+from feddrop.executors.config import ExecutionConfig
+from feddrop.files import flat
+from feddrop.learning.config import TrainConfig
+from feddrop.learning.server import ServerConfig
+from feddrop.methods import METHODS, MethodConfig
+from feddrop.models import ModelConfig
+from feddrop.participation import ParticipationConfig
 from feddrop.radio import RadioConfig
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.subnets.frames import DTYPES
-from feddrop.training import TrainConfig
 
 T = TypeVar("T")
 
-
-METHODS = ("feddrop", "feddst", *WINDOWS)
-_FILES = (("", "rate"), ("data", "path"), ("radio", "devices_csv"), ("radio", "gains_csv"))
+RATE = 0.3
+"""The rate where none is given."""
+_FILES = (
+    ("", "rate"),
+    ("data", "path"),
+    ("participation", "availability"),
+    ("radio", "devices_csv"),
+    ("radio", "gains_csv"),
+)
 """Settings that name files, by section."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """What is learned, and who holds which part of it.
-
-    Attributes:
-        name: ``"digits"`` (embedded), ``"cifar10"``, ``"cifar100"`` or ``"fashion_mnist"``.
-        path: the archive or its folder; empty looks in ``$FEDDROP_DATA`` and in the cache folder.
-        train_limit: use only so many training samples, balanced over classes; 0 uses all.
-        devices: number of devices K.
-        partition: ``"iid"``, ``"dirichlet"`` or ``"classes"``.
-        alpha: concentration of the Dirichlet partition; small is uneven.
-        classes_per_device: for ``"classes"``.
-    """
-
-    name: str = "digits"
-    path: str = ""
-    train_limit: int = 0
-    devices: int = 10
-    partition: str = "iid"
-    alpha: float = 0.1
-    classes_per_device: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which network is trained.
-
-    Attributes:
-        name: ``"lenet"`` or ``"alexnet"``.
-        width: factor on its hidden widths.
-        init: its first weights: ``"torch"`` for torch's own, or ``"he"``.
-    """
-
-    name: str = "lenet"
-    width: float = 1.0
-    init: str = "torch"
-
-    def __post_init__(self) -> None:
-        one_of("model.init", self.init, INITS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AggregationConfig:
-    """How updates are folded in: rule ``"delta"``, ``"model"`` or ``"holders"``; see ``methods/feddrop.py``."""
-
-    rule: str = "delta"
-    factor: bool = True
-
-    def __post_init__(self) -> None:
-        one_of("aggregation.rule", self.rule, RULES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionConfig:
-    """Where and how devices are run.
-
-    Attributes:
-        executor: ``"serial"`` or ``"processes"``.
-        workers: worker processes.
-        threads: torch threads a device; part of the result, since it changes the order of float sums.
-        device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
-        wire: how values are stored in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``.
-    """
-
-    executor: str = "serial"
-    workers: int = 2
-    threads: int = 1
-    device: str = "cpu"
-    wire: str = "float32"
-
-    def __post_init__(self) -> None:
-        one_of("execution.executor", self.executor, ("serial", "processes"))
-        one_of("execution.wire", self.wire, DTYPES)
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"execution.{name} is {getattr(self, name)!r}; it must be at least 1.")
+_MOVED = ("subnet", "aggregation", "feddst")
+"""Sections of version 0.1 whose keys stand in [method] now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,43 +51,63 @@ class RunConfig:
         seed: root of every random choice.
         rounds: rounds in all.
         rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file;
-            with a radio, rates come from the cell.
-        method: ``"feddrop"``; ``"heterofl"`` or ``"fedrolex"``; or ``"feddst"`` with the settings in ``feddst``, whose
-            sparsity is the rate.
+            0.3 where nothing is said. With a radio, rates come from it.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
+        method: its name and, beside it, its settings; a name alone will do.
     """
 
     seed: int = 0
     rounds: int = 30
-    rate: float | tuple[float, ...] | str = 0.3
-    method: str = "feddrop"
+    rate: float | tuple[float, ...] | str | None = None
     eval_every: int = 1
+    method: MethodConfig = field(default_factory=MethodConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    subnet: SubnetConfig = field(default_factory=SubnetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
-    feddst: FeddstConfig = field(default_factory=FeddstConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     radio: RadioConfig | None = None
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, METHODS)
-        for section, methods, given, default in (
-            ("subnet", ("feddst",), self.subnet, SubnetConfig()),
-            ("aggregation", ("feddst", *WINDOWS), self.aggregation, AggregationConfig()),
-        ):
-            if self.method in methods and given != default:
-                what = "a mask over all weights" if section == "subnet" else "a rule"
-                raise ConfigError(
-                    f"[{section}] differs from its defaults, but {self.method} has {what} of its own. Remove "
-                    f"[{section}], or use the method 'feddrop'."
-                )
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, _plain(getattr(self, item.name)))
+        object.__setattr__(self, "method", _method(self.method, "method"))
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; it must be 0 or more.")
+        if self.rate is not None and getattr(self.method.settings, "rateless", False):
+            raise ConfigError(
+                f"rate is {self.rate!r}, which has no effect on {self.method.name!r}. Remove it, or use 'feddrop'."
+            )
+        if self.radio is not None and (self.rate is None) == (self.radio.scheme == "fixed"):
+            if self.rate is None:
+                raise ConfigError(
+                    'radio.scheme is "fixed", which takes its rates from the key rate. Add rate = 0.3, say.'
+                )
+            raise ConfigError(
+                f"rate is {self.rate!r}, which has no effect: [radio] decides the rates by its scheme "
+                f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more '
+                "or less, change radio.deadline_s."
+            )
+
+    @property
+    def given_rate(self) -> float | tuple[float, ...] | str:
+        """The rate that was given, or else the default; 0 where the method has none."""
+        if self.rate is not None:
+            return self.rate
+        return 0.0 if getattr(self.method.settings, "rateless", False) else RATE
+
+    def notices(self) -> list[str]:
+        """Return a line for every setting that was changed and has no effect, though it may later."""
+        default, lines = ExecutionConfig(), self.data.without_effect()
+        for name in ("workers", "timeout_s"):
+            if self.execution.executor == "serial" and getattr(self.execution, name) != getattr(default, name):
+                lines.append(f'execution.{name} has no effect under execution.executor = "serial".')
+        return lines
 
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:
@@ -191,6 +144,10 @@ class RunConfig:
         _locate(table, Path.cwd())
         return from_table(type(self), table)
 
+    def flat(self) -> dict[str, Any]:
+        """Return the settings by dotted keys, as trackers of experiments take them."""
+        return flat(to_table(self))
+
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""
         return tomli_w.dumps(to_table(self))
@@ -201,7 +158,10 @@ def to_table(config: Any) -> dict[str, Any]:
     table = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, MethodConfig):
+            own = value.settings if isinstance(value.settings, Mapping) else to_table(value.settings)
+            table[item.name] = {"name": value.name, **own}
+        elif dataclasses.is_dataclass(value):
             table[item.name] = to_table(value)
         elif value is not None:
             table[item.name] = dict(value) if isinstance(value, Mapping) else value
@@ -210,8 +170,12 @@ def to_table(config: Any) -> dict[str, Any]:
 
 def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     """Build a configuration dataclass from plain values; unknown keys and wrong types are errors."""
-    hints = typing.get_type_hints(cls)
+    hints = {item.name: typing.get_type_hints(cls)[item.name] for item in dataclasses.fields(cast(Any, cls))}
     for key in table:
+        if key in _MOVED and "method" in hints:
+            raise ConfigError(
+                f"unknown key {key!r}: since version 0.2 the settings of [{key}] stand in [method], beside its name."
+            )
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)
             hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(hints)}."
@@ -221,6 +185,9 @@ def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
     """Bring a TOML value to a field's type."""
+    value = _plain(value)
+    if hint is MethodConfig:
+        return _method(value, name)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
@@ -238,6 +205,31 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             return value
     allowed = " or ".join(_type_name(option) for option in options if option is not types.NoneType)
     raise ConfigError(f"{name} is {value!r}; it must be {allowed}.")
+
+
+def _method(value: Any, name: str) -> MethodConfig:
+    """Read ``method = "feddst"`` or a table with a name and the method's own settings."""
+    if isinstance(value, MethodConfig):
+        return value
+    table = dict(value) if isinstance(value, Mapping) else {"name": value}
+    which = table.pop("name", "feddrop")
+    if not isinstance(which, str):
+        raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
+    if ":" in which:
+        return MethodConfig(name=which, settings=table)
+    settings = METHODS[one_of(name, which, METHODS)][0]
+    return MethodConfig(name=which, settings=from_table(settings, table, f"{name}."))
+
+
+def _plain(value: Any) -> Any:
+    """Turn NumPy scalars and arrays into plain numbers and tuples."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    if isinstance(value, list):
+        return tuple(_plain(entry) for entry in value)
+    return value
 
 
 def _type_name(option: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class FeddropError(Exception):
@@ -26,6 +28,10 @@ class FrameError(FeddropError):
     """Bytes that are not a valid frame for this network."""
 
 
+class TrainingError(FeddropError):
+    """Local training that went wrong on a device."""
+
+
 class RunError(FeddropError):
     """A run that cannot start, go on or be resumed."""
 
@@ -46,3 +52,18 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"{what} is {given!r}; it must be one of {', '.join(map(repr, words))}.{hint}")
+
+
+def named_object(name: str, what: str) -> Any:
+    """Import ``"package.module:object"``, which the setting ``what`` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f'{what} is {name!r}, which cannot be imported: {error}. Write it as "package.module:name", of a package '
+            "that is installed or a module in the current folder."
+        ) from None
+    return found

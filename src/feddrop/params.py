@@ -9,6 +9,16 @@ Params = dict[str, Tensor]
 """Every parameter and every float buffer of a network, by name, on the CPU."""
 
 
+def is_weight(tensor: Tensor) -> bool:
+    """Tell whether a parameter is a weight: a matrix or more. Vectors (biases, norms) are not."""
+    return tensor.ndim >= 2
+
+
+def weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of a network, by name, in its order; one that is shared appears once."""
+    return {name: parameter for name, parameter in model.named_parameters() if is_weight(parameter)}
+
+
 def from_model(model: nn.Module) -> Params:
     """Copy the parameters and float buffers (norm statistics) of a network."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in _floats(model)}
@@ -32,3 +42,8 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.copy_(params[name])
         elif name.endswith("num_batches_tracked"):
             tensor.zero_()
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of parameters of any network, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

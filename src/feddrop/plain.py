@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from feddrop.learning.batches import images_last
+from feddrop.learning.config import TrainConfig
 from feddrop.params import Params, from_model, load_into
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.masks import kept_positions
-from feddrop.training import TrainConfig, images_last
 
 
 def train_plainly(

@@ -1,57 +1,75 @@
-"""A round, as the paper tells it: generation, push, computation, pull, aggregation.
+"""The server half of a round, as the paper tells it: generation, push, (computation,) pull, aggregation.
 
-Server and device meet only in bytes: ``push`` ends in a frame and ``compute`` begins with one, ``compute`` ends in a
-frame and ``pull`` begins with one. So bytes are measured, not estimated, and an executor has only bytes to move.
+Server and device meet only in bytes: ``push`` ends in a frame, ``pull`` begins with one, and what lies between stands
+in ``device.py``. So bytes are measured, not estimated, and an executor has only bytes to move.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from feddrop import wire
+from feddrop.device import Reply
 from feddrop.errors import FrameError, RunError
-from feddrop.method import Assignment, Batches, Method, State, Update
+from feddrop.learning.guard import Guard
+from feddrop.methods.method import Job, Method, State, Update
 from feddrop.params import Params
-from feddrop.subnets import frames
-from feddrop.subnets.frames import Header, Masks
-from feddrop.subnets.piece import Subnet, gather, to_device_shape
+from feddrop.subnets.piece import Subnet, gather
+from feddrop.wire import Header
 
 LARGEST = 1e6
 """No honest update changes a weight by more; what is larger would overflow the network of all."""
 
 
-class Pushed(NamedTuple):
-    """What a device computes with: the frame it was sent, and the masks it remembers, which did not travel."""
+class Parcel(NamedTuple):
+    """What an executor moves to a device: its number, a frame, and its memory."""
 
+    device: int
     frame: bytes
-    masks: Masks | None = None
-
-
-class Reply(NamedTuple):
-    """What comes back from a device: a frame, or the reason why there is none; and how long it computed."""
-
-    frame: bytes
-    error: str
-    seconds: float
+    memory: bytes = b""
 
 
 class Executor(Protocol):
-    """Runs devices: takes subnet frames, gives replies in the same order, holding only a few at a time."""
+    """Runs devices: takes parcels, gives replies in the same order, holding only a few at a time."""
 
-    def compute(self, pushed: Iterable[Pushed]) -> Iterator[Reply]:
-        """Let devices train on the subnets in these frames."""
+    def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
+        """Let devices do what these frames ask for."""
         ...
 
-    def evaluate(self, whole: Params) -> tuple[float, float]:
-        """Return mean loss and accuracy of the whole network on the test set."""
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Return the mean loss and every measure of the whole network on the test set."""
         ...
 
     def close(self) -> None:
         """Stop, and free what was held."""
         ...
+
+
+class Memories(Protocol):
+    """What devices remember between rounds; in a simulation the run keeps it for them."""
+
+    def get(self, device: int) -> bytes:
+        """Return the memory of a device; empty where it has none."""
+        ...
+
+    def put(self, round_: int, device: int, memory: bytes) -> None:
+        """Keep the memory of a device after a round."""
+        ...
+
+
+class Forgetful(dict[int, bytes]):
+    """Memories that are kept in memory alone."""
+
+    def get(self, device: int) -> bytes:  # type: ignore[override]
+        """Return the memory of a device; empty where it has none."""
+        return super().get(device, b"")
+
+    def put(self, _: int, device: int, memory: bytes) -> None:
+        """Keep the memory of a device."""
+        self[device] = memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +79,25 @@ class DeviceRound:
     Attributes:
         device: device number.
         rate: dropout rate γ.
-        samples: samples trained on.
+        num_samples: samples trained on.
         loss: mean training loss; None where nothing usable came back.
         push_bytes: size of the frame sent to the device.
         pull_bytes: size of the frame that came back.
         kept: how many values of every tensor the subnet holds.
         status: ``"ok"``, or why the update was refused.
+        suspicious: what is odd about an update that was used, or left out; empty otherwise.
         seconds: wall time of the device's computation.
     """
 
     device: int
     rate: float
-    samples: int
+    num_samples: int
     loss: float | None
     push_bytes: int
     pull_bytes: int
     kept: Mapping[str, int]
     status: str
+    suspicious: str
     seconds: float
 
 
@@ -89,192 +109,162 @@ class RoundResult(NamedTuple):
     devices: list[DeviceRound]
 
 
-def generate(method: Method, assignment: Assignment) -> Subnet:
-    """Generation: choose the device's subnet."""
-    return method.cut(assignment)
-
-
-def push(whole: Params, subnet: Subnet, assignment: Assignment, *, dtype: str = "float32") -> bytes:
-    """Push: write the subnet's kept weights, scaled, into a frame; with masks that the device does not know yet."""
+def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:
+    """Push: write the subnet's kept weights, scaled, into a frame, with what else the device must know."""
     values = {}
     for name, piece in subnet.items():
-        kept = gather(whole[name], piece)
+        kept = gather(params[name], piece)
         values[name] = kept if piece.scale == 1.0 else kept * piece.scale
-    header = Header(
-        kind="subnet",
-        round=assignment.round,
-        device=assignment.device,
-        seed=assignment.seed,
-        rate=assignment.rate,
-        level=assignment.level,
-        dtype=dtype,
-    )
-    return frames.encode(header, subnet, values, None if assignment.remembered else assignment.masks)
+    header = Header(kind="job", round=job.round, device=job.device, seed=job.seed, rate=job.rate, dtype=dtype)
+    return wire.encode(header, subnet, values, job.payload, job.remembered)
 
 
-def compute(
+def pull(
     method: Method,
-    pushed: Pushed,
-    batches_for: Callable[[Assignment], Batches],
-    weights: Mapping[str, tuple[int, ...]] | None = None,
-) -> bytes:
-    """Computation, on the device: read the subnet, train it on local data, write the update.
-
-    Args:
-        method: the method, as the server has it.
-        pushed: the frame, and what the device remembers.
-        batches_for: gives the local minibatches for an assignment.
-        weights: shapes of the tensors whose masks travel, for methods that send masks.
-    """
-    frame = frames.parse(pushed.frame)
-    head = frame.header
-    shapes = weights or {}
-    assignment = Assignment(
-        round=head.round,
-        device=head.device,
-        seed=head.seed,
-        rate=head.rate,
-        level=head.level,
-        masks=frames.decode_masks(frame, shapes) if head.masked else pushed.masks,
-        remembered=not head.masked and pushed.masks is not None,
-    )
-    subnet = method.cut(assignment)
-    kept = frames.decode(frame, subnet, _bits(shapes))
-    values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
-    update = method.local(subnet, values, assignment, batches_for(assignment))
-    if not math.isfinite(update.loss):
-        raise FrameError(f"training loss became {update.loss}: training diverged. Lower the learning rate.")
-    header = replace(head, kind="update", samples=update.samples, loss=update.loss)
-    return frames.encode(header, update.subnet, update.values, update.masks)
-
-
-def pull(method: Method, data: bytes, assignment: Assignment, subnet: Subnet, samples: int | None = None) -> Update:
-    """Pull: read an update and check that it answers this assignment.
+    data: bytes,
+    job: Job,
+    subnet: Subnet,
+    *,
+    dtype: str = "float32",
+    num_samples: int | None = None,
+) -> Update:
+    """Pull: read an update and check that it answers this job, and nothing else.
 
     Args:
         method: the method.
         data: the frame that came back.
-        assignment: what the device was to do.
-        subnet: what it was sent; a frame with masks of its own says what came back instead.
-        samples: how many samples the device is known to hold; None to believe what it says.
+        job: what the device was to do.
+        subnet: what it was sent.
+        dtype: how values were to travel.
+        num_samples: how many samples the device is known to hold; None to believe what it says.
 
     Raises:
         FrameError: the frame is damaged, answers something else, or says what cannot be.
     """
-    frame = frames.parse(data)
-    head = frame.header
-    asked = ("update", assignment.round, assignment.device, assignment.seed)
-    if (head.kind, head.round, head.device, head.seed) != asked:
-        raise FrameError(
-            f"device {assignment.device} answered with kind {head.kind!r}, round {head.round}, device {head.device}; "
-            f"an update for round {assignment.round} was due."
-        )
-    if head.masked and not assignment.readjusts:
-        raise FrameError(f"device {assignment.device} answered with masks, which were not due in this round.")
-    if samples is not None and head.samples != samples:
-        raise FrameError(f"device {assignment.device} says it has {head.samples} samples; it has {samples}.")
-    shapes = {name: mask.shape for name, mask in (assignment.masks or {}).items()}
-    masks = frames.decode_masks(frame, shapes)
-    if masks is not None:
-        subnet = method.cut(replace(assignment, masks=masks))
-    values = frames.decode(frame, subnet, _bits(shapes))
+    frame = wire.parse(data)
+    head, who = frame.header, f"device {job.device}"
+    asked = Header(
+        kind="update",
+        round=job.round,
+        device=job.device,
+        seed=job.seed,
+        rate=job.rate,
+        dtype=dtype,
+        num_samples=head.num_samples if num_samples is None else num_samples,
+        loss=head.loss,
+    )
+    for name in Header.__dataclass_fields__:
+        if getattr(head, name) != getattr(asked, name):
+            raise FrameError(f"{who} answered with {name} {getattr(head, name)!r}; {getattr(asked, name)!r} was due.")
+    if head.num_samples < 1:
+        raise FrameError(f"{who} says it trained on {head.num_samples} samples; at least 1 is needed.")
+    sent = {name: (section.dtype, section.shape) for name, section in frame.sections.items()}
+    if sent != {name: (spec.dtype, tuple(spec.shape)) for name, spec in job.asks.items()}:
+        raise FrameError(f"{who} answered with payload {sent}; {dict(job.asks)} was due.")
+    payload = {name: section.tensor() for name, section in frame.sections.items()}
+    if method.answer is not None:
+        subnet = method.answer(job, payload)
+    values = wire.decode(frame, subnet)
     largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
     if largest > LARGEST:
-        raise FrameError(
-            f"device {assignment.device} would change a weight by {largest:.3g}: training diverged. Lower the learning "
-            "rate."
-        )
-    return Update(device=head.device, samples=head.samples, loss=head.loss, subnet=subnet, values=values, masks=masks)
-
-
-def aggregate(method: Method, state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
-    """Aggregation: fold the updates, as they arrive, into the whole network."""
-    return method.merge(state, whole, updates)
+        raise FrameError(f"{who} would change a weight by {largest:.3g}: training diverged. Lower the learning rate.")
+    return Update(
+        device=head.device, num_samples=head.num_samples, loss=head.loss, subnet=subnet, values=values, payload=payload
+    )
 
 
 def run_round(
     method: Method,
     executor: Executor,
-    whole: Params,
+    params: Params,
     state: State,
     *,
     round_: int,
     rates: Mapping[int, float],
     seed: int,
-    dtype: str = "float32",
-    samples: Sequence[int] | None = None,
+    dtype: str | Mapping[int, str] = "float32",
+    num_samples: Sequence[int] | None = None,
+    memories: Memories | None = None,
+    guard: Guard | None = None,
+    min_devices: int = 1,
 ) -> RoundResult:
     """Run one round over the devices that have a rate, and return the new network.
 
     An update that is damaged or says what cannot be is left out, and the round goes on without that device; so it does
-    without a device that failed. A round in which no device is left is an error.
+    without a device that failed. A round with fewer than ``min_devices`` usable updates is an error.
 
     Args:
         method: the method.
         executor: runs the devices.
-        whole: the network.
+        params: the network.
         state: what the method remembers.
         round_: round, from 1.
         rates: dropout rate of every device that takes part.
         seed: the run's root seed.
-        dtype: how values travel.
-        samples: how many samples each device holds; None to believe what devices say.
+        dtype: how values travel, for all or by device.
+        num_samples: how many samples each device holds; None to believe what devices say.
+        memories: what devices remember.
+        guard: watches the updates.
+        min_devices: usable updates that a round needs.
     """
-    under_way: list[tuple[Assignment, Subnet, int]] = []
-    done: list[DeviceRound] = []
+    memories = Forgetful() if memories is None else memories
+    under_way: deque[tuple[Job, Subnet, int]] = deque()
+    done: dict[int, DeviceRound] = {}
 
-    def pushed() -> Iterator[Pushed]:
-        for assignment in method.plan(state, whole, round_, rates, seed):
-            subnet = generate(method, assignment)
-            frame = push(whole, subnet, assignment, dtype=dtype)
-            under_way.append((assignment, subnet, len(frame)))
-            yield Pushed(frame, assignment.masks if assignment.remembered else None)
+    def dtype_of(job: Job) -> str:
+        return dtype if isinstance(dtype, str) else dtype[job.device]
 
-    def updates() -> Iterator[Update]:
-        for reply in executor.compute(pushed()):
-            assignment, subnet, push_bytes = under_way.pop(0)
+    def parcels(jobs: list[Job]) -> Iterator[Parcel]:
+        for job in jobs:
+            subnet = method.cut(job)  # generation
+            try:
+                frame = push(params, subnet, job, dtype=dtype_of(job))
+            except FrameError as refused:
+                done[job.device] = _record(job, subnet, 0, Reply(error=str(refused)), None)
+                continue
+            under_way.append((job, subnet, len(frame)))
+            yield Parcel(job.device, frame, memories.get(job.device))
+
+    def pulled(replies: Iterator[Reply]) -> Iterator[tuple[Job, Update]]:
+        for reply in replies:
+            job, subnet, push_bytes = under_way.popleft()
             update: Update | None = None
-            status = reply.error
-            if not status:
+            if not reply.error:
                 try:
-                    held = None if samples is None else samples[assignment.device]
-                    update = pull(method, reply.frame, assignment, subnet, held)
+                    held = None if num_samples is None else num_samples[job.device]
+                    update = pull(method, reply.frame, job, subnet, dtype=dtype_of(job), num_samples=held)
                 except FrameError as refused:
-                    status = str(refused)
-            done.append(
-                DeviceRound(
-                    device=assignment.device,
-                    rate=assignment.rate,
-                    samples=update.samples if update else 0,
-                    loss=update.loss if update else None,
-                    push_bytes=push_bytes,
-                    pull_bytes=len(reply.frame),
-                    kept={name: piece.size for name, piece in subnet.items()},
-                    status=status or "ok",
-                    seconds=reply.seconds,
-                )
-            )
-            if update:
-                yield update
-        if all(device.loss is None for device in done):
-            reasons = "; ".join(dict.fromkeys(device.status for device in done)) or "no device took part"
-            raise RunError(f"no device returned a usable update in round {round_}: {reasons}")
+                    reply = reply._replace(error=str(refused))
+            done[job.device] = _record(job, subnet, push_bytes, reply, update)
+            if update is not None:
+                memories.put(round_, job.device, reply.memory)
+                yield job, update
+        usable = sum(device.loss is not None for device in done.values())
+        if usable < min_devices:
+            reasons = "; ".join(dict.fromkeys(d.status for d in done.values() if d.loss is None)) or "none took part"
+            least = "no device" if min_devices == 1 else f"fewer than {min_devices} devices"
+            raise RunError(f"{least} returned a usable update in round {round_}: {reasons}")
 
-    new, new_state = aggregate(method, state, whole, updates())
-    return RoundResult(new, new_state, done)
+    def mark(device: int, reason: str) -> None:
+        done[device] = replace(done[device], suspicious=reason)
+
+    jobs = method.plan(state, params, round_, rates, seed)
+    replies = executor.compute(parcels(jobs))
+    updates = (guard or Guard()).watch(pulled(replies), mark)
+    new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
+    return RoundResult(new, new_state, [done[device] for device in sorted(done)])
 
 
-def answer(work: Callable[[], bytes]) -> Reply:
-    """Run a device's computation and time it; a failure of that device becomes a reply, not an exception."""
-    started = time.perf_counter()
-    try:
-        frame, error = work(), ""
-    except FrameError as failure:
-        frame, error = b"", str(failure)
-    except Exception as failure:  # whatever happens on a device, the server and the other devices go on
-        frame, error = b"", f"{type(failure).__name__}: {failure}"
-    return Reply(frame, error, time.perf_counter() - started)
-
-
-def _bits(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())
+def _record(job: Job, subnet: Subnet, push_bytes: int, reply: Reply, update: Update | None) -> DeviceRound:
+    return DeviceRound(
+        device=job.device,
+        rate=job.rate,
+        num_samples=update.num_samples if update else 0,
+        loss=update.loss if update else None,
+        push_bytes=push_bytes,
+        pull_bytes=len(reply.frame),
+        kept={name: piece.size for name, piece in subnet.items()},
+        status=reply.error or "ok",
+        suspicious="",
+        seconds=reply.seconds,
+    )

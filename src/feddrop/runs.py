@@ -7,36 +7,43 @@ round), ``checkpoints/`` and ``report.html``.
 from __future__ import annotations
 
 import copy
-import json
-import math
-import platform
+import logging
 import time
-import zlib
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from feddrop import checkpoints, data, models, params
+from feddrop import data, flops, models, params
+from feddrop.callbacks import Callbacks
+from feddrop.callbacks import named as named_callbacks
+from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
-from feddrop.control import Decision, controller, read_rates
 from feddrop.data import Dataset
-from feddrop.errors import RunError
-from feddrop.executors import Processes, Samples, Serial, Task, check_torch_device
-from feddrop.method import MethodFactory, State
-from feddrop.methods.feddrop import feddrop
-from feddrop.methods.feddst import feddst
-from feddrop.methods.windows import NAMES as WINDOWS
-from feddrop.methods.windows import windows
+from feddrop.device import Samples, Task, check_torch_device
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import EXECUTORS, ExecutorFactory
+from feddrop.learning.guard import Guard
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.server import first_state, server_step
+from feddrop.memories import Memories
+from feddrop.methods import checked
+from feddrop.methods.method import MethodFactory, Setup, State
 from feddrop.params import Params
+from feddrop.participation import Participation
+from feddrop.rates import Decision, GivenRates, RadioRates, Rates, Workload, read_rates
+from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
 from feddrop.seeds import derive
 
-Record = dict[str, Any]
+Record = RoundRecord
 """One line of ``metrics.jsonl``."""
+
+log = logging.getLogger("feddrop")
 
 
 class Run:
@@ -47,9 +54,16 @@ class Run:
     Args:
         config: what to run.
         out: the run folder: new or empty, unless resuming.
-        model: a network of your own in place of ``config.model``.
+        model: a network of your own in place of ``config.model``, or a function from a seed to one. It is copied.
         dataset: data of your own in place of ``config.data.name``.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a factory ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
         resume: whether to go on with what the folder holds.
+        overwrite: whether a run that the folder holds may be overwritten.
+        callbacks: who hears of every round, beside those that ``config.callbacks`` names; see ``callbacks.py``.
         command: how the run was started, for the report.
     """
 
@@ -58,58 +72,100 @@ class Run:
         config: RunConfig,
         out: str | Path,
         *,
-        model: nn.Module | None = None,
+        model: nn.Module | Callable[[int], nn.Module] | None = None,
         dataset: Dataset | None = None,
+        parts: Sequence[npt.ArrayLike] | None = None,
+        method: MethodFactory | None = None,
+        executor: ExecutorFactory | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Loss] | None = None,
         resume: bool = False,
+        overwrite: bool = False,
+        callbacks: Sequence[Any] = (),
         command: str = "",
     ) -> None:
         self.config, self.folder = config if resume else config.located(), Path(out)
-        self._check_folder(resume)
+        self._disk = RunFolder(out)
+        if not resume:  # now, before any work; and again under the lock
+            self._disk.check_free(overwrite=overwrite)
+        self._callbacks = Callbacks([*named_callbacks(config.callbacks), *callbacks])
         check_torch_device(config.execution.device)
-        self.own = [what for what, given in (("network", model), ("data", dataset)) if given is not None]
+        given = {
+            "network": model,
+            "data": dataset,
+            "parts": parts,
+            "method": method,
+            "executor": executor,
+            "loss": loss,
+        }
+        self.own = [what for what, value in given.items() if value is not None]
         self.dataset = dataset or data.load(
             config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
         )
-        self.model = copy.deepcopy(model) if model is not None else self._build_model()
-        labels = self.dataset.train_y.numpy()
-        self.parts = data.partition(
-            labels,
-            devices=config.data.devices,
-            how=config.data.partition,
-            alpha=config.data.alpha,
-            classes_per_device=config.data.classes_per_device,
-            seed=derive(config.seed, "partition"),
+        self.model = self._build_model(model)
+        self.parts = data.spread(self.dataset, config.data, seed=derive(config.seed, "partition"), parts=parts)
+        self._loss = loss or loss_named(config.train.loss or self.dataset.loss)
+        self._measures = {**measures_for(self._loss), **(metrics or {})}
+        self._rates = None if config.radio else read_rates(config.given_rate, len(self.parts))
+        self._setup = Setup(
+            model=self.model,
+            example=self.dataset.example,
+            rounds=config.rounds,
+            train=config.train,
+            loss=self._loss,
+            rates=self._rates,
+            mean=config.server.means(),
         )
-        samples = [len(part) for part in self.parts]
-        self.control = controller(config, self.model, self.dataset.input_shape, samples)
-        self._factory = method_factory(config)
-        self._method = self._factory(self.model, self.dataset.input_shape)
-        self.params: Params = params.from_model(self.model)
-        self.state: State = self._method.init(self.params)
+        self._factory = method or config.method.factory()
+        self._method = checked(self._factory(self._setup), "method")
+        if self._setup.blueprint().note():
+            log.warning(self._setup.blueprint().note())
+        self._flops = flops.count(self.model, self.dataset.example)
+        self.control = self._decider()
+        self._executor_factory = executor
+        start = params.from_model(self.model)
+        self.state: State = self._method.init(start)
+        self.params: Params = self._settled(start, self.state)
+        self._step: Params = first_state(config.server, self.params)
+        self._learned = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
+        self._memories = _Remembered(self._disk.memories)
         self.round = 0
         self.control.decide(1)  # what cannot be decided is an error before anything is written
-        with checkpoints.locked(self.folder):
-            self._describe(command, resume)
+        for notice in config.notices():
+            log.warning(notice)
+        with self._disk.locked():
             if resume:
-                self._load()
+                self._go_back_to(self._disk.reopen(self.config, self._facts(command)))
+            else:
+                self._disk.begin(self.config, self._facts(command), overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
         """The records of the rounds done so far."""
-        return checkpoints.read_lines(self.folder / "metrics.jsonl")
+        return self._disk.records()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What ``run.json`` tells of the run."""
+        return self._disk.about()
 
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
             return
-        with checkpoints.locked(self.folder):
+        with self._disk.locked():
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
-            executor = self._executor(self._factory)
+            executor = self._executor()
+            self._callbacks.on_start(self)
             try:
                 while self.round < self.config.rounds:
-                    yield self._one_round(executor)
+                    record = self._one_round(executor)
+                    self._callbacks.on_round(record)
+                    yield record
             finally:
                 executor.close()
+                self._callbacks.on_end(self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it."""
@@ -124,79 +180,77 @@ class Run:
             rates=decision.rates,
             seed=config.seed,
             dtype=config.execution.wire,
-            samples=[len(part) for part in self.parts],
+            num_samples=[len(part) for part in self.parts],
+            memories=self._memories,
+            guard=self._guard,
+            min_devices=config.server.min_devices,
         )
-        self.params, self.state = result.params, result.state
+        self.state, before = result.state, self._settled(self.params, result.state)  # what was pruned is no gradient
+        after, self._step = server_step(config.server, self._step, before, result.params, self._learned)
+        self.params = self._settled(after, self.state)
         self.round += 1
-        test_loss = test_accuracy = None
-        if self.round % config.eval_every == 0 or self.round == config.rounds:
-            test_loss, test_accuracy = executor.evaluate(self.params)
-        wall_s = time.perf_counter() - started
-        record = self._record(decision, result.devices, test_loss, test_accuracy, wall_s)
-        self._save(record)
+        due = self.round % config.eval_every == 0 or self.round == config.rounds
+        measured = executor.evaluate(self.params) if due else {}
+        record = self._record(decision, result.devices, measured, time.perf_counter() - started)
+        self._disk.save(record, self._groups())
         return record
 
+    def _settled(self, whole: Params, state: State) -> Params:
+        return self._method.settle(state, whole) if self._method.settle else whole
+
     def _record(
-        self,
-        decision: Decision,
-        devices: list[DeviceRound],
-        test_loss: float | None,
-        test_accuracy: float | None,
-        wall_s: float,
+        self, decision: Decision, devices: list[DeviceRound], measured: Mapping[str, float], wall_s: float
     ) -> Record:
         good = [device for device in devices if device.loss is not None]
-        samples = sum(device.samples for device in good)
+        samples = sum(device.num_samples for device in good)
         costs = self.control.costs(decision, devices)
         entries = [
-            {
-                "device": d.device,
-                "rate": d.rate,
-                "share": decision.shares.get(d.device),
-                "samples": d.samples,
-                "push_bytes": d.push_bytes,
-                "pull_bytes": d.pull_bytes,
-                **costs.get(d.device, {"latency_s": None, "energy_j": None}),
-                "binding": decision.binding.get(d.device),
-                "loss": d.loss,
-                "status": d.status,
-            }
+            DeviceRecord(
+                device=d.device,
+                rate=d.rate,
+                share=decision.shares.get(d.device),
+                samples=d.num_samples,
+                push_bytes=d.push_bytes,
+                pull_bytes=d.pull_bytes,
+                binding=decision.binding.get(d.device),
+                loss=d.loss,
+                status=d.status,
+                suspicious=d.suspicious or None,
+                **costs.get(d.device, {}),
+            )
             for d in devices
         ]
-        return {
-            "round": self.round,
-            "train_loss": sum(d.samples * (d.loss or 0.0) for d in good) / samples,
-            "test_loss": _finite(test_loss),
-            "test_accuracy": test_accuracy,
-            "push_bytes": sum(device.push_bytes for device in devices),
-            "pull_bytes": sum(device.pull_bytes for device in devices),
-            "latency_s": max(cost["latency_s"] for cost in costs.values()) if costs else None,
-            "energy_j": sum(cost["energy_j"] for cost in costs.values()) if costs else None,
-            "wall_s": round(wall_s, 4),
-            "deadline_s": decision.deadline_s,
-            "objective": decision.objective,
-            "devices": entries + [left_out(device) for device in decision.left_out],
-        }
+        own = {name: value for name, value in measured.items() if name not in ("loss", "accuracy")}
+        return RoundRecord(
+            round=self.round,
+            train_loss=sum(d.num_samples * (d.loss or 0.0) for d in good) / samples,
+            test_loss=measured.get("loss"),
+            test_accuracy=measured.get("accuracy"),
+            push_bytes=sum(device.push_bytes for device in devices),
+            pull_bytes=sum(device.pull_bytes for device in devices),
+            latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
+            energy_j=sum(cost["energy_j"] for cost in costs.values()) if costs else None,
+            wall_s=round(wall_s, 4),
+            deadline_s=decision.deadline_s,
+            objective=decision.objective,
+            metrics={**own, **(self._method.notes(self.state) if self._method.notes else {})},
+            devices=(*entries, *map(left_out, decision.left_out)),
+        )
 
-    def _save(self, record: Record) -> None:
-        """Save metrics first: a kill in between costs this round, which is then computed again to the same bits."""
-        checkpoints.append_line(self.folder / "metrics.jsonl", record)
-        groups = {"params": self.params, "state": self.state}
-        checkpoints.save_checkpoint(self.folder / "checkpoints", self.round, groups)
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        """Return all that is needed to go on; what devices remember is saved beside it."""
+        guard = {"median": torch.tensor([self._guard.median], dtype=torch.float64)}
+        return {"params": self.params, "state": self.state, "server": self._step, "guard": guard}
 
-    def _load(self) -> None:
-        loaded = checkpoints.load_checkpoint(self.folder / "checkpoints")
-        if loaded is not None:
-            self.round, groups = loaded
-            self.params = self._checked(groups.get("params", {}), self.params)
-            self.state = self._checked(groups.get("state", {}), self.state)
-        elif len(self.records) > 1:  # a kill may come between the first record and the first checkpoint
-            raise RunError(
-                f"{self.folder} has records of {len(self.records)} rounds, but no checkpoint that can be read. Restore "
-                "its checkpoints, or start a new run."
-            )
-        checkpoints.cut_lines(self.folder / "metrics.jsonl", self.round)
+    def _go_back_to(self, found: Checkpoint | None) -> None:
+        """Go on from a checkpoint, or from the start."""
+        if found is None:
+            return
+        now = {name: self._checked(found.groups.get(name, {}), like) for name, like in self._groups().items()}
+        self.round, self.params, self.state, self._step = found.round, now["params"], now["state"], now["server"]
+        self._guard.median = float(now["guard"]["median"])
 
-    def _checked(self, loaded: Params, like: Params) -> Params:
+    def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
         """Return the tensors of a checkpoint in the order of these, after a look at names, types and shapes."""
 
         def fits(name: str) -> bool:
@@ -209,147 +263,134 @@ class Run:
             )
         return {name: loaded[name] for name in like}
 
-    def _check_folder(self, resume: bool) -> None:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise RunError(f"{self.folder} is a file. Name a folder for the run.")
-        if not resume and self.folder.exists() and any(not p.name.startswith(".") for p in self.folder.iterdir()):
-            raise RunError(f"{self.folder} is not empty. Name a new folder, or `feddrop resume {self.folder}`.")
+    def _build_model(self, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:
+        """Return a network of our own: the caller's is never trained."""
+        if isinstance(given, nn.Module):
+            return copy.deepcopy(given)
+        if given is None:
+            return models.build(self.config.model, self.dataset, self.config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive(self.config.seed, "init"))
+            made = given(self.config.seed)
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module."
+            )
+        return copy.deepcopy(made)
 
-    def _build_model(self) -> nn.Module:
-        return models.build(
-            self.config.model.name,
-            num_classes=self.dataset.num_classes,
-            input_shape=self.dataset.input_shape,
-            width=self.config.model.width,
-            init=self.config.model.init,
-            seed=self.config.seed,
+    def _decider(self) -> Rates:
+        """Return who decides the rates: the cell where there is a radio, else the user."""
+        config = self.config
+        chosen = Participation(config.participation, len(self.parts), config.seed)
+        if config.radio is None:
+            return GivenRates(self._rates or (), chosen)
+        if self._flops.note():
+            log.warning(self._flops.note())
+
+        def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
+            """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""
+            found = self._flops.of(kept or {})
+            return found.forward, max(3.0 * found.forward, found.training)
+
+        work = Workload(
+            samples=[len(part) * config.train.epochs for part in self.parts],
+            parameters=models.count_parameters(self.model),
+            flops=flops_of,
+            sizes=self._method.sizes,
+            dtype=config.execution.wire,
         )
+        fixed = read_rates(config.given_rate, len(self.parts)) if config.radio.scheme == "fixed" else None
+        return RadioRates(config.radio, work, chosen, config.seed, fixed)
 
-    def _executor(self, factory: MethodFactory) -> Executor:
+    def _executor(self) -> Executor:
         execution = self.config.execution
+        dataset = self.dataset
         task = Task(
-            model=self.model,
-            factory=factory,
-            samples=Samples(self.dataset.train_x, self.dataset.train_y, self.dataset.test_x, self.dataset.test_y),
+            setup=self._setup,
+            factory=self._factory,
+            samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
             parts=[torch.from_numpy(part) for part in self.parts],
-            train=self.config.train,
+            measures=self._measures,
             threads=execution.threads,
             torch_device=execution.device,
         )
-        return Processes(task, execution.workers) if execution.executor == "processes" else Serial(task)
+        if self._executor_factory is not None:
+            return self._executor_factory(task)
+        return EXECUTORS[execution.executor](task, execution)
 
-    def _describe(self, command: str, resume: bool) -> None:
-        """Write ``config.toml`` and ``run.json``, or on resume check that network and data are those of the start."""
-        path = self.folder / "run.json"
-        whole = list(self.model.parameters())
+    def _facts(self, command: str) -> dict[str, Any]:
+        """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
+        weights = list(self.model.parameters())
         counts = data.class_counts(self.dataset.train_y.numpy(), self.parts, self.dataset.num_classes)
-        about = {
-            "feddrop": _version(),
+        return {
             "command": command or ("" if self.own else "feddrop run config.toml"),
             "network": type(self.model).__name__ if "network" in self.own else self.config.model.name,
             "data": self.dataset.name,
             "own": self.own,
-            "parameters": sum(p.numel() for p in whole),
-            "weights": sum(p.numel() for p in whole if p.ndim >= 2),
-            "forward_flops": models.forward_flops(self.model, self.dataset.input_shape),
+            "shapes": {
+                "input_shapes": self.dataset.input_shapes,
+                "target_shape": self.dataset.target_shape,
+                "num_classes": self.dataset.num_classes,
+                "vocabulary": self.dataset.vocabulary,
+            },
+            "parameters": sum(p.numel() for p in weights),
+            "weights": sum(p.numel() for p in weights if params.is_weight(p)),
+            "forward_flops": int(self._flops.whole.forward),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
-            "class_counts": counts.tolist(),
+            "class_counts": counts.tolist() if self.dataset.class_names else None,
             "budget_j": self.control.budgets(),
-            "data_crc32": _fingerprint(self.dataset),
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "cpu": platform.processor() or platform.machine(),
+            "data_crc32": self.dataset.crc32(),
         }
-        if resume and path.exists():
-            try:
-                before = dict(json.loads(path.read_text()))
-            except (OSError, ValueError, TypeError) as error:
-                raise RunError(f"{path} cannot be read: {error}. Restore it, or start a new run.") from None
-            for key, what in (("parameters", "network"), ("data_crc32", "data"), ("class_counts", "partition")):
-                if before.get(key) != about[key]:
-                    raise RunError(f"{self.folder} was started with another {what}. Give the same one to resume it.")
-            return
-        checkpoints.write_atomically(self.folder / "config.toml", self.config.to_toml().encode())
-        checkpoints.write_atomically(path, json.dumps(about, indent=1).encode())
 
 
-def run(
-    config: RunConfig, out: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None
-) -> list[Record]:
+class _Remembered:
+    """What devices remember, as the bytes that an executor moves."""
+
+    def __init__(self, kept: Memories) -> None:
+        self._kept = kept
+
+    def get(self, device: int) -> bytes:
+        found = self._kept.get(device)
+        return found["memory"].numpy().tobytes() if found else b""
+
+    def put(self, round_: int, device: int, memory: bytes) -> None:
+        if memory:
+            self._kept.put(round_, device, {"memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)})
+
+
+def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
     """Run to the end, write the report, and return the records, one a round.
 
-    A model that is given ends with the trained parameters.
+    Args:
+        config: what to run.
+        out: the run folder, new or empty.
+        **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
+            metrics, callbacks, overwrite. A network that is given stays as it is; :func:`load_model` gives the
+            trained one.
     """
-    job = Run(config, out, model=model, dataset=dataset)
-    return _finish(job, model)
+    return _finish(Run(config, out, **given))
 
 
-def resume(folder: str | Path, *, model: nn.Module | None = None, dataset: Dataset | None = None) -> list[Record]:
-    """Go on with a run where it stopped; give the same model and data where they were your own."""
-    job = Run(read_config(folder), folder, model=model, dataset=dataset, resume=True)
-    return _finish(job, model)
+def resume(folder: str | Path, **given: Any) -> list[Record]:
+    """Go on with a run where it stopped; give what was your own again."""
+    return _finish(Run(read_config(folder), folder, resume=True, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
-    path = Path(folder) / "config.toml"
-    if not path.exists():
-        raise RunError(f"{folder} holds no config.toml: it is not a run folder. Name one that `feddrop run` made.")
-    return RunConfig.from_file(path)
+    return RunFolder(folder).config()
 
 
-def _finish(job: Run, model: nn.Module | None) -> list[Record]:
+def _finish(job: Run) -> list[Record]:
     from feddrop.report import write_report
 
     for _ in job:
         pass
-    if model is not None:
-        params.load_into(model, job.params)
     write_report(job.folder)
     return job.records
 
 
-def method_factory(config: RunConfig) -> MethodFactory:
-    """Return the factory that a configuration names."""
-    if config.method == "feddst":
-        sparsity = read_rates(config.rate, config.data.devices)[0]
-        return partial(
-            feddst, settings=config.feddst, train_config=config.train, rounds=config.rounds, sparsity=sparsity
-        )
-    if config.method in WINDOWS:
-        return partial(
-            windows, name=config.method, subnet=config.subnet, train_config=config.train, rounds=config.rounds
-        )
-    return partial(
-        feddrop,
-        subnet=config.subnet,
-        train_config=config.train,
-        rounds=config.rounds,
-        rule=config.aggregation.rule,
-        factor=config.aggregation.factor,
-    )
-
-
-def left_out(device: int) -> Record:
+def left_out(device: int) -> DeviceRecord:
     """Return the entry of a device that the allocator's policy left out of a round."""
-    entry: Record = dict.fromkeys(("latency_s", "energy_j", "binding", "loss"))
-    entry |= dict.fromkeys(("samples", "push_bytes", "pull_bytes"), 0)
-    return {"device": device, "rate": 1.0, "share": 0.0, "status": "left out", **entry}
-
-
-def _fingerprint(dataset: Dataset) -> int:
-    crc = 0
-    for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
-        crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
-    return crc
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("feddrop")
+    return DeviceRecord(device=device, rate=1.0, share=0.0, status="left out")

@@ -1,196 +1,155 @@
-"""A data set in memory: normalised samples and their labels, from the user's arrays or from a source."""
+"""A data set in memory: samples of any kind and what is to be learned of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.errors import DataError
-from feddrop.seeds import permutation
+from feddrop.errors import DataError, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = npt.NDArray[Any]
+LOSSES = ("cross_entropy", "mse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dataset:
-    """Samples and labels, for training and for testing.
+    """Samples and targets, for training and for testing. What does not fit together is an error when it is made.
 
     Attributes:
         name: what the data set is called.
-        train_x: training samples, float32 ``[num_train, *input_shape]``.
-        train_y: their classes, int64 ``[num_train]``.
-        test_x: test samples, float32 ``[num_test, *input_shape]``.
-        test_y: their classes, int64 ``[num_test]``.
-        class_names: name of every class.
+        train_x: training inputs ``[num_train, ...]``: a tensor, or a tuple of several; a network is called with
+            ``model(x)`` or ``model(*x)``. Tokens are int64, all else is float32.
+        train_y: their targets ``[num_train, ...]``: classes (int64; one a sample, or one a position), or
+            numbers (float32).
+        test_x: test inputs, shaped like ``train_x``.
+        test_y: their targets.
+        class_names: name of every class; empty where numbers are learned.
+        loss: the loss that goes with the targets: ``"cross_entropy"`` or ``"mse"``.
+        vocabulary: number of different tokens; 0 where inputs are not tokens.
+        owners: natural owner of each training sample, int64 ``[num_train]``; None where there is none.
+        owner_names: name of every owner, or empty.
     """
 
     name: str
-    train_x: Tensor
+    train_x: Tensor | tuple[Tensor, ...]
     train_y: Tensor
-    test_x: Tensor
+    test_x: Tensor | tuple[Tensor, ...]
     test_y: Tensor
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    loss: str = "cross_entropy"
+    vocabulary: int = 0
+    owners: npt.NDArray[np.int64] | None = None
+    owner_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("loss of the data set", self.loss, LOSSES)
+        for what, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            self._check_lengths(what, x, y)
+            self._check_classes(f"{what}_y", y)
+            self._check_tokens(f"{what}_x", x)
+        if self.owners is not None and self.owners.shape != self.train_y.shape[:1]:
+            raise DataError(
+                f"owners has shape {self.owners.shape}; it must be one whole number for each sample of train_x."
+            )
+        if len(as_tuple(self.test_x)) != len(as_tuple(self.train_x)):
+            raise DataError("train_x and test_x have different numbers of inputs; they must agree.")
+        for what, train, test in (
+            *(("inputs", *pair) for pair in zip(as_tuple(self.train_x), as_tuple(self.test_x), strict=True)),
+            ("targets", self.train_y, self.test_y),
+        ):
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                raise DataError(
+                    f"The {what} of a training sample are {train.dtype} of shape {tuple(train.shape[1:])}, of a test "
+                    f"sample {test.dtype} of shape {tuple(test.shape[1:])}; they must agree."
+                )
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes; 0 where numbers are learned."""
         return len(self.class_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample: ``(channels, height, width)`` or ``(features,)``."""
-        return tuple(self.train_x.shape[1:])
+        """Shape of one sample (of its first input): ``(channels, height, width)``, ``(features,)``, ``(length,)``."""
+        return self.input_shapes[0]
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of every input of one sample."""
+        return tuple(tuple(x.shape[1:]) for x in as_tuple(self.train_x))
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one target: ``()`` one class a sample, ``(length,)`` one a position, ``(k,)`` numbers."""
+        return tuple(self.train_y.shape[1:])
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        """The inputs of the first training sample, as a batch of one: ``model(*dataset.example)``."""
+        return tuple(x[:1] for x in as_tuple(self.train_x))
+
+    def about(self) -> dict[str, Any]:
+        """Describe the data set in plain values, as ``feddrop data`` shows it."""
+        shapes = [list(shape) for shape in self.input_shapes]
+        about: dict[str, Any] = {
+            "name": self.name,
+            "train": len(self.train_y),
+            "test": len(self.test_y),
+            "input_shape": shapes if isinstance(self.train_x, tuple) else shapes[0],
+            "target_shape": list(self.target_shape),
+            "classes": self.num_classes,
+            "loss": self.loss,
+        }
+        if self.vocabulary:
+            about["vocabulary"] = self.vocabulary
+        if self.owners is not None:
+            about["owners"] = len(np.unique(self.owners))
+        return about
+
+    def crc32(self) -> int:
+        """Return a checksum of all values."""
+        crc = 0
+        for tensor in (*as_tuple(self.train_x), self.train_y, *as_tuple(self.test_x), self.test_y):
+            crc = zlib.crc32(tensor.contiguous().numpy().data, crc)
+        return crc
+
+    def _check_lengths(self, what: str, x: Any, y: Tensor) -> None:
+        for tensor in (*as_tuple(x), y):
+            if tensor.ndim < 1 or len(tensor) != len(y):
+                raise DataError(f"{what}_x has shape {tuple(tensor.shape)} for {len(y)} targets; they must be as many.")
+        if len(y) == 0:
+            why = (
+                "nothing could be learned" if what == "train" else "nothing could be measured; keep some samples for it"
+            )
+            raise DataError(f"{what}_x is empty: {why}.")
+
+    def _check_classes(self, what: str, y: Tensor) -> None:
+        if self.loss != "cross_entropy":
+            if not y.is_floating_point():
+                raise DataError(f"{what} holds {y.dtype}; the loss {self.loss!r} takes floats.")
+        elif not y.is_floating_point():  # floats are shares of the classes, which torch takes too
+            if str(y.dtype) != "torch.int64":
+                raise DataError(f"{what} holds {y.dtype}; classes are int64.")
+            low, high = int(y.min()), int(y.max())
+            if self.class_names and not 0 <= low <= high < self.num_classes:
+                bad = low if low < 0 else high
+                raise DataError(f"{what} holds class {bad}, but there are {self.num_classes} classes (from 0).")
+
+    def _check_tokens(self, what: str, x: Any) -> None:
+        for tensor in as_tuple(x):
+            if self.vocabulary and not tensor.is_floating_point() and tensor.numel():
+                low, high = int(tensor.min()), int(tensor.max())
+                if not 0 <= low <= high < self.vocabulary:
+                    bad = low if low < 0 else high
+                    raise DataError(f"{what} holds token {bad}, but the vocabulary has {self.vocabulary} (from 0).")
 
 
-def from_arrays(
-    x: Array | Tensor,
-    y: Array | Tensor,
-    test_x: Array | Tensor,
-    test_y: Array | Tensor,
-    class_names: Sequence[str] | None = None,
-    normalise: bool = True,
-    *,
-    name: str = "arrays",
-) -> Dataset:
-    """Make a data set of your own arrays (NumPy or torch). They are copied.
-
-    Args:
-        x: training samples, whole numbers or floats: images ``[N, H, W]`` or ``[N, C, H, W]`` (channels before pixels),
-            or features ``[N, F]``.
-        y: their classes, integers from 0, ``[N]``.
-        test_x: test samples, shaped like ``x``.
-        test_y: their classes.
-        class_names: name of every class; by default their numbers, up to the largest in ``y``.
-        normalise: bring every channel (or feature) to mean 0 and deviation 1 over the training samples; else values are
-            taken as they are.
-        name: what to call it.
-    """
-    train, test = _samples("x", x), _samples("test_x", test_x)
-    if train.shape[1:] != test.shape[1:]:
-        raise DataError(f"A sample of x has shape {train.shape[1:]}, one of test_x {test.shape[1:]}; they must agree.")
-    train_labels, test_labels = _labels("y", y, len(train)), _labels("test_y", test_y, len(test))
-    if class_names is None:
-        class_names = [str(label) for label in range(int(train_labels.max()) + 1)]
-    for what, labels in (("y", train_labels), ("test_y", test_labels)):
-        if labels.max() >= len(class_names):
-            raise DataError(f"{what} holds class {labels.max()}, but there are {len(class_names)} classes (from 0).")
-    return assemble(name, train, train_labels, test, test_labels, class_names, normalise=normalise)
-
-
-def assemble(
-    name: str,
-    train: Array,
-    train_labels: Array,
-    test: Array,
-    test_labels: Array,
-    class_names: Sequence[str],
-    *,
-    normalise: bool = True,
-) -> Dataset:
-    """Make tensors of checked arrays, copied and normalised."""
-    import torch  # here, so that importing this module stays quick
-
-    mean, deviation = moments(train) if normalise else (np.float32(0), np.float32(1))
-    return Dataset(
-        name=name,
-        train_x=torch.from_numpy(_standardised(train, mean, deviation)),
-        train_y=torch.from_numpy(train_labels.astype(np.int64)),
-        test_x=torch.from_numpy(_standardised(test, mean, deviation)),
-        test_y=torch.from_numpy(test_labels.astype(np.int64)),
-        class_names=tuple(class_names),
-    )
-
-
-def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean and standard deviation of every channel, shaped to go with ``x[i]``; a constant channel's deviation is 1.
-
-    Sums are NumPy's, in float64 and in one fixed order: the result does not depend on the number of threads.
-    """
-    channels = x.shape[1]
-    total, squares, count = np.zeros(channels), np.zeros(channels), x[:, 0].size
-    # One pass; values are shifted by a rough mean, or the squares would cancel when the mean is large.
-    shift = x[:1000].astype(np.float64).mean(axis=(0, *range(2, x.ndim)))
-    for rows in _rows(x):
-        values = x[rows].reshape(-1, channels, x[0, 0].size) - shift[:, None]
-        total += values.sum(axis=(0, 2))
-        squares += np.square(values, out=values).sum(axis=(0, 2))
-    deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
-    mean = shift + total / count
-    deviation[deviation <= 1e-7 * abs(mean)] = 1  # float32 cannot tell such values apart
-    shape = (channels, *(1,) * (x.ndim - 2))
-    return mean.astype(np.float32).reshape(shape), deviation.astype(np.float32).reshape(shape)
-
-
-def _standardised(x: Array, mean: Array | np.float32, deviation: Array | np.float32) -> npt.NDArray[np.float32]:
-    """Copy ``x`` to float32, shifted and scaled."""
-    out = np.empty(x.shape, np.float32)
-    for rows in _rows(x):
-        np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
-        out[rows] /= deviation
-    return out
-
-
-def _rows(x: Array) -> list[slice]:
-    """Cut the samples into slices that fit a processor's cache: half a gigabyte of CIFAR goes twice as fast."""
-    step = max(1, 2**17 // x[0].size)
-    return [slice(start, start + step) for start in range(0, len(x), step)]
-
-
-def resize(images: Array, size: int) -> Array:
-    """Bring images ``[N, C, H, W]`` to ``size`` x ``size`` by bilinear interpolation, smoothed when shrinking."""
-    height, width = images.shape[2:]
-    if (height, width) == (size, size):
-        return images
-    import torch
-
-    return torch.nn.functional.interpolate(
-        torch.from_numpy(images.astype(np.float32)),
-        size=(size, size),
-        mode="bilinear",
-        align_corners=False,
-        antialias=size < max(height, width),
-    ).numpy()
-
-
-def rank_in_class(labels: Array, seed: int) -> npt.NDArray[np.int64]:
-    """Number the samples of every class from 0, in a random order: ``[num_samples]``."""
-    order = permutation(seed, len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    ranks = np.empty(len(labels), np.int64)
-    ranks[order] = np.arange(len(labels)) - np.repeat(first, sizes)
-    return ranks
-
-
-def _array(given: Any) -> Array:
-    """NumPy view of a NumPy array or a torch tensor, wherever it lives."""
-    return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
-
-
-def _samples(what: str, given: Any) -> Array:
-    """Check samples and bring them to ``[N, C, ...]``; images without channels get one."""
-    x = _array(given)
-    if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise DataError(f"{what} has shape {x.shape}; it must be [N, F], [N, H, W] or [N, C, H, W], and not empty.")
-    if x.dtype.kind not in "buif":
-        raise DataError(f"{what} holds {x.dtype}; it must hold whole numbers or floats.")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{what} holds values that are not finite (inf or nan); replace or remove them.")
-    return x[:, None] if x.ndim == 3 else x
-
-
-def _labels(what: str, given: Any, count: int) -> Array:
-    """Check labels: ``count`` integers, none negative."""
-    y = _array(given)
-    if y.shape != (count,) or y.dtype.kind not in "iu" or y.min() < 0:
-        raise DataError(
-            f"{what} must be {count} integers from 0, one for each sample; given: {y.dtype} of shape {y.shape}."
-        )
-    return y
+def as_tuple(x: Any) -> tuple[Any, ...]:
+    """Return inputs as a tuple, also where there is one only."""
+    return tuple(x) if isinstance(x, tuple | list) else (x,)

@@ -14,8 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from feddrop.data.archives import Bytes, read_archive, read_folder, read_idx
-from feddrop.data.dataset import Dataset, assemble, rank_in_class, resize
+from feddrop.data.arrays import assemble
+from feddrop.data.dataset import Dataset
 from feddrop.data.download import download
+from feddrop.data.embedded import diabetes, digits
+from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
+from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
 from feddrop.seeds import derive
 
@@ -118,7 +122,7 @@ class Fashion:
         return sets[0], sets[1], list(self.names)
 
 
-SOURCES: dict[str, Cifar | Fashion] = {
+SOURCES: dict[str, Cifar | Fashion | Shakespeare] = {
     "cifar10": Cifar(
         archive="cifar-10-binary.tar.gz",
         folder="cifar-10-batches-bin",
@@ -151,9 +155,11 @@ SOURCES: dict[str, Cifar | Fashion] = {
             *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
     ),
+    "shakespeare": Shakespeare(),
 }
 
-DATASETS = ("digits", *SOURCES)
+EMBEDDED = ("digits", "diabetes")
+DATASETS = (*EMBEDDED, *SOURCES)
 
 
 def load(
@@ -162,45 +168,54 @@ def load(
     path: str | Path | None = None,
     download: bool = False,
     train_limit: int | None = None,
-    image_size: int = 32,
+    image_size: int | None = None,
     progress: bool = True,
 ) -> Dataset:
-    """Load a data set by name, every channel normalised to mean 0 and deviation 1 over its training images.
+    """Load a data set by name.
 
-    ``digits`` (8 x 8 pixels, enlarged) comes with scikit-learn; a fifth of each class, always the same, is for testing.
-    The others are looked for in ``path`` if given, else in the folder named by the environment variable FEDDROP_DATA
-    and then in the cache folder.
+    ``digits`` (8 x 8 pixels, enlarged) and ``diabetes`` come with scikit-learn; a fifth (of each class), always the
+    same, is for testing. The others are looked for in ``path`` if given, else in the folder named by the environment
+    variable FEDDROP_DATA and then in the cache folder. Channels of images, and features, are normalised to mean 0 and
+    deviation 1 over the training samples; so is the target of ``diabetes``.
+
+    >>> load("digits").input_shape, load("diabetes").loss
+    ((1, 32, 32), 'mse')
 
     Args:
-        name: ``"digits"``, ``"cifar10"``, ``"cifar100"`` (fine labels) or ``"fashion_mnist"``.
-        path: the official archive, its extracted folder, or a folder with either.
+        name: one of DATASETS.
+        path: the official archive or file, its extracted folder, or a folder with either.
         download: fetch what is missing into ``path``, or else into the cache folder.
-        train_limit: use this many training images only, as many of each class as possible; always the same ones.
-        image_size: height and width of the images; others are resized by bilinear interpolation.
+        train_limit: use this many training samples only, as many of each class (of ``shakespeare``: of each role) as
+            possible; always the same ones.
+        image_size: height and width of the images, 32 unless told; others are resized by bilinear interpolation.
         progress: show a progress bar when it takes long.
     """
     one_of("data set", name, DATASETS)
-    if image_size < 1:
+    if name in EMBEDDED and path is not None:
+        raise ConfigError(f"{name} comes with scikit-learn and has no path; leave path out.")
+    if image_size is not None and name in ("diabetes", "shakespeare"):
+        raise ConfigError(f"image_size is {image_size}, but {name} holds no images; leave it out.")
+    if image_size is not None and image_size < 1:
         raise ConfigError(f"image_size is {image_size}; it must be at least 1.")
+    if name == "diabetes":
+        (x, y), (test_x, test_y) = diabetes()
+        kept = _limited(name, np.zeros(len(y), np.int64), train_limit)
+        return assemble(name, x[kept], y[kept], test_x, test_y, loss="mse")
     if name == "digits":
-        if path is not None:
-            raise ConfigError("digits comes with scikit-learn and has no path; leave path out.")
-        (x, y), (test_x, test_y), names = _digits()
+        (x, y), (test_x, test_y), names = digits()
     else:
         place = locate(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
-        (x, y), (test_x, test_y), names = SOURCES[name].read(place, progress=progress)
-    if train_limit is not None:
-        if not 1 <= train_limit <= len(y):
-            raise ConfigError(f"train_limit is {train_limit}; {name} has {len(y)} training images to choose from.")
-        ranks = rank_in_class(y, derive(0, "train_limit", name))
-        kept = np.sort(np.lexsort((y, ranks))[:train_limit])
-        x, y = x[kept], y[kept]
-    return assemble(name, resize(x, image_size), y, resize(test_x, image_size), test_y, names)
+        source = SOURCES[name]
+        if isinstance(source, Shakespeare):
+            return _shakespeare(source, place, train_limit)
+        (x, y), (test_x, test_y), names = source.read(place, progress=progress)
+    kept, size = _limited(name, y, train_limit), image_size or 32
+    return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names)
 
 
 def locate(name: str, *, path: str | Path | None = None) -> Path | None:
-    """Where :func:`load` finds the files of a data set; None if it does not (or needs none: digits)."""
-    if one_of("data set", name, DATASETS) == "digits":
+    """Where :func:`load` finds the files of a data set; None if it does not (or needs none: digits, diabetes)."""
+    if one_of("data set", name, DATASETS) in EMBEDDED:
         return None
     return next((place for root in _roots(path) if (place := SOURCES[name].find(root))), None)
 
@@ -227,10 +242,10 @@ def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) 
     """Download a data set that is missing, or say how to get it."""
     source = SOURCES[name]
     folder = cache_folder() if path is None else Path(path).expanduser()
-    if isinstance(source, Fashion):
+    if isinstance(source, Cifar):
+        folder = folder.parent if folder.name == source.archive else folder
+    else:
         folder = folder / source.folder
-    elif folder.name == source.archive:
-        folder = folder.parent
     missing = [file for file in source.files if not (folder / file).is_file()]
     if not fetch:
         looked = " or ".join(str(root) for root in _roots(path))
@@ -241,17 +256,37 @@ def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) 
         )
     for file in missing:
         download(source.base + file, folder / file, sha256=source.files[file], progress=progress)
-    return folder / source.archive if isinstance(source, Cifar) else folder
+    found = source.find(folder)
+    assert found is not None, "what was fetched is there"  # noqa: S101
+    return found
 
 
-def _digits() -> tuple[Images, Images, list[str]]:
-    """The handwritten digits that come with scikit-learn: 1,797 images, values 0 to 16."""
-    from sklearn.datasets import load_digits
+def _limited(name: str, groups: Array, limit: int | None) -> Array | slice:
+    """Positions of the training samples to use: as many of each group as possible."""
+    if limit is None:
+        return slice(None)
+    if not 1 <= limit <= len(groups):
+        raise ConfigError(f"train_limit is {limit}; {name} has {len(groups)} training samples to choose from.")
+    ranks = rank_in_class(groups, derive(0, "train_limit", name))
+    return np.sort(np.lexsort((groups, ranks))[:limit])
 
-    digits = load_digits()
-    x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.uint8)
-    test = rank_in_class(y, derive(0, "digits", "test")) < np.round(0.2 * np.bincount(y))[y]
-    return (x[~test], y[~test]), (x[test], y[test]), [str(digit) for digit in range(10)]
+
+def _shakespeare(source: Shakespeare, place: Path, train_limit: int | None) -> Dataset:
+    """Sequences of 80 characters; their targets are the characters after each."""
+    text = source.read(place)
+    kept = _limited("shakespeare", text.owners, train_limit)
+    train = text.train[kept]
+    return assemble(
+        "shakespeare",
+        train[:, :-1],
+        train[:, 1:],
+        text.test[:, :-1],
+        text.test[:, 1:],
+        NAMES,
+        vocabulary=len(CHARACTERS),
+        owners=text.owners[kept],
+        owner_names=text.roles,
+    )
 
 
 def _check_balance(place: Path, labels: Bytes, classes: int) -> None:

@@ -6,93 +6,84 @@ With rate 0 for every device this is exactly federated averaging. ``docs/method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from torch import nn
-
-from feddrop.aggregation import HoldersMean, WeightedMean
 from feddrop.errors import one_of
-from feddrop.method import Assignment, Batches, Method, State, Update
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
 from feddrop.params import Params
 from feddrop.seeds import derive
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, shrinker
-from feddrop.subnets.piece import Subnet, gather, scatter
-from feddrop.training import Loss, TrainConfig, trained
+from feddrop.subnets.cut import SubnetConfig, cutter, shrinker, sizer
+from feddrop.subnets.piece import Subnet, gather
 
 RULES = ("delta", "model", "holders")
 
 
-def feddrop(
-    model: nn.Module,
-    input_shape: tuple[int, ...],
-    *,
-    subnet: SubnetConfig,
-    train_config: TrainConfig,
-    rounds: int,
-    rule: str = "delta",
-    factor: bool = True,
-    loss: Loss = nn.functional.cross_entropy,
-) -> Method:
-    """Build the federated-dropout method for a network.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeddropConfig(SubnetConfig):
+    """Federated dropout.
 
-    Args:
-        model: the network; used as a template, and as the place where whole subnets are trained.
-        input_shape: shape of one sample.
-        subnet: what is dropped.
-        train_config: local SGD.
-        rounds: rounds in all, for the learning-rate schedule.
+    Attributes:
         rule: how updates are folded in: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
             that held it.
         factor: for ``"delta"``: whether the update of a kept weight carries the scale 1/(1-γ) once more, as the chain
             rule through ``w * m`` demands; it makes the expected update that of the whole network.
-        loss: ``(outputs, targets) -> mean loss``.
     """
-    one_of("rule", rule, RULES)
-    plan_of = blueprint(model, input_shape, level=subnet.level)
-    cut_at = cutter(plan_of, subnet)
-    network_for = shrinker(model, plan_of)
+
+    rule: str = "delta"
+    factor: bool = True
+
+    def __post_init__(self) -> None:
+        SubnetConfig.__post_init__(self)
+        one_of("method.rule", self.rule, RULES)
+
+
+def feddrop(setup: Setup, config: FeddropConfig) -> Method:
+    """Build federated dropout.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> import feddrop
+        >>> setup = feddrop.Setup(model=nn.Linear(8, 4), example=zeros(1, 8), rounds=3)
+        >>> method = feddrop.feddrop(setup, feddrop.FeddropConfig())
+        >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
+        {'weight': 16, 'bias': 4}
+    """
+    plan_of = setup.blueprint()
+    cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
+    network_for = shrinker(setup.model, plan_of)
 
     def init(_: Params) -> State:
         return {}
 
-    def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Assignment]:
-        return [
-            Assignment(
-                round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate, level=subnet.level
-            )
-            for device, rate in sorted(rates.items())
-        ]
+    def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        return jobs(round_, rates, seed)
 
-    def cut(assignment: Assignment) -> Subnet:
-        return cut_at(derive(assignment.seed, "mask"), assignment.rate)
+    def cut(job: Job) -> Subnet:
+        return cut_at(derive(job.seed, "mask"), job.rate)
 
-    def local(pieces: Subnet, values: Params, assignment: Assignment, batches: Batches) -> Update:
-        lr = train_config.lr_at(assignment.round, rounds)
-        return trained(network_for(pieces), pieces, values, assignment, batches, train_config, lr=lr, loss=loss)
+    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
+        return trained(setup, network_for(pieces), pieces, values, job, batches), memory
 
-    def merge(state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
-        if rule == "holders":
-            return _over_holders(whole, updates), state
-        mean = WeightedMean(whole)
-        for update in updates:
+    def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        mean = setup.mean_of(params, over="holders" if config.rule == "holders" else "all")
+        for _, update in updates:
             for name, piece in update.subnet.items():
                 values = update.values[name]
-                if rule == "model":
-                    values = values + gather(whole[name], piece) * piece.scale
-                elif factor:
+                if config.rule == "model":
+                    values = values + gather(params[name], piece) * piece.scale
+                elif config.rule == "holders":
+                    values = values / piece.scale
+                elif config.factor:
                     values = values * piece.scale
-                mean.add(name, scatter(values, piece), update.samples)
-            mean.count(update.samples)
-        if rule == "model":
+                mean.add(name, values, piece, update.num_samples)
+            mean.count(update.num_samples)
+        if config.rule == "model":
             return mean.mean(), state
-        return {name: whole[name] + step for name, step in mean.mean().items()}, state
+        return {name: params[name] + step for name, step in mean.mean().items()}, state
 
-    return Method(init=init, plan=plan, cut=cut, local=local, merge=merge)
+    def sizes(rate: float) -> Sizes:
+        return Sizes(kept=sizes_at(rate))
 
-
-def _over_holders(whole: Params, updates: Iterable[Update]) -> Params:
-    mean = HoldersMean(whole)
-    for update in updates:
-        for name, piece in update.subnet.items():
-            mean.add(name, update.values[name] / piece.scale, piece, update.samples)
-    return mean.added_to(whole)
+    promised = config.count == "exact" and not (config.level == "unit" and config.layer_rates)
+    return Method(init, plan, cut, local, merge, sizes=sizes if promised else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
-from feddrop.aggregation import HoldersMean
-from feddrop.errors import ConfigError, FrameError, one_of
-from feddrop.method import Assignment, Batches, Method, State, Update
+from feddrop.errors import ConfigError, FrameError, TrainingError, one_of
+from feddrop.learning.batches import Inputs
+from feddrop.learning.local import Loss, call
+from feddrop.methods.method import (
+    Batches,
+    Job,
+    Memory,
+    Method,
+    Payload,
+    Setup,
+    Spec,
+    State,
+    Update,
+    jobs,
+    trained,
+)
 from feddrop.params import Params
-from feddrop.seeds import derive
-from feddrop.subnets.frames import Masks
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.piece import Piece, Subnet, from_device_shape, whole
-from feddrop.training import Loss, TrainConfig, train
 
 LAYER_SPARSITIES = ("erk", "er", "uniform")
 
 Mask = npt.NDArray[np.bool_]
+Masks = Mapping[str, Mask]
 Floats = npt.NDArray[np.float32]
 
 
@@ -56,12 +67,12 @@ class FeddstConfig:
     as_released: bool = False
 
     def __post_init__(self) -> None:
-        one_of("feddst.layer_sparsity", self.layer_sparsity, LAYER_SPARSITIES)
+        one_of("method.layer_sparsity", self.layer_sparsity, LAYER_SPARSITIES)
         for name in ("alpha", "readjust_until"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"feddst.{name} is {getattr(self, name)!r}; it must be a number in [0, 1].")
+                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be a number in [0, 1].")
         if self.readjust_every < 1:
-            raise ConfigError(f"feddst.readjust_every is {self.readjust_every!r}; it must be at least 1.")
+            raise ConfigError(f"method.readjust_every is {self.readjust_every!r}; it must be at least 1.")
 
     def readjusts(self, round_: int, rounds: int) -> bool:
         """Return whether devices move their masks in a round."""
@@ -77,125 +88,156 @@ class FeddstConfig:
         return math.floor(self.readjust_until * rounds + 1e-9)
 
 
-def feddst(
-    model: nn.Module,
-    input_shape: tuple[int, ...],  # noqa: ARG001 -- every method is built alike
-    *,
-    settings: FeddstConfig,
-    train_config: TrainConfig,
-    rounds: int,
-    sparsity: float,
-    loss: Loss = nn.functional.cross_entropy,
-) -> Method:
-    """Build FedDST for a network.
-
-    Args:
-        model: the network; used as a template, and as the place where devices train.
-        input_shape: shape of one sample; not needed here.
-        settings: FedDST's own settings.
-        train_config: local SGD.
-        rounds: rounds in all.
-        sparsity: share of the weights that is zero, S; every device must be given this rate.
-        loss: ``(outputs, targets) -> mean loss``.
-    """
-    check_rate(sparsity, "sparsity")
-    shapes = params.shapes(model)
-    weights = {name: tuple(p.shape) for name, p in model.named_parameters() if p.ndim >= 2}
-    sparsities = layer_sparsities(weights, sparsity, settings.layer_sparsity, as_released=settings.as_released)
-    kept = {name: kept_count(math.prod(shape), 1.0 - sparsities[name]) for name, shape in weights.items()}
+def feddst(setup: Setup, config: FeddstConfig) -> Method:
+    """Build FedDST; its sparsity S is the rate that all devices are given."""
+    sparsity = setup.one_rate("feddst")
+    layout = Layout(setup.model, sparsity, config)
+    rounds = setup.rounds
 
     def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-        return loss(outputs.softmax(1) if settings.as_released else outputs, targets)
-
-    def masks_in(state: State) -> Masks:
-        return {name: state[f"mask/{name}"].numpy().astype(bool) for name in weights}
+        return setup.loss(outputs.softmax(1) if config.as_released else outputs, targets)
 
     def init(start: Params) -> State:
-        masks = {name: largest(np.abs(start[name].numpy()), kept[name]) for name in weights}
-        return _state(masks, informed=[])
+        masks = {name: largest(np.abs(start[name].numpy()), layout.kept[name]) for name in layout.weights}
+        return _state(layout.joined(masks), informed=(), moved=0)
 
-    def plan(state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Assignment]:
-        masks, informed = masks_in(state), set(state["informed"].tolist())
-        for device, rate in rates.items():
-            if rate != sparsity:
-                raise ConfigError(
-                    f"rate of device {device} is {rate}, but FedDST has one mask for all devices, of sparsity "
-                    f"{sparsity}. Give all devices the same rate."
-                )
+    def plan(state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        informed = set(state["informed"].tolist())
+        asks = {"mask": Spec("bool", (layout.size,))} if config.readjusts(round_, rounds) else {}
         return [
-            Assignment(
-                round=round_,
-                device=device,
-                seed=derive(seed, "device", round_, device),
-                rate=rate,
-                masks=masks,
-                remembered=device in informed,
-                readjusts=settings.readjusts(round_, rounds),
+            replace(
+                job,
+                payload={"mask": state["mask"]},
+                remembered=frozenset({"mask"} if job.device in informed else ()),
+                asks=asks,
             )
-            for device, rate in sorted(rates.items())
+            for job in jobs(round_, rates, seed)
         ]
 
-    def pieces_of(masks: Masks) -> Subnet:
-        return {name: _piece(masks[name]) if name in weights else whole(shape) for name, shape in shapes.items()}
+    def cut(job: Job) -> Subnet:
+        if "mask" not in job.payload:
+            raise FrameError(f"device {job.device} was sent no mask, and remembers none.")
+        return layout.pieces(layout.split(job.payload["mask"]))
 
-    def cut(assignment: Assignment) -> Subnet:
-        if assignment.masks is None:
-            raise FrameError(f"device {assignment.device} was sent no mask, and remembers none.")
-        return pieces_of(assignment.masks)
-
-    def local(pieces: Subnet, values: Params, assignment: Assignment, batches: Batches) -> Update:
-        params.load_into(model, values)
+    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
         seen = _Remembering(batches)
-        lr = train_config.lr_at(assignment.round, rounds)
-        mean_loss = train(model, pieces, seen, train_config, lr=lr, loss=objective)
-        trained = params.from_model(model)  # before the gradient's forward pass, which moves norm statistics
-        masks: Masks | None = None
-        if assignment.masks is not None and settings.readjusts(assignment.round, rounds):
-            alpha = settings.alpha_at(assignment.round, rounds)
-            masks = moved_masks(trained, assignment.masks, _gradients(model, seen.last, objective), alpha)
-            pieces = pieces_of(masks)
-        return Update(
-            device=assignment.device,
-            samples=batches.samples,
-            loss=mean_loss,
-            subnet=pieces,
-            values={name: from_device_shape(trained[name] - values[name], piece) for name, piece in pieces.items()},
-            masks=masks,
+        update = trained(setup, setup.model, pieces, values, job, seen, objective)
+        memory = {"mask": job.payload["mask"]}
+        if not config.readjusts(job.round, rounds):
+            return update, memory
+        after = params.from_model(setup.model)  # before the gradient's forward pass, which moves norm statistics
+        slopes = _gradients(setup.model, seen.last, objective)
+        masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, config.alpha_at(job.round, rounds))
+        pieces = layout.pieces(masks)
+        moved = {name: from_device_shape(after[name] - values[name], piece) for name, piece in pieces.items()}
+        return replace(update, subnet=pieces, values=moved, payload={"mask": layout.joined(masks)}), memory
+
+    def answer(job: Job, payload: Payload) -> Subnet:
+        if "mask" not in payload:
+            return cut(job)
+        before, after = layout.split(job.payload["mask"]), layout.split(payload["mask"])
+        layout.check(before, after, config.alpha_at(job.round, rounds), job.device)
+        return layout.pieces(after)
+
+    def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        masks, informed = layout.split(state["mask"]), set(state["informed"].tolist())
+        before = _masked(before, masks)
+        mean = setup.mean_of(before, over="holders")
+        readjusted, moved = False, 0
+        for _, update in updates:
+            for name, piece in update.subnet.items():
+                mean.add(name, update.values[name], piece, update.num_samples)
+            readjusted |= "mask" in update.payload
+            informed.add(update.device)  # it answered, so it has the mask that it was sent
+        after = {name: before[name] + step for name, step in mean.mean().items()}
+        if readjusted:
+            new = {name: prune(after[name].numpy(), mean.held[name].numpy(), layout.kept[name]) for name in masks}
+            moved = sum(int((new[name] & ~masks[name]).sum()) for name in masks)
+            if moved:
+                masks, informed = new, set()
+        return _masked(after, masks), _state(layout.joined(masks), informed, moved)
+
+    def settle(state: State, held: Params) -> Params:
+        return _masked(held, layout.split(state["mask"]))
+
+    def notes(state: State) -> dict[str, float]:
+        return {"mask_moved": float(state["moved"])}
+
+    return Method(init, plan, cut, local, merge, answer=answer, settle=settle, notes=notes)
+
+
+class Layout:
+    """Which weights a mask covers, how many of each layer are active, and how a mask becomes pieces.
+
+    Attributes:
+        weights: shape of every weight, in the network's order.
+        kept: active weights of every layer.
+        size: weights in all, and so bits of a mask.
+    """
+
+    def __init__(self, model: nn.Module, sparsity: float, config: FeddstConfig) -> None:
+        check_rate(sparsity, "sparsity")
+        self._shapes = params.shapes(model)
+        self._anywhere = config.as_released
+        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items()}
+        self._sparsities = layer_sparsities(
+            self.weights, sparsity, config.layer_sparsity, as_released=config.as_released
+        )
+        self.kept = {
+            name: kept_count(math.prod(shape), 1.0 - self._sparsities[name]) for name, shape in self.weights.items()
+        }
+        self.size = sum(math.prod(shape) for shape in self.weights.values())
+
+    def joined(self, masks: Masks) -> Tensor:
+        """Write the masks of all layers one after another, ``[size]``."""
+        return torch.from_numpy(
+            np.concatenate([masks[name].reshape(-1) for name in self.weights] or [np.empty(0, bool)])
         )
 
-    def moved_masks(trained: Params, masks: Masks, gradients: Params, alpha: float) -> Masks:
-        """Readjust every layer that is not dense; ``trained`` gets the values that go with the new masks."""
+    def split(self, mask: Tensor) -> Masks:
+        """Undo :meth:`joined`."""
+        flat = mask.numpy().reshape(-1)
+        if flat.size != self.size or flat.dtype != bool:
+            raise FrameError(f"a mask of {flat.size} bits; {self.size} were expected.")
+        ends = np.cumsum([math.prod(shape) for shape in self.weights.values()])
+        parts = np.split(flat, ends[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(self.weights.items(), parts, strict=True)}
+
+    def pieces(self, masks: Masks) -> Subnet:
+        """Return what is kept of every tensor."""
+        return {
+            name: _piece(masks[name]) if name in self.weights else whole(shape) for name, shape in self._shapes.items()
+        }
+
+    def survivors(self, name: str, alpha: float) -> int:
+        """Return how many active weights of a layer are left when a share ``alpha`` of them is pruned."""
+        return kept_count(math.prod(self.weights[name]), (1.0 - self._sparsities[name]) * (1.0 - alpha))
+
+    def moved(self, trained_: Params, masks: Masks, slopes: Params, alpha: float) -> Masks:
+        """Readjust every layer that is not dense; ``trained_`` gets the values that go with the new masks."""
         moved = dict(masks)
-        for name, size in kept.items():
+        for name, size in self.kept.items():
             if size == masks[name].size:
                 continue
-            survivors = kept_count(masks[name].size, (1.0 - sparsities[name]) * (1.0 - alpha))
-            w, g = trained[name].numpy(), gradients[name].numpy()
+            w, g = trained_[name].numpy(), slopes[name].numpy()
             if not (np.isfinite(w).all() and np.isfinite(g).all()):
-                raise FrameError(f"{name} holds a weight or gradient that is not finite. Lower the learning rate.")
+                raise TrainingError(f"{name} holds a weight or gradient that is not finite. Lower the learning rate.")
             moved[name], w[...] = readjust(
-                w, masks[name], g, survivors=survivors, kept=size, anywhere=settings.as_released
+                w, masks[name], g, survivors=self.survivors(name, alpha), kept=size, anywhere=self._anywhere
             )
         return moved
 
-    def merge(state: State, before: Params, updates: Iterable[Update]) -> tuple[Params, State]:
-        masks, informed = masks_in(state), set(state["informed"].tolist())
-        before = _masked(before, masks)
-        mean = HoldersMean(before)
-        readjusted = False
-        for update in updates:
-            for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.samples)
-            readjusted |= update.masks is not None
-            informed.add(update.device)  # it answered, so it has the mask that it was sent
-        after = mean.added_to(before)
-        if readjusted:
-            new = {name: prune(after[name].numpy(), mean.held[name].numpy(), kept[name]) for name in weights}
-            if any((new[name] != masks[name]).any() for name in weights):
-                masks, informed = new, set()
-        return _masked(after, masks), _state(masks, informed)
-
-    return Method(init=init, plan=plan, cut=cut, local=local, merge=merge)
+    def check(self, before: Masks, after: Masks, alpha: float, device: int) -> None:
+        """Raise unless a device could have moved its mask like this: as many active weights, few of them new."""
+        for name, size in self.kept.items():
+            new, active = int((after[name] & ~before[name]).sum()), int(after[name].sum())
+            most = size - self.survivors(name, alpha)
+            least = size - most if self._anywhere else size  # the released code may grow what is active already
+            if not least <= active <= size or new > most:
+                raise FrameError(
+                    f"device {device} answered with {active} active weights of {name}, {new} of them new; {size} and "
+                    f"at most {most} new ones were due."
+                )
 
 
 def layer_sparsities(
@@ -291,20 +333,20 @@ class _Remembering:
     """Minibatches, of which the last one stays at hand."""
 
     def __init__(self, batches: Batches) -> None:
-        self._batches, self.samples = batches, batches.samples
-        self.last: tuple[Tensor, Tensor]
+        self._batches, self.num_samples = batches, batches.num_samples
+        self.last: tuple[Inputs, Tensor]
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         for batch in self._batches:
             self.last = batch
             yield batch
 
 
-def _gradients(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss) -> Params:
+def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
     """Return the gradient of a minibatch's loss in every weight, active or not."""
-    named = {name: p for name, p in model.named_parameters() if p.ndim >= 2}
+    named = params.weights(model)
     learned = [p for p in named.values() if p.requires_grad]
-    found = iter(torch.autograd.grad(loss(model(batch[0]), batch[1]), learned, allow_unused=True))
+    found = iter(torch.autograd.grad(loss(call(model, batch[0]), batch[1]), learned, allow_unused=True))
     gradients = {name: next(found) if p.requires_grad else None for name, p in named.items()}
     return {name: torch.zeros(named[name].shape) if g is None else g.cpu() for name, g in gradients.items()}
 
@@ -321,7 +363,10 @@ def _masked(whole_: Params, masks: Masks) -> Params:
     }
 
 
-def _state(masks: Masks, informed: Iterable[int]) -> State:
-    """What is remembered: the mask, and the devices that know it."""
-    state = {f"mask/{name}": torch.from_numpy(mask.astype(np.uint8)) for name, mask in masks.items()}
-    return state | {"informed": torch.tensor(sorted(informed), dtype=torch.int64)}
+def _state(mask: Tensor, informed: Iterable[int], moved: int) -> State:
+    """What is remembered: the mask, the devices that know it, and how many weights the last merge moved."""
+    return {
+        "mask": mask,
+        "informed": torch.tensor(sorted(informed), dtype=torch.int64),
+        "moved": torch.tensor([moved], dtype=torch.int64),
+    }

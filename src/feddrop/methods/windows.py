@@ -6,8 +6,8 @@ rate have the same window. ``docs/windows.md`` tells what is theirs and what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,55 +15,54 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from feddrop.aggregation import HoldersMean
-from feddrop.errors import ConfigError, SubnetError, one_of
-from feddrop.method import Assignment, Batches, Method, State, Update
+from feddrop.errors import SubnetError
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
 from feddrop.params import Params
-from feddrop.seeds import derive
-from feddrop.subnets.cut import SubnetConfig, blueprint, shrinker, unit_cutter
+from feddrop.subnets.cut import SubnetConfig, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.piece import Index, Subnet
-from feddrop.training import Loss, TrainConfig, trained
-
-NAMES = ("heterofl", "fedrolex")
 
 
-def windows(
-    model: nn.Module,
-    input_shape: tuple[int, ...],
-    *,
-    name: str,
-    subnet: SubnetConfig,
-    train_config: TrainConfig,
-    rounds: int,
-    loss: Loss = nn.functional.cross_entropy,
-) -> Method:
-    """Build HeteroFL or FedRolex for a network. With rate 0 for every device both are federated averaging.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowConfig:
+    """HeteroFL and FedRolex.
 
-    Args:
-        model: the network; used as a template, and as the place where whole subnets are trained.
-        input_shape: shape of one sample.
-        name: ``"heterofl"`` or ``"fedrolex"``.
-        subnet: what is dropped; its level must be ``"unit"``, its count ``"exact"``.
-        train_config: local SGD.
-        rounds: rounds in all, for the learning-rate schedule.
-        loss: ``(outputs, targets) -> mean loss``.
+    Attributes:
+        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers that are dropped.
+        layer_rates: rates of single layers, by name, in place of the device's own rate.
     """
-    one_of("name", name, NAMES)
-    if (subnet.level, subnet.count) != ("unit", "exact"):
-        raise ConfigError(
-            f"subnet.level is {subnet.level!r} and subnet.count {subnet.count!r}, but {name} keeps a window of units. "
-            'Use subnet.level = "unit" and subnet.count = "exact".'
-        )
-    plan_of = blueprint(model, input_shape, level="unit")
-    cut_at = unit_cutter(plan_of, subnet)
+
+    layers: str | tuple[str, ...] = "all"
+    layer_rates: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.subnet()
+
+    def subnet(self) -> SubnetConfig:
+        """Return what is dropped, as the unit level takes it."""
+        return SubnetConfig(level="unit", layers=self.layers, layer_rates=self.layer_rates)
+
+
+def heterofl(setup: Setup, config: WindowConfig) -> Method:
+    """Build HeteroFL. With rate 0 for every device it is federated averaging."""
+    return _windows(setup, config, lambda _: 0)
+
+
+def fedrolex(setup: Setup, config: WindowConfig) -> Method:
+    """Build FedRolex. With rate 0 for every device it is federated averaging."""
+    return _windows(setup, config, lambda round_: round_ - 1)
+
+
+def _windows(setup: Setup, config: WindowConfig, start_of: Callable[[int], int]) -> Method:
+    """Build a method whose window starts, in every round, where ``start_of`` says."""
+    plan_of, subnet = setup.blueprint(), config.subnet()
+    cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
     graph = plan_of.units
-    assert graph is not None  # noqa: S101 -- so it is at the unit level
     for layer in (layer for layers in graph.layers.values() for layer in layers):
-        if not isinstance(model.get_submodule(layer), nn.Linear | _ConvNd):
+        if not isinstance(setup.model.get_submodule(layer), nn.Linear | _ConvNd):
             raise SubnetError(
-                f"the weights of layer {layer!r} are used by a {type(model.get_submodule(layer)).__name__}, and {name} "
-                "scales what nn.Linear and convolution modules give. Use those modules, or the method 'feddrop'."
+                f"the weights of layer {layer!r} are used by a {type(setup.model.get_submodule(layer)).__name__}, and "
+                "windows scale what nn.Linear and convolution modules give. Use those modules, or the method 'feddrop'."
             )
 
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
@@ -73,36 +72,37 @@ def windows(
                 factor = graph.groups[group] / sizes[group]
                 network.get_submodule(layer).register_forward_hook(partial(_times, factor))
 
-    network_for = shrinker(model, plan_of, scale_up)
+    network_for = shrinker(setup.model, plan_of, scale_up)
 
     def init(_: Params) -> State:
         return {}
 
-    def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Assignment]:
-        return [
-            Assignment(
-                round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate, level="unit"
-            )
-            for device, rate in sorted(rates.items())
-        ]
+    def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        return jobs(round_, rates, seed)
 
-    def cut(assignment: Assignment) -> Subnet:
-        start = assignment.round - 1 if name == "fedrolex" else 0
-        pieces = cut_at(assignment.rate, partial(window, start))
+    def cut(job: Job) -> Subnet:
+        pieces = cut_at(job.rate, partial(window, start_of(job.round)))
         return {tensor: replace(piece, scale=1.0) for tensor, piece in pieces.items()}
 
-    def local(pieces: Subnet, values: Params, assignment: Assignment, batches: Batches) -> Update:
-        lr = train_config.lr_at(assignment.round, rounds)
-        return trained(network_for(pieces), pieces, values, assignment, batches, train_config, lr=lr, loss=loss)
+    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
+        return trained(setup, network_for(pieces), pieces, values, job, batches), memory
 
-    def merge(state: State, whole: Params, updates: Iterable[Update]) -> tuple[Params, State]:
-        mean = HoldersMean(whole)
-        for update in updates:
-            for tensor, piece in update.subnet.items():
-                mean.add(tensor, update.values[tensor], piece, update.samples)
-        return mean.added_to(whole), state
+    def sizes(rate: float) -> Sizes:
+        return Sizes(kept=sizes_at(rate))
 
-    return Method(init=init, plan=plan, cut=cut, local=local, merge=merge)
+    def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        return over_holders(setup, params, updates), state
+
+    return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+
+
+def over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
+    """Average each entry over the devices that held it; what nobody held stays as it is."""
+    mean = setup.mean_of(params, over="holders")
+    for _, update in updates:
+        for tensor, piece in update.subnet.items():
+            mean.add(tensor, update.values[tensor], piece, update.num_samples)
+    return {name: params[name] + step for name, step in mean.mean().items()}
 
 
 def window(start: int, _: str, units: int, share: float) -> Index | None:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from feddrop.device import check_torch_device
 from feddrop.errors import RunError, one_of
-from feddrop.executors import check_torch_device
-from feddrop.paper import accuracy, converge, deadline, dynamic, explain, law, objective, partition, remark
+from feddrop.files import write_atomically
+from feddrop.paper import (
+    accuracy,
+    converge,
+    deadline,
+    dynamic,
+    energy,
+    explain,
+    findings,
+    law,
+    objective,
+    partition,
+    remark,
+    weak,
+)
 from feddrop.paper.experiment import Experiment, Page
 from feddrop.paper.page import Judged, judge, write_pages
 from feddrop.paper.scales import NAMES, Scale, scale
@@ -24,11 +39,16 @@ EXPERIMENTS = (
     converge.BANDWIDTH,
     deadline.EXPERIMENT,
     dynamic.EXPERIMENT,
+    energy.EXPERIMENT,
+    weak.EXPERIMENT,
     objective.EXPERIMENT,
     remark.EXPERIMENT,
     law.EXPERIMENT,
     explain.EXPERIMENT,
 )
+
+FINDINGS_SCALE = "cpu"
+"""The scale that the findings are written for."""
 
 
 def store_for(scale_name: str, results: Path, work: Path) -> Store:
@@ -40,6 +60,20 @@ def progress_of(experiment: Experiment, chosen: Scale, store: Store) -> tuple[in
     """Return how many of an experiment's runs are finished, and how many there are."""
     wanted = {key_of(config): config for config in experiment.runs(chosen)}
     return sum(store.get(config) is not None for config in wanted.values()), len(wanted)
+
+
+def make_page(experiment: Experiment, chosen: Scale, store: Store) -> Page:
+    """Make the page of an experiment; what it measures without training is measured once, and kept."""
+    measure = experiment.measure
+    if measure is None:
+        return experiment.make(chosen, store.get)
+    return experiment.make(chosen, store.get, store.fact(experiment.name, lambda: measure(chosen)))
+
+
+def findings_of(chosen: Scale, store: Store, judged: list[Judged]) -> str:
+    """Return the findings, from the same runs and claims as the page."""
+    measured = {e.name: store.fact(e.name, partial(e.measure, chosen)) for e in EXPERIMENTS if e.measure is not None}
+    return findings.write(chosen, store.get, judged, measured)
 
 
 def repeat(
@@ -89,8 +123,11 @@ def repeat(
     pages = {}
     for experiment in picked:
         making(experiment)
-        pages[experiment] = experiment.make(chosen, store.get)
+        pages[experiment] = make_page(experiment, chosen, store)
     judged = judge(pages)
+    if len(picked) == len(EXPERIMENTS) and chosen.name == FINDINGS_SCALE:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "findings.md", findings_of(chosen, store, judged).encode())
     command = " ".join(["feddrop paper", *(names or ["all"])])
     page = write_pages(pages, judged, chosen, out, command=command, about=_about(picked, chosen, store))
     if failure is not None:

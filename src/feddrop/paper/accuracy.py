@@ -1,163 +1,249 @@
-"""Table II: test accuracy at equal sparsity, FedDrop and FedDST, underfitting and overfitting, IID and non-IID."""
+"""Table II: test accuracy by sparsity, FedDrop and FedDST, underfitting and overfitting, IID and non-IID."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from feddrop.config import RunConfig
-from feddrop.paper.experiment import MARGIN, Experiment, Lookup, Page, Verdict, markdown_table, outcome
+from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from feddrop.paper.published import RATES, TABLE
-from feddrop.paper.scales import Scale
-from feddrop.paper.store import LAST
+from feddrop.paper.scales import MOVING, Scale
+from feddrop.paper.settings import of_runs
+from feddrop.paper.store import LAST, Result
+from feddrop.paper.verdicts import Point, Verdict, matched, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        scenario: which network.
+        partition: of the data.
+        method: FedDrop or FedDST.
+        moving: FedDST with settings under which its mask moves.
+        rule: of FedDrop's aggregation; ``"model"`` is the paper's, read literally.
+    """
+
+    scenario: str
+    partition: str
+    method: str
+    moving: bool = False
+    rule: str = "delta"
+
+
+LITERAL = Row("underfitting", "iid", "feddrop", rule="model")
 ROWS = (
-    ("underfitting", "iid", "feddrop"),
-    ("underfitting", "dirichlet", "feddrop"),
-    ("underfitting", "dirichlet", "feddst"),
-    ("overfitting", "iid", "feddrop"),
-    ("overfitting", "dirichlet", "feddrop"),
-    ("overfitting", "dirichlet", "feddst"),
+    Row("underfitting", "iid", "feddrop"),
+    LITERAL,
+    Row("underfitting", "dirichlet", "feddrop"),
+    Row("underfitting", "dirichlet", "feddst", moving=True),
+    Row("underfitting", "dirichlet", "feddst"),
+    Row("overfitting", "iid", "feddrop"),
+    Row("overfitting", "dirichlet", "feddrop"),
+    Row("overfitting", "dirichlet", "feddst", moving=True),
+    Row("overfitting", "dirichlet", "feddst"),
 )
 MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
 TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
-METHODS = {"feddrop": "FedDrop", "feddst": "FedDST"}
-FIRST, CROSSING = 0.1, 0.3
-"""AlexNet, non-IID, in the paper: FedDrop is above FedDST from the first of these rates on, below it from the other."""
+FIRST, CROSSING, PEAK, END = 0.1, 0.3, 0.15, 0.4
+"""AlexNet in the paper: FedDrop is above FedDST from the first of these rates on, below it from the second; it is best
+at the third, and falls towards the fourth."""
+
+
+def title(row: Row) -> str:
+    """Return what a row is called."""
+    drop = "FedDrop" if row.rule == "delta" else f"FedDrop, rule {row.rule}"
+    method = {"feddrop": drop, "feddst": "FedDST, mask moves" if row.moving else "FedDST, mask stays"}[row.method]
+    return f"{TITLES[MODELS[row.scenario]]}, {TITLES[row.partition]}, {method}"
+
+
+def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
+    """Return the rates at which a row is run."""
+    if row == LITERAL:
+        return scale.still_rates
+    if row.method == "feddrop":
+        return scale.rates
+    return scale.moving_rates if row.moving else scale.still_rates
+
+
+def seeds_of(scale: Scale, row: Row, rate: float) -> tuple[int, ...]:
+    """Return the seeds with which a cell is run."""
+    repeated = row.method == "feddrop" and row != LITERAL and rate in scale.repeated[row.scenario, row.partition]
+    return scale.seeds if repeated or row.moving else scale.seeds[:1]
+
+
+def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
+    """Return the run of a cell, with the first seed."""
+    setting = scale.settings[row.scenario]
+    feddst = MOVING if row.moving else None
+    return setting.run(
+        rate=rate, partition=row.partition, method=row.method, rule=row.rule, feddst=feddst, seed=scale.seeds[0]
+    )
 
 
 def runs(scale: Scale) -> list[RunConfig]:
     """Every row, the first seed first; within a row from the ends inwards: a half-done row already says much."""
-    order = sorted(range(len(scale.rates)), key=lambda i: min(i, len(scale.rates) - 1 - i))
-    return [
-        _config(scale, row, scale.rates[i], seed)
-        for seed in scale.seeds
+    found = []
+    for row in ROWS:
+        rates = rates_of(scale, row)
+        order = sorted(range(len(rates)), key=lambda i: min(i, len(rates) - 1 - i))
+        for i in order:
+            base = config_of(scale, row, rates[i])
+            found += [replace(base, seed=seed) for seed in seeds_of(scale, row, rates[i])]
+    return sorted(found, key=lambda config: config.seed)
+
+
+Table = dict[Row, dict[float, list[float | None]]]
+"""Accuracy in % by row, rate and seed; None where it was not run."""
+
+
+def measured(scale: Scale, find: Lookup) -> Table:
+    """Read the table off the runs. All seeds are looked for in every cell: a seed more is never left out."""
+    return {
+        row: {rate: percents(by_seed(find, config_of(scale, row, rate), scale.seeds)) for rate in rates_of(scale, row)}
         for row in ROWS
-        for i in order
-        if scale.rates[i] > 0 or row[2] == "feddrop"
-        if seed == scale.seeds[0] or scale.rates[i] in scale.repeated
-    ]
-
-
-def _config(scale: Scale, row: tuple[str, str, str], rate: float, seed: int) -> RunConfig:
-    scenario, partition, method = row
-    return scale.settings[scenario].run(rate=rate, seed=seed, partition=partition, method=method)
-
-
-def measured(scale: Scale, find: Lookup, row: tuple[str, str, str]) -> list[tuple[float, float, int] | None]:
-    """Return mean accuracy in %, half the spread over seeds, and their number, at every rate of a row."""
-    cells: list[tuple[float, float, int] | None] = []
-    for rate in scale.rates:
-        found = [find(_config(scale, row, rate, seed)) for seed in scale.seeds]
-        values = [100.0 * result.accuracy for result in found if result is not None]
-        cells.append((float(np.mean(values)), float(np.ptp(values)) / 2, len(values)) if values else None)
-    return cells
+    }
 
 
 def make(scale: Scale, find: Lookup) -> Page:
     """Write the table, ours above the paper's, and draw it."""
-    table, lines = [], {}
+    lines = measured(scale, find)
+    rows = []
     for row in ROWS:
-        scenario, partition, method = row
-        model = MODELS[scenario]
-        cells = measured(scale, find, row)
-        lines[row] = cells
-        name = f"{TITLES[model]}, {TITLES[partition]}, {METHODS[method]}"
-        table.append([name, "ours", *map(_cell, cells)])
-        published = dict(zip(RATES, TABLE[model, partition, method], strict=True))
-        table.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
-    text = (
-        f"Test accuracy in %, the mean of the last {LAST} rounds"
-        + (f", ± half the spread where {len(scale.seeds)} seeds were run" if len(scale.seeds) > 1 else ", one seed")
-        + ". An empty cell was not run.\n\n"
-        + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], table)
-        + "\n\n![Accuracy against the dropout rate](accuracy.png)\n"
+        rows.append([title(row), "ours", *(spread(lines[row].get(rate, [])) for rate in scale.rates)])
+        if not row.moving and row != LITERAL:
+            published = dict(zip(RATES, TABLE[MODELS[row.scenario], row.partition, row.method], strict=True))
+            rows.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
+    text = "".join(of_runs(s, config_of(scale, Row(s, "iid", "feddrop"), scale.rates[0])) for s in MODELS)
+    text += (
+        f"Test accuracy in %, the mean of the last {LAST} rounds; mean over seeds ± its standard error (seeds). An "
+        "empty cell was not run. FedDrop's rate and FedDST's sparsity are counted over the weights of the layers that "
+        "are dropped: AlexNet's convolutions stay whole under FedDrop and not under FedDST, so that FedDrop sends more "
+        "there.\n\n"
+        + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], rows)
+        + "\n\n![Accuracy against the dropout rate](accuracy.png)\n\n"
+        + _moves(scale, find)
     )
-    return Page(text=text, figures={"accuracy.png": _draw(scale, lines)}, verdicts=_verdicts(scale, lines))
+    return Page(text=text, figures={"accuracy.png": _draw(lines)}, verdicts=_verdicts(scale, lines))
 
 
-def _verdicts(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, float, int] | None]]) -> list[Verdict]:
-    def values(row: tuple[str, str, str]) -> list[float | None]:
-        return [None if cell is None else cell[0] for cell in lines[row]]
+def _moves(scale: Scale, find: Lookup) -> str:
+    """Say how many weights each readjustment moved, run by run."""
+    rows = []
+    for row in ROWS:
+        if row.method == "feddst":
+            for rate in rates_of(scale, row):
+                for seed, result in zip(
+                    scale.seeds, by_seed(find, config_of(scale, row, rate), scale.seeds), strict=True
+                ):
+                    if result is not None:
+                        rows.append([title(row), f"{rate:g}", str(seed), _moved(result)])
+    table = markdown_table(
+        ["", "sparsity", "seed", "weights that enter the mask, round by round of readjustment"], rows
+    )
+    return (
+        "**Does FedDST's mask move?** A device prunes a share α of its smallest weights and grows as many; the server "
+        "keeps the largest of the union, and what was just grown is zero. So a weight is replaced only if *all* "
+        f"devices pruned it. Mask moves: α = {MOVING['alpha']:g}, readjusted every {MOVING['readjust_every']} rounds "
+        "to half "
+        "of the rounds. Mask stays: its paper's α = 0.01, every 10 rounds. Where runs were saved without the count, "
+        "the mask's bits on the way down "
+        "say whether it moved.\n\n" + table + "\n"
+    )
 
-    falls: list[bool | None] = []
-    notes = []
+
+def _moved(result: Result) -> str:
+    """Return how many weights each readjustment moved; without a count, whether a mask was ever sent down again."""
+    every, until = (result.config["method"][name] for name in ("readjust_every", "readjust_until"))
+    rounds = range(every, math.floor(until * result.config["rounds"]) + 1, every)
+    if "mask_moved" in result.series:
+        return ", ".join(f"{result.values('mask_moved')[t - 1]:,.0f} in {t}" for t in rounds)
+    pushed = result.values("push_bytes")
+    return "none" if (pushed[1:] == pushed[1]).all() else "some; not counted"
+
+
+def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
+    falls: list[Point] = []
+    peaks: list[Point] = []
+    missing: list[float | None] = [None] * len(scale.seeds)
     for partition in ("iid", "dirichlet"):
-        known = _known(scale, values(("underfitting", partition, "feddrop")))
-        row = [v for _, v in known]
-        enough = _enough(scale, known)
-        falls.append(
-            row[0] > row[-1] + MARGIN and float(np.corrcoef(range(len(row)), row)[0, 1]) < -0.8 if enough else None
-        )
-        if enough:
-            notes.append(
-                f"{TITLES[partition]} {row[0]:.1f} to {row[-1]:.1f} % ({len(row)} of {len(scale.rates)} rates)"
+        row = lines[Row("underfitting", partition, "feddrop")]
+        rates = scale.repeated["underfitting", partition]
+        falls += [
+            Point(
+                at=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
+                differences=matched(row[low], row[high]),
+                pool="accuracy",
             )
-    peaks: list[bool | None] = []
-    best = []
-    for partition in ("iid", "dirichlet"):
-        known = _known(scale, values(("overfitting", partition, "feddrop")))
-        if _enough(scale, known):
-            (_, first), *_, (end, last) = known
-            rate, top = max(known, key=lambda one: one[1])
-            peaks += [top > first + MARGIN, top > last + MARGIN]
-            best.append(
-                f"{TITLES[partition]} {first:.1f} % at 0, best {top:.1f} % at {rate:g}, {last:.1f} % at {end:g}"
+            for low, high in pairwise(rates)
+        ]
+        row = lines[Row("overfitting", partition, "feddrop")]
+        peaks += [
+            Point(
+                at=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
+                differences=matched(row.get(PEAK, missing), row.get(other, missing)),
+                pool="accuracy",
             )
-        else:
-            peaks += [None, None]
-    rivals = {s: [values((s, "dirichlet", method)) for method in METHODS] for s in MODELS}
-    above = {
-        s: [None if a is None or b is None else a > b for a, b in zip(*rows, strict=True)] for s, rows in rivals.items()
-    }
-    crosses = [
-        None if answer is None else answer == (rate < CROSSING)
-        for rate, answer in zip(scale.rates, above["overfitting"], strict=True)
-        if rate >= FIRST
-    ]
+            for other in (scale.rates[0], END)
+        ]
+    beats, crosses = (_against(scale, lines, scenario) for scenario in MODELS)
     return [
-        Verdict("underfit-falls", "; ".join(notes), outcome(falls)),
-        Verdict("overfit-peaks", "; ".join(best), outcome(peaks)),
-        Verdict("beats-feddst", _versus(scale, *rivals["underfitting"]), outcome(above["underfitting"][1:])),
-        Verdict("feddst-alexnet", _versus(scale, *rivals["overfitting"]), outcome(crosses)),
+        verdict("underfit-falls", falls),
+        verdict("overfit-peaks", peaks),
+        verdict("beats-feddst", [_feddst_point("LeNet", rate, pair) for rate, pair in beats.items()]),
+        verdict(
+            "feddst-alexnet",
+            [
+                _feddst_point("AlexNet", rate, pair if rate < CROSSING else pair[::-1], below=rate >= CROSSING)
+                for rate, pair in crosses.items()
+                if rate >= FIRST
+            ],
+        ),
     ]
 
 
-def _versus(scale: Scale, ours: list[float | None], theirs: list[float | None]) -> str:
-    both = [row for row in zip(scale.rates, ours, theirs, strict=True) if None not in row]
-    return "; ".join(f"rate {rate:g}: FedDrop {a:.1f} %, FedDST {b:.1f} %" for rate, a, b in both)
+Pair = tuple[list[float | None], list[float | None]]
 
 
-def _known(scale: Scale, row: list[float | None]) -> list[tuple[float, float]]:
-    return [(rate, v) for rate, v in zip(scale.rates, row, strict=True) if v is not None]
+def _against(scale: Scale, lines: Table, scenario: str) -> dict[float, Pair]:
+    """Return FedDrop and the FedDST whose mask moves, at every sparsity of the latter."""
+    ours, theirs = lines[Row(scenario, "dirichlet", "feddrop")], lines[Row(scenario, "dirichlet", "feddst", True)]
+    return {rate: (ours[rate], theirs[rate]) for rate in scale.moving_rates}
 
 
-def _enough(scale: Scale, known: list[tuple[float, float]]) -> bool:
-    """Say whether a row can be judged: both ends and a rate between them are known."""
-    return len(known) > 2 and (known[0][0], known[-1][0]) == (scale.rates[0], scale.rates[-1])
+def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Point:
+    order = "FedDrop below FedDST" if below else "FedDrop above FedDST"
+    return Point(at=f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
 
 
-def _draw(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, float, int] | None]]) -> Figure:
+def _draw(lines: Table) -> Figure:
     from feddrop.paper.drawing import legend, panels
     from feddrop.report.style import SERIES
 
     figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
-    for (row, cells), colour in zip(lines.items(), (*SERIES[:3], *SERIES[:3]), strict=True):
-        scenario, partition, method = row
-        panel = axes[0 if scenario == "underfitting" else 1]
-        label = f"{METHODS[method]}, {TITLES[partition]}"
-        known = [(rate, *cell[:2]) for rate, cell in zip(scale.rates, cells, strict=True) if cell is not None]
-        panel.plot([], [], color=colour, marker="o", label=label)
+    colours = {name: iter(SERIES) for name in MODELS}
+    for row, cells in lines.items():
+        panel, colour = axes[0 if row.scenario == "underfitting" else 1], next(colours[row.scenario])
+        points = {rate: [v for v in values if v is not None] for rate, values in cells.items()}
+        known = {rate: values for rate, values in points.items() if values}
+        panel.plot([], [], color=colour, marker="o", label=title(row).split(", ", 1)[1])
         if known:
-            rates, means, spreads = zip(*known, strict=True)
-            panel.errorbar(rates, means, yerr=spreads, color=colour, marker="o", capsize=2)
-        published = TABLE[MODELS[scenario], partition, method]
-        points = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]
-        panel.plot(*zip(*points, strict=True), color=colour, linestyle=":", linewidth=1.2)
+            errors = [float(np.std(v, ddof=1)) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in known.values()]
+            panel.errorbar(
+                list(known), [np.mean(v) for v in known.values()], yerr=errors, color=colour, marker="o", capsize=2
+            )
+        if not row.moving and row != LITERAL:
+            published = TABLE[MODELS[row.scenario], row.partition, row.method]
+            shown = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]
+            panel.plot(*zip(*shown, strict=True), color=colour, linestyle=":", linewidth=1.2)
         panel.set_xlabel("dropout rate γ")
     for panel in axes:
         panel.plot([], [], color="grey", linestyle=":", label="the paper's")
@@ -165,14 +251,8 @@ def _draw(scale: Scale, lines: dict[tuple[str, str, str], list[tuple[float, floa
     return figure
 
 
-def _cell(cell: tuple[float, float, int] | None) -> str:
-    if cell is None:
-        return ""
-    return f"{cell[0]:.2f}" + (f" ± {cell[1]:.1f}" if cell[2] > 1 else "")
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"*{value:.2f}*"
 
 
-EXPERIMENT = Experiment("accuracy", "Accuracy at equal sparsity", "Table II", runs, make)
+EXPERIMENT = Experiment("accuracy", "Accuracy at equal rates and sparsities", "Table II", runs, make)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from feddrop import models
 from feddrop.allocation import allocate
 from feddrop.errors import InfeasibleError
+from feddrop.flops import forward_flops
 from feddrop.paper.scales import DEVICES, Setting
 from feddrop.radio import RadioConfig
 from feddrop.seeds import derive
@@ -19,13 +21,24 @@ BAND_HZ = 10e6
 
 
 def radio(
-    setting: Setting, *, deadline_s: float = 1.0, bandwidth_hz: float = BAND_HZ, scheme: str = "exact"
+    setting: Setting,
+    *,
+    deadline_s: float = 1.0,
+    bandwidth_hz: float = BAND_HZ,
+    scheme: str = "exact",
+    costs: str | None = None,
 ) -> RadioConfig:
-    """Return the paper's cell: its table and its formula; 256 bits a parameter for LeNet, 32 for AlexNet."""
+    """Return the paper's cell.
+
+    Costs are the paper's formula, (1-γ) of everything, with its 256 bits a parameter, where the whole network is
+    dropped. Where some layers stay whole they are what is measured, frames of 32 bits a value and counted FLOPs: the
+    formula would bill the layers that stay at (1-γ) of their cost.
+    """
+    costs = costs or ("formula" if setting.layers == "all" else "measured")
     return RadioConfig(
         scheme=scheme,
         policy="leave-out",
-        costs="formula",
+        costs=costs,
         deadline_s=deadline_s,
         bandwidth_hz=bandwidth_hz,
         bits_per_parameter=256.0 if setting.model.name == "lenet" else 32.0,
@@ -34,10 +47,8 @@ def radio(
 
 def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
     """Return the mean rate of a scheme over the first rounds; 1 if a round is infeasible."""
-    shape, classes, images = _SHAPES[setting.data]
-    parameters, flops = _size(setting.model.name, setting.model.width, shape, classes)
-    samples = (setting.figure_limit or images) / DEVICES
-    cell = config.cell(DEVICES, samples, derive(seed, "cell"))
+    parameters, flops = size_of(setting)
+    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
     channels = cell.draw(list(_ROUNDS), derive(seed, "channels"))
     try:
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
@@ -47,9 +58,40 @@ def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
     return float(np.mean(found.rate))
 
 
+def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dict[str, Any]:
+    """Allocate the rounds of a run of the figures as the run itself does, without training.
+
+    Returns:
+        ``rate``, ``objective`` and the shares of devices ``held_deadline`` and ``held_energy``, means over the rounds;
+        ``objectives``, by round.
+    """
+    parameters, flops = size_of(setting)
+    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    objectives, rates, held = [], [], []
+    for round_ in range(1, rounds + 1):
+        channels = cell.draw(round_, derive(seed, "channels"))
+        problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
+        found = allocate(problem, config.scheme, policy=config.policy, seed=derive(seed, "shares", round_))
+        objectives.append(float(found.objective))
+        rates.append(float(np.mean(found.rate, where=found.active)))
+        binding = [str(word) for word in found.binding[found.active]]
+        held.append([np.mean([name in word for word in binding]) for name in ("deadline", "energy")])
+    deadline, energy = np.mean(held, axis=0)
+    return {
+        "rate": float(np.mean(rates)),
+        "objective": float(np.mean(objectives)),
+        "held_deadline": float(deadline),
+        "held_energy": float(energy),
+        "objectives": objectives,
+    }
+
+
 @lru_cache
 def deadline_for(setting: Setting, target: float, scheme: str = "exact") -> float:
-    """Return the deadline, to three digits, at which the mean rate of a scheme is near ``target``."""
+    """Return the deadline, to three digits, at which a scheme's mean rate by the paper's formula is near ``target``.
+
+    It is found in the cell of the first seed, and used with all of them.
+    """
     low, high = 1e-6, 1e6
     for _ in range(60):
         middle = float(np.sqrt(low * high))
@@ -58,7 +100,18 @@ def deadline_for(setting: Setting, target: float, scheme: str = "exact") -> floa
     return float(f"{high:.3g}")
 
 
+def samples_of(setting: Setting) -> float:
+    """Return how many images a device trains on in the figures, on average."""
+    return (setting.figure_limit or _SHAPES[setting.data][2]) / DEVICES
+
+
+def size_of(setting: Setting) -> tuple[int, int]:
+    """Return a network's parameters, and the FLOPs of its forward pass."""
+    shape, classes, _ = _SHAPES[setting.data]
+    return _size(setting.model.name, setting.model.width, shape, classes)
+
+
 @lru_cache
 def _size(name: str, width: float, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-    model = models.build(name, num_classes=classes, input_shape=shape, width=width, seed=0)
-    return models.count_parameters(model), models.forward_flops(model, shape)
+    model = models.build(models.ModelConfig(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
+    return models.count_parameters(model), forward_flops(model, shape)

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from feddrop.paper import EXPERIMENTS, Experiment, Judged, progress_of, repeat, scale, store_for
-from feddrop.paper.experiment import FAILS, HOLDS, OPEN
 from feddrop.paper.published import CLAIMS
+from feddrop.paper.verdicts import FAILS, HOLDS, UNDECIDED
 
 
 def overview(scale_name: str, results: Path, work: Path) -> Group:
@@ -32,7 +32,7 @@ def verdicts(judged: Sequence[Judged]) -> Table:
     """Show what became of the paper's claims."""
     table = _table("claim", "in the paper", "outcome")
     for one in judged:
-        colour = {HOLDS: "green", FAILS: "red", OPEN: "dim"}.get(one.outcome, "yellow")
+        colour = {HOLDS: "green", FAILS: "red", UNDECIDED: "dim"}.get(one.outcome, "yellow")
         table.add_row(one.claim.text, one.claim.where, f"[{colour}]{one.outcome}[/]")
     return table
 

@@ -1,138 +1,187 @@
-"""Figure 5: accuracy against per-round latency: the same runs as figure 3, read at their end."""
+"""Figure 5: accuracy against per-round latency: the same runs as figure 3, read at their end, and a loose deadline."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from feddrop.config import RunConfig
-from feddrop.paper.cells import deadline_for
+from feddrop.paper.cells import deadline_for, radio
 from feddrop.paper.drawing import legend, not_run, panels
-from feddrop.paper.experiment import (
-    FAILS,
-    MARGIN,
-    PARTLY,
-    Experiment,
-    Lookup,
-    Page,
-    Verdict,
-    counted,
-    markdown_table,
-    outcome,
-)
-from feddrop.paper.resources import SCHEMES, latency_points, no_dropout, runs_of
+from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, mean_of, percents, spread
+from feddrop.paper.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
 from feddrop.paper.scales import SCENARIOS, Scale
+from feddrop.paper.settings import of_runs
+from feddrop.paper.verdicts import Point, Verdict, matched, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALMOST_NOTHING = 0.01
 """A mean rate at which a scheme drops almost nothing."""
+ALMOST_EQUAL = 1.0
+"""Points of accuracy that count as "almost equal"."""
+CAPS = (0.5, 0.7)
+"""Other values of θ, for the random shares."""
+
+Seeds = list[float | None]
 
 
 class Ends(NamedTuple):
-    """Where the runs of one scenario end: test accuracy in %, None where it was not run.
+    """Where the runs of one scenario end: test accuracy in % by seed, None where it was not run.
 
     Attributes:
-        deadlines: in seconds, from tight to loose.
+        spots: deadlines from tight to loose.
         schemes: accuracy by scheme, at every deadline.
         base: accuracy without dropout.
+        loose: accuracy of random shares under a deadline so loose that they drop almost nothing.
+        loose_s: that deadline.
     """
 
-    deadlines: list[float]
-    schemes: dict[str, list[float | None]]
-    base: float | None
+    spots: list[Spot]
+    schemes: dict[str, list[Seeds]]
+    base: Seeds
+    loose: Seeds
+    loose_s: float
+
+
+def loose_run(scale: Scale, scenario: str) -> RunConfig:
+    """Return random shares under a deadline at which even they drop almost nothing."""
+    setting = scale.settings[scenario]
+    cell = radio(setting, deadline_s=deadline_for(setting, ALMOST_NOTHING, "random"), scheme="random")
+    return setting.run(figure=True, radio=cell)
+
+
+def capped_runs(scale: Scale) -> dict[float, RunConfig]:
+    """Return random shares with other values of θ, at the tight deadline of the underfitting scenario."""
+    spots = latency_spots(scale, "underfitting")
+    config = next(spot for spot in spots if spot.repeated).runs["random"]
+    if config.radio is None:
+        return {}
+    return {cap: replace(config, radio=replace(config.radio, max_rate=cap)) for cap in (*CAPS, config.radio.max_rate)}
+
+
+def runs(scale: Scale) -> list[RunConfig]:
+    """Those of figure 3, the loose deadline, and other caps."""
+    more = with_seeds([loose_run(scale, scenario) for scenario in SCENARIOS], scale.seeds)
+    return [*runs_of(latency_spots)(scale), *more, *capped_runs(scale).values()]
+
+
+def ends_of(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> Ends:
+    """Read where the runs of a scenario end."""
+    spots, loose = latency_spots(scale, scenario, costs), loose_run(scale, scenario)
+    return Ends(
+        spots=spots,
+        schemes={s: [percents(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},
+        base=percents(by_seed(find, no_dropout(scale, scenario), scale.seeds)),
+        loose=percents(by_seed(find, loose, scale.seeds)),
+        loose_s=loose.radio.deadline_s if loose.radio else 0.0,
+    )
 
 
 def make(scale: Scale, find: Lookup) -> Page:
-    """Show where the runs end."""
-
-    def accuracy(config: RunConfig) -> float | None:
-        result = find(config)
-        return None if result is None else 100.0 * result.accuracy
-
+    """Draw and tabulate accuracy against the deadline."""
     figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS])
-    found = {}
-    for panel, scenario in zip(axes, SCENARIOS, strict=True):
-        points = latency_points(scale, scenario)
-        found[scenario] = Ends(
-            deadlines=[deadline for deadline, _ in points],
-            schemes={scheme: [accuracy(by_scheme[scheme]) for _, by_scheme in points] for scheme in SCHEMES},
-            base=accuracy(no_dropout(scale, scenario)),
-        )
-        _draw(panel, found[scenario])
+    found = {scenario: ends_of(scale, find, scenario) for scenario in SCENARIOS}
+    text = ""
+    for panel, (scenario, ends) in zip(axes, found.items(), strict=True):
+        _draw(panel, ends)
+        text += of_runs(scenario, ends.spots[0].runs["exact"], list(SCHEMES), "; B = 10 MHz")
+        text += f"**{scenario.capitalize()}**, test accuracy in %, mean over seeds ± its standard error (seeds):\n\n"
+        text += _table(ends) + "\n\n"
+    by_formula = ends_of(scale, find, "overfitting", "formula")
+    if any(value is not None for rows in by_formula.schemes.values() for row in rows for value in row):
+        text += "**Overfitting, billed by the paper's formula** (judges nothing, see figure 3):\n\n"
+        text += _table(by_formula) + "\n\n"
     legend(axes[0])
-    text = "".join(_table(scenario, ends) for scenario, ends in found.items())
-    text += "![Accuracy against the deadline](accuracy-latency.png)\n"
-    return Page(text=text, figures={"accuracy-latency.png": figure}, verdicts=_verdicts(scale, found))
+    text += _caps(scale, find) + "![Accuracy against the deadline](accuracy-latency.png)\n"
+    return Page(text=text, figures={"accuracy-latency.png": figure}, verdicts=_verdicts(found))
 
 
-def _table(scenario: str, ends: Ends) -> str:
-    columns = [*ends.schemes.values(), [ends.base] * len(ends.deadlines)]
+def _table(ends: Ends) -> str:
     rows = [
-        [f"{deadline:g}", *("" if value is None else f"{value:.2f}" for value in row)]
-        for deadline, *row in zip(ends.deadlines, *columns, strict=True)
+        [f"{spot.x:g}", *(spread(ends.schemes[scheme][i]) or "not run" for scheme in SCHEMES), spread(ends.base)]
+        for i, spot in enumerate(ends.spots)
     ]
-    table = markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows)
-    return f"**{scenario.capitalize()}**, test accuracy in %:\n\n{table}\n\n"
+    rows.append([f"{ends.loose_s:g}", "drops nothing", spread(ends.loose) or "not run", "", spread(ends.base)])
+    return markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows)
+
+
+def _caps(scale: Scale, find: Lookup) -> str:
+    rows = []
+    for cap, config in capped_runs(scale).items():
+        result = find(config)
+        known = ["not run"] * 3
+        if result is not None:
+            rate, devices = (np.mean(result.values(name)) for name in ("mean_rate", "devices"))
+            known = [f"{100 * result.accuracy:.2f}", f"{rate:.2f}", f"{devices:.1f}"]
+        rows.append([f"{cap:g}", *known])
+    at = next(spot for spot in latency_spots(scale, "underfitting") if spot.repeated).x
+    return (
+        f"**Random shares and θ** (underfitting, {at:g} s, first seed): shares are drawn among the splits that are "
+        "feasible at rate θ, so that θ decides how bad they may be.\n\n"
+        + markdown_table(["θ", "test accuracy, %", "mean rate", "devices a round"], rows)
+        + "\n\n"
+    )
 
 
 def _draw(panel: Axes, ends: Ends) -> None:
     from feddrop.report.style import SERIES
 
-    if all(value is None for values in ends.schemes.values() for value in values):
+    x = [spot.x for spot in ends.spots]
+    if all(value is None for rows in ends.schemes.values() for row in rows for value in row):
         not_run(panel)
         return
-    for (scheme, values), colour in zip(ends.schemes.items(), SERIES, strict=False):
-        y = [np.nan if value is None else value for value in values]
-        panel.plot(ends.deadlines, y, color=colour, marker="o", label=SCHEMES[scheme])
-    if ends.base is not None:
-        panel.axhline(ends.base, color="grey", linestyle=":", label="without dropout")
+    for (scheme, rows), colour in zip(ends.schemes.items(), SERIES, strict=False):
+        panel.plot(x, [mean_of(row) for row in rows], color=colour, marker="o", label=SCHEMES[scheme])
+    panel.axhline(mean_of(ends.base), color="grey", linestyle=":", label="without dropout")
     panel.set_xlabel("deadline, s")
 
 
-def _verdicts(scale: Scale, found: dict[str, Ends]) -> list[Verdict]:
-    above: list[bool | None] = []
-    grows: list[bool | None] = []
-    alike: list[bool | None] = []
-    rows, loose = [], []
+def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
+    above: list[Point] = []
+    equal: list[Point] = []
+    grows: list[Point] = []
+    gain: list[Point] = []
+    alike: list[Point] = []
+    beyond: list[Point] = []
     for scenario, ends in found.items():
-        mine, theirs = ends.schemes["exact"], ends.schemes["random"]
-        above += [None if a is None or b is None else a > b for a, b in zip(mine, theirs, strict=True)]
-        grows.append(None if None in mine else all(a < b for a, b in pairwise(_known(mine))))
-        rows.append(f"{scenario}: {_listed(mine)} %")
-        last = _known([mine[-1], theirs[-1]])
-        alike.append(abs(last[0] - last[1]) <= MARGIN if len(last) == 2 else None)
-        if len(last) == 2:
-            first, other = (deadline_for(scale.settings[scenario], ALMOST_NOTHING, of) for of in ("exact", "random"))
-            loose.append(
-                f"{scenario}: {last[0]:.1f} against {last[1]:.1f} % at {ends.deadlines[-1]:g} s; mean rates are below "
-                f"{ALMOST_NOTHING:g} from {first:g} s on, and from {other:g} s on"
+        mine, theirs, even = ends.schemes["exact"], ends.schemes["random"], ends.schemes["equal"]
+        chosen = [i for i, spot in enumerate(ends.spots) if spot.repeated]
+        for i in chosen:
+            at = f"{scenario}, {ends.spots[i].x:g} s"
+            above.append(Point(at=at, differences=matched(mine[i], theirs[i]), pool=scenario))
+            equal.append(Point(at=at, differences=matched(mine[i], even[i]), pool=scenario))
+            if scenario == "overfitting":
+                beyond.append(Point(at=at, differences=matched(mine[i], ends.base), pool=scenario))
+        first, last = chosen[0], chosen[-1]
+        span = f"{scenario}, {ends.spots[last].x:g} against {ends.spots[first].x:g} s"
+        grows.append(Point(at=span, differences=matched(mine[last], mine[first]), pool=scenario))
+        gains = [[_minus(a, b) for a, b in zip(mine[i], theirs[i], strict=True)] for i in (last, first)]
+        gain.append(Point(at=span, differences=matched(*gains), pool=scenario))
+        alike.append(
+            Point(
+                at=f"{scenario}, {ends.loose_s:g} s",
+                differences=matched(ends.loose, ends.base),
+                pool=scenario,
+                within=ALMOST_EQUAL,
             )
-    over = found["overfitting"]
-    line = _known(over.schemes["exact"])
-    complete = over.base is not None and len(line) == len(over.deadlines)
-    beyond = [None if a is None or over.base is None else a > over.base for a in over.schemes["exact"]]
-    peak = max(line) > max(line[0], over.base or 0.0) + MARGIN if complete else None
+        )
+    nothing = "the proposed scheme drops nothing there, so that it is the run without dropout"
     return [
-        Verdict("accuracy-scheme", counted(above), outcome(above)),
-        Verdict("accuracy-overfit", counted(beyond), outcome(beyond)),
-        Verdict("accuracy-grows", "; ".join(rows), outcome(grows)),
-        Verdict(
-            "two-phases", f"{_listed([*over.schemes['exact'], over.base])} %, the last without dropout", outcome([peak])
-        ),
-        Verdict("loose-equal", "; ".join(loose), outcome(alike).replace(FAILS, f"{PARTLY} (not yet there)")),
+        verdict("accuracy-scheme", above),
+        verdict("equal-split", equal),
+        verdict("accuracy-overfit", beyond),
+        verdict("accuracy-grows", grows),
+        verdict("gain-grows", gain),
+        verdict("loose-equal", alike, nothing),
     ]
 
 
-def _listed(values: list[float | None]) -> str:
-    return ", ".join("not run" if value is None else f"{value:.1f}" for value in values)
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
-def _known(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-EXPERIMENT = Experiment("accuracy-latency", "Accuracy against latency", "Fig. 5", runs_of(latency_points), make)
+EXPERIMENT = Experiment("accuracy-latency", "Accuracy against latency", "Fig. 5", runs, make)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from feddrop.config import RunConfig
 from feddrop.paper.cells import deadline_for, radio
-from feddrop.paper.converge import CONVERGED, SHARES, convergence_round, plateau_of
+from feddrop.paper.curves import CONVERGED, SHARES, convergence_round, plateau_of
 from feddrop.paper.drawing import legend, not_run, panels
-from feddrop.paper.experiment import Experiment, Lookup, Page, Verdict, markdown_table, outcome
+from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from feddrop.paper.scales import SCENARIOS, Scale
+from feddrop.paper.settings import of_runs
 from feddrop.paper.store import Result
+from feddrop.paper.verdicts import Point, Verdict, matched, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,46 +24,62 @@ PARTITIONS = {"iid": "IID", "dirichlet": "non-IID"}
 
 
 class Pair(NamedTuple):
-    """The runs at one deadline, with IID and with non-IID data; None where it was not run."""
+    """The runs at one deadline by seed, with IID and with non-IID data; None where it was not run."""
 
     deadline_s: float
-    iid: Result | None
-    skewed: Result | None
+    iid: list[Result | None]
+    skewed: list[Result | None]
 
 
-def points(scale: Scale, scenario: str) -> list[tuple[float, dict[str, RunConfig]]]:
+def points(scale: Scale, scenario: str, costs: str | None = None) -> list[tuple[float, dict[str, RunConfig]]]:
     """Return, for every deadline, the run of each partition."""
     setting = scale.settings[scenario]
     found = []
     for target in scale.target_rates[:: max(1, len(scale.target_rates) - 1)]:
         deadline = deadline_for(setting, target)
-        cell = replace(radio(setting, deadline_s=deadline), dynamic=True, min_devices=5)
+        cell = replace(radio(setting, deadline_s=deadline, costs=costs), dynamic=True, min_devices=5)
         found.append((deadline, {p: setting.run(figure=True, radio=cell, partition=p) for p in PARTITIONS}))
     return found
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Both partitions at a tight and a loose deadline."""
+    """Both partitions at a tight and a loose deadline, with the first seed."""
     return [config for s in SCENARIOS for _, by in points(scale, s) for config in by.values()]
+
+
+def _pairs(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> list[Pair]:
+    return [
+        Pair(deadline, *(by_seed(find, by_partition[partition], scale.seeds) for partition in PARTITIONS))
+        for deadline, by_partition in points(scale, scenario, costs)
+    ]
 
 
 def make(scale: Scale, find: Lookup) -> Page:
     """Draw accuracy by round, and tabulate its end."""
     figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS])
-    rows = []
-    found: dict[str, list[Pair]] = {}
-    for panel, scenario in zip(axes, SCENARIOS, strict=True):
-        found[scenario] = [
-            Pair(deadline, *(find(by_partition[partition]) for partition in PARTITIONS))
-            for deadline, by_partition in points(scale, scenario)
-        ]
-        _draw(panel, found[scenario])
-        for pair in found[scenario]:
-            ends = ["" if result is None else f"{100 * result.accuracy:.2f}" for result in (pair.iid, pair.skewed)]
-            rows.append([scenario, f"{pair.deadline_s:g}", *ends])
-    text = markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
+    found = {scenario: _pairs(scale, find, scenario) for scenario in SCENARIOS}
+    text, rows = "", []
+    for panel, (scenario, pairs) in zip(axes, found.items(), strict=True):
+        _draw(panel, pairs)
+        first = points(scale, scenario)[0][1]["iid"]
+        least = first.radio.min_devices if first.radio else 0
+        more = f"; B = 10 MHz; every round, {least} to {first.data.devices} devices"
+        text += of_runs(scenario, first, ["exact"], f"{more}, CPU frequency and power drawn anew")
+        rows += _rows(scenario, pairs)
+    earlier = _pairs(scale, find, "overfitting", "formula")
+    if any(result is not None for pair in earlier for result in (*pair.iid, *pair.skewed)):
+        rows += _rows("overfitting, billed by the formula", earlier)
+    text += "Test accuracy in %, mean over seeds ± its standard error (seeds).\n\n"
+    text += markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
     text += "\n\n![Accuracy in a changing cell](dynamic.png)\n"
     return Page(text=text, figures={"dynamic.png": figure}, verdicts=_verdicts(found))
+
+
+def _rows(scenario: str, pairs: list[Pair]) -> list[list[str]]:
+    return [
+        [scenario, f"{pair.deadline_s:g}", *(spread(percents(row)) or "not run" for row in (pair.iid, pair.skewed))]
+        for pair in pairs
+    ]
 
 
 def _draw(panel: Axes, pairs: list[Pair]) -> None:
@@ -68,12 +88,12 @@ def _draw(panel: Axes, pairs: list[Pair]) -> None:
     panel.set_xlabel("round")
     colours = iter(SERIES)
     for pair in pairs:
-        for result, name in zip((pair.iid, pair.skewed), PARTITIONS.values(), strict=True):
+        for results, name in zip((pair.iid, pair.skewed), PARTITIONS.values(), strict=True):
             colour = next(colours)
-            if result is not None:
-                accuracy = 100 * result.values("test_accuracy")
+            known = [100 * result.values("test_accuracy") for result in results if result is not None]
+            if known:
                 label = f"{name}, {pair.deadline_s:g} s"
-                panel.plot(range(1, len(accuracy) + 1), accuracy, color=colour, label=label)
+                panel.plot(range(1, len(known[0]) + 1), np.mean(known, axis=0), color=colour, label=label)
     if panel.has_data():
         legend(panel)
     else:
@@ -81,33 +101,37 @@ def _draw(panel: Axes, pairs: list[Pair]) -> None:
 
 
 def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
-    above: list[bool | None] = []
-    faster: list[bool | None] = []
-    wider: list[bool | None] = []
-    ends, rounds, gaps = [], [], []
+    above: list[Point] = []
+    faster: list[Point] = []
+    wider: list[Point] = []
     for scenario, pairs in found.items():
-        gap: list[float] = []
-        for deadline, iid, skewed in pairs:
-            if iid is None or skewed is None:
-                above.append(None)
-                faster.append(None)
-                continue
-            level = plateau_of(skewed)
-            when = [convergence_round(result, level, SHARES[CONVERGED]) for result in (iid, skewed)]
-            gap.append(100 * (iid.accuracy - skewed.accuracy))
-            above.append(gap[-1] > 0.0)
-            faster.append(when[0] < when[1])
-            ends.append(f"{scenario}, {deadline:g} s: {100 * iid.accuracy:.1f} against {100 * skewed.accuracy:.1f} %")
-            rounds.append(f"{scenario}, {deadline:g} s: {when[0]:g} against {when[1]:g}")
-        wider.append(gap[-1] > gap[0] if len(gap) == len(pairs) else None)
-        if len(gap) == len(pairs):
-            gaps.append(f"{scenario}: {gap[0]:.1f} points at the tight deadline, {gap[-1]:.1f} at the loose")
-    level_is = f"rounds to {SHARES[CONVERGED]:.0%} of the plateau with non-IID data"
-    return [
-        Verdict("iid-above", "; ".join(ends), outcome(above)),
-        Verdict("iid-faster", f"{level_is}: {'; '.join(rounds)}", outcome(faster)),
-        Verdict("iid-gap", "; ".join(gaps), outcome(wider)),
-    ]
+        for pair in pairs:
+            at = f"{scenario}, {pair.deadline_s:g} s"
+            above.append(Point(at=at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
+            later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
+            known = tuple(value for value in later if value is not None)
+            faster.append(Point(at=at, differences=known, unit="rounds", pool=scenario))
+        gaps = [
+            [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
+            for p in (pairs[-1], pairs[0])
+        ]
+        span = f"{scenario}, {pairs[-1].deadline_s:g} against {pairs[0].deadline_s:g} s"
+        wider.append(Point(at=span, differences=matched(*gaps), pool=scenario))
+    level = f"rounds to {SHARES[CONVERGED]:.0%} of the plateau that the same seed reaches with non-IID data"
+    return [verdict("iid-above", above), verdict("iid-faster", faster, level), verdict("iid-gap", wider)]
+
+
+def _later(iid: Result | None, skewed: Result | None) -> float | None:
+    """Return how many rounds more non-IID data need for the same accuracy."""
+    if iid is None or skewed is None:
+        return None
+    level = plateau_of(skewed)
+    first, second = (convergence_round(result, level, SHARES[CONVERGED]) for result in (iid, skewed))
+    return min(second, len(skewed.series["test_accuracy"]) + 1.0) - min(first, len(iid.series["test_accuracy"]) + 1.0)
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 EXPERIMENT = Experiment("dynamic", "A cell that changes", "Fig. 6", runs, make)

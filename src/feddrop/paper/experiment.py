@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from feddrop.config import RunConfig
 from feddrop.paper.scales import Scale
 from feddrop.paper.store import Result
+from feddrop.paper.verdicts import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Lookup = Callable[[RunConfig], Result | None]
 """Finds the finished run of a configuration; None if it was not run."""
-
-HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not run"
-MARGIN = 0.5
-"""Points of accuracy below which a difference says nothing: 10,000 test images have an error of 0.4."""
-
-
-class Verdict(NamedTuple):
-    """What became of one of the paper's claims: its name, what we measured, and whether it holds."""
-
-    claim: str
-    measured: str
-    outcome: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,30 +44,43 @@ class Experiment(NamedTuple):
         title: in words.
         where: in the paper.
         runs: the training runs it needs, in order of importance.
-        make: turns finished runs into a page; what is missing is shown as not run.
+        make: turns finished runs into a page; what is missing is shown as not run. Where something is measured without
+            training, that is its third argument.
+        measure: measures that, as plain numbers; they are kept beside the runs, so that a page can be made again
+            anywhere.
     """
 
     name: str
     title: str
     where: str
     runs: Callable[[Scale], list[RunConfig]]
-    make: Callable[[Scale, Lookup], Page]
+    make: Callable[..., Page]
+    measure: Callable[[Scale], dict[str, Any]] | None = None
 
 
-def outcome(answers: list[bool | None]) -> str:
-    """Sum up answers to the same question at several points; None where a run is missing."""
-    known = [answer for answer in answers if answer is not None]
+def by_seed(find: Lookup, config: RunConfig, seeds: Sequence[int]) -> list[Result | None]:
+    """Return the runs of a configuration with each of these seeds; None where it was not run."""
+    return [find(replace(config, seed=seed)) for seed in seeds]
+
+
+def percents(results: Sequence[Result | None]) -> list[float | None]:
+    """Return test accuracies in %; None where there was no run."""
+    return [None if result is None else 100.0 * result.accuracy for result in results]
+
+
+def mean_of(values: Sequence[float | None]) -> float:
+    """Return the mean over the seeds that were run; NaN without any."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else math.nan
+
+
+def spread(values: Sequence[float | None], digits: int = 2) -> str:
+    """Write the mean over seeds, ± its standard error, and the number of seeds; empty where nothing was run."""
+    known = [value for value in values if value is not None]
     if not known:
-        return OPEN
-    if all(known):
-        return HOLDS if len(known) == len(answers) else f"{HOLDS} where it was run ({len(known)} of {len(answers)})"
-    return FAILS if not any(known) else f"{PARTLY} ({sum(known)} of {len(known)})"
-
-
-def counted(answers: list[bool | None]) -> str:
-    """Say at how many of the points that were run the answer is yes."""
-    known = [answer for answer in answers if answer is not None]
-    return f"{sum(known)} of {len(known)} points"
+        return ""
+    error = f" ± {np.std(known, ddof=1) / math.sqrt(len(known)):.{digits}f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.{digits}f}{error} ({len(known)})"
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:

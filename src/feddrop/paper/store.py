@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop import checkpoints
 from feddrop.config import RunConfig, from_table, to_table
 from feddrop.errors import FeddropError, RunError
+from feddrop.files import write_atomically
+from feddrop.records import RunFolder
 
 _SERIES = (
     *("train_loss", "test_loss", "test_accuracy"),
@@ -35,7 +37,9 @@ class Result:
     Attributes:
         config: its configuration, as plain values.
         version: the feddrop that made it.
-        series: numbers by round, ``[rounds]`` each; also ``mean_rate`` and ``devices``.
+        series: numbers by round, ``[rounds]`` each: what the records hold of a round as a whole; ``mean_rate``,
+            ``devices``, the shares of them that deadline and energy hold, the slowest one's latency by the other way of
+            counting; and the method's own metrics.
         wall_s: seconds it took.
     """
 
@@ -62,13 +66,6 @@ def key_of(config: RunConfig) -> str:
     """
     table = _chosen(config)
     table["execution"] = config.execution.wire
-    for section, unused in (
-        ("feddst", config.method != "feddst"),
-        ("aggregation", config.method == "feddst"),
-        ("rate", config.radio is not None and config.radio.scheme != "fixed"),
-    ):
-        if unused:
-            table.pop(section, None)
     table.get("data", {}).pop("path", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 
@@ -113,6 +110,14 @@ class Store:
             raise RunError(f"{path} is of another configuration. Delete it, and it is trained again.")
         return result
 
+    def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was measured without training under a name; measured now if it never was."""
+        path = self.results / "facts" / f"{name}.json"
+        if not path.exists():
+            write_atomically(path, (json.dumps(measure(), indent=1) + "\n").encode())
+        facts: dict[str, Any] = json.loads(path.read_text())
+        return facts
+
     def _path(self, config: RunConfig) -> Path:
         return self.results / f"{key_of(config)}.json"
 
@@ -126,22 +131,41 @@ class Store:
     def put(self, config: RunConfig) -> Result:
         """Turn the finished run folder of a configuration into a result."""
         folder = self.folder(config)
-        records = checkpoints.read_lines(folder / "metrics.jsonl")
+        records = RunFolder(folder).records()
         if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
             raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it, and it is trained again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
-        rates = [[d["rate"] for d in record["devices"] if d["status"] == "ok"] for record in records]
-        series["mean_rate"] = [float(np.mean(row)) if row else None for row in rates]
-        series["devices"] = [len(row) for row in rates]
+        series |= _of_devices([[d for d in record["devices"] if d["status"] == "ok"] for record in records])
+        for name in sorted({name for record in records for name in record.get("metrics") or {}}):
+            series[name] = [(record.get("metrics") or {}).get(name) for record in records]
         result = Result(
             config=to_table(config),
-            version=json.loads((folder / "run.json").read_text())["feddrop"],
+            version=RunFolder(folder).about()["feddrop"],
             series={name: [_short(value) for value in row] for name, row in series.items()},
             wall_s=round(sum(record["wall_s"] for record in records), 1),
         )
         text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
-        checkpoints.write_atomically(self._path(config), text.encode())
+        write_atomically(self._path(config), text.encode())
         return result
+
+
+def _of_devices(rounds: list[list[dict[str, Any]]]) -> dict[str, list[float | None]]:
+    """Sum up the devices that took part, round by round; what no device has is left out."""
+
+    def mean(values: list[float]) -> float | None:
+        return float(np.mean(values)) if values else None
+
+    series: dict[str, list[float | None]] = {
+        "mean_rate": [mean([d["rate"] for d in row]) for row in rounds],
+        "devices": [len(row) for row in rounds],
+    }
+    if any(d.get("binding") for row in rounds for d in row):
+        for name in ("deadline", "energy"):
+            series[f"held_{name}"] = [mean([name in (d["binding"] or "") for d in row]) for row in rounds]
+    for name in ("measured_latency_s", "formula_latency_s"):
+        if any(name in d for row in rounds for d in row):
+            series[name] = [max(d[name] for d in row) if row else None for row in rounds]
+    return series
 
 
 def _short(value: float | None) -> float | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop.errors import RunError
-from feddrop.report.style import clean, to_svg
+from feddrop import files
+from feddrop.files import clean
+from feddrop.report.style import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,15 +99,7 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
 def write_atomically(out: Path, name: str, page: Html) -> Path:
     """Write a page to ``out`` (or to this name in it, if it is a folder): a reader sees the old file or the new one."""
     path = out / name if out.is_dir() else out
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"The report cannot be written to {path}: {error.strerror}. Choose another place.") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    files.write_atomically(path, page.encode())
     return path
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.files import clean
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -51,12 +53,6 @@ class EndLabel(NamedTuple):
     y: float
     text: str
     colour: str
-
-
-def clean(text: object, longest: int | None = None) -> str:
-    """Return text fit for a page: one line, no control characters, no halves of characters, cut at ``longest``."""
-    line = "".join(c if c.isprintable() else " " for c in str(text)).strip()
-    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from feddrop.files import clean
 from feddrop.report.html import Html, el, table
 from feddrop.report.maps import BINDINGS
 from feddrop.report.quantities import NOTHING, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.report.style import clean
 
 MOST_ROWS = 1_000
 """A longer table shows every n-th row."""

@@ -20,8 +20,7 @@ from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.subnets.frames import LEVELS
+from feddrop.subnets.cut import LEVELS, SubnetConfig
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import Point
 from feddrop.theory.studies import RATES, Study, study, work
@@ -130,7 +129,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         raise RunError(f"{folder} was run on data of your own. Use feddrop.theory.study on its network and data.")
     model = config.model.name
     dataset = data.load(config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None)
-    network, values = _build(model, dataset, config.model.width, seed), loaded[1]["params"]
+    network, values = _build(model, dataset, config.model.width, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
     params.load_into(network, values)
@@ -139,13 +138,13 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         dataset=dataset,
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
-        title=f"{model} on {dataset.name}, after {loaded[0]} rounds",
-        notes=_notes(config.subnet),
+        title=f"{model} on {dataset.name}, after {loaded.round} rounds",
+        notes=_notes(config.method.settings) if isinstance(config.method.settings, SubnetConfig) else (),
     )
 
 
 def _build(model: str, dataset: data.Dataset, width: float, seed: int) -> nn.Module:
-    return models.build(model, num_classes=dataset.num_classes, input_shape=dataset.input_shape, width=width, seed=seed)
+    return models.build(models.ModelConfig(name=model, width=width), dataset, seed)
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -164,11 +163,11 @@ def _notes(subnet: SubnetConfig) -> tuple[str, ...]:
     """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
     own = []
     if subnet.layers != "all":
-        own.append(f"subnet.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
+        own.append(f"method.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
     if subnet.layer_rates:
-        own.append(f"subnet.layer_rates = {dict(subnet.layer_rates)!r}")
+        own.append(f"method.layer_rates = {dict(subnet.layer_rates)!r}")
     if subnet.biases:
-        own.append("subnet.biases = true")
+        own.append("method.biases = true")
     if not own:
         return ()
     return (

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from feddrop.errors import ConfigError
+from feddrop.learning.local import Loss
 from feddrop.seeds import derive, words
-from feddrop.training import Loss
 
 Tick = Callable[[], None]
 """Called after every gradient and every Hessian-vector product, to show progress."""

@@ -1,0 +1,20 @@
+"""Ways to run devices: the one table of them. They move bytes and know nothing else; all give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from feddrop.device import Task
+from feddrop.executors.config import ExecutionConfig
+from feddrop.executors.processes import Processes
+from feddrop.executors.serial import Serial
+from feddrop.rounds import Executor
+
+ExecutorFactory = Callable[[Task], Executor]
+
+EXECUTORS: Mapping[str, Callable[[Task, ExecutionConfig], Executor]] = {
+    "serial": lambda task, _: Serial(task),
+    "processes": lambda task, config: Processes(task, config.workers, timeout_s=config.timeout_s),
+}
+
+__all__ = ["EXECUTORS", "ExecutionConfig", "Executor", "ExecutorFactory", "Processes", "Serial"]

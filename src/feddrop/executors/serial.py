@@ -1,0 +1,44 @@
+"""Devices one after another, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from feddrop.device import TEST_CHUNK, Device, Reply, Task
+from feddrop.params import Params
+from feddrop.rounds import Parcel
+
+
+class Serial:
+    """Runs devices one after another, in this process."""
+
+    def __init__(self, task: Task) -> None:
+        self._threads = torch.get_num_threads()
+        self._device = Device(task)
+
+    def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
+        """Let devices train, in order."""
+        return (self._device.handle(parcel.frame, parcel.memory) for parcel in parcels)
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Return the mean loss and every measure on the test set."""
+        self._device.load(params)
+        starts = range(0, len(self._device.task.samples.test_y), TEST_CHUNK)
+        return means(self._device.evaluate(start) for start in starts)
+
+    def close(self) -> None:
+        """Give the thread count back."""
+        torch.set_num_threads(self._threads)
+
+
+def means(chunks: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Return the mean of every measure over chunks of summed measures; nothing where there are no samples."""
+    totals: dict[str, float] = {}
+    count = 0
+    for sums, size in chunks:
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0.0) + value
+        count += size
+    return {name: total / count for name, total in totals.items()} if count else {}

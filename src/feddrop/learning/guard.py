@@ -1,0 +1,112 @@
+"""One device against all: updates that stand out are marked, and on demand clipped or left out.
+
+The size of an update is the root mean square of its values, so that subnets of all rates can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from feddrop.errors import RunError
+from feddrop.subnets.piece import Subnet, scatter
+
+STANDS_OUT = 10.0
+"""An update so many times larger than the median of the last round is marked as suspicious."""
+
+U = TypeVar("U", bound=Any)
+Mark = Callable[[int, str], None]
+
+
+def size_of(values: Mapping[str, torch.Tensor]) -> float:
+    """Return the root mean square over all values of an update."""
+    count = sum(value.numel() for value in values.values())
+    square = sum(float(torch.linalg.vector_norm(value)) ** 2 for value in values.values())
+    return math.sqrt(square / max(1, count))
+
+
+class Guard:
+    """Watches the updates of a round as they come.
+
+    Attributes:
+        median: the median size of the last round's updates; NaN before the first. Saved with the run.
+    """
+
+    def __init__(self, *, clip: float = 0.0, krum: int = 0, median: float = math.nan) -> None:
+        self.median = median
+        self._clip, self._krum = clip, krum
+
+    def watch(self, updates: Iterable[tuple[Any, U]], mark: Mark) -> Iterator[tuple[Any, U]]:
+        """Pass updates on, with their jobs; ``mark`` is told the device and what is wrong with its update.
+
+        Before the first round there is nothing to compare with: a round that is to be clipped is then held whole, and
+        compared with itself. So is a round of which some updates are to be left out.
+        """
+        sizes: list[float] = []
+        reference = self.median
+        if self._krum or (self._clip and math.isnan(reference)):
+            held = list(updates)
+            if math.isnan(reference) and held:
+                reference = median(size_of(update.values) for _, update in held)
+            updates = self._closest(held, mark) if self._krum else held
+        for job, update in updates:
+            size = size_of(update.values)
+            sizes.append(size)
+            yield job, self._bounded(update, size, reference, mark)
+        self.median = median(sizes) if sizes else self.median
+
+    def _bounded(self, update: U, size: float, reference: float, mark: Mark) -> U:
+        times = size / reference if reference > 0 else 1.0
+        if self._clip and times > self._clip:
+            mark(update.device, f"{times:.3g} × as large as the last round's median; clipped to {self._clip:g} ×")
+            factor = self._clip / times
+            return replace(update, values={name: value * factor for name, value in update.values.items()})
+        if times > STANDS_OUT:
+            mark(update.device, f"{times:.3g} × as large as the last round's median")
+        return update
+
+    def _closest(self, held: list[tuple[Any, U]], mark: Mark) -> list[tuple[Any, U]]:
+        """Multi-Krum: keep the K - f updates whose K - f - 2 nearest neighbours are nearest."""
+        count, hostile = len(held), self._krum
+        if count < 2 * hostile + 3:
+            raise RunError(
+                f"server.krum is {hostile}, which needs at least {2 * hostile + 3} updates a round; there are {count}. "
+                "Lower it, or let more devices take part."
+            )
+        apart = distances([(update.subnet, update.values) for _, update in held])
+        scores = np.sort(apart, axis=1)[:, 1 : count - hostile - 1].sum(axis=1)
+        kept = set(np.argsort(scores, kind="stable")[: count - hostile].tolist())
+        for row, (_, update) in enumerate(held):
+            if row not in kept:
+                mark(update.device, "far from the other updates; left out by multi-Krum")
+        return [one for row, one in enumerate(held) if row in kept]
+
+
+def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the mean squared difference of every two updates over the entries that both hold, ``[K, K]``.
+
+    Two that share nothing are as far apart as their sizes say, as if the other's values were zero.
+    """
+    count = len(updates)
+    square, shared, own = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
+    for name in updates[0][0]:
+        rows = torch.stack([scatter(values[name], subnet[name]).reshape(-1) for subnet, values in updates]).double()
+        masks = torch.stack(
+            [scatter(torch.ones(subnet[name].size), subnet[name]).reshape(-1) for subnet, _ in updates]
+        ).double()
+        squares = (rows * rows) @ masks.T
+        square += (squares + squares.T - 2.0 * rows @ rows.T).numpy()
+        shared += (masks @ masks.T).numpy()
+        own += (rows * rows).sum(dim=1).numpy()
+    sizes = own / np.maximum(1.0, np.diag(shared))
+    apart: np.ndarray[Any, np.dtype[np.float64]] = np.where(
+        shared > 0, np.maximum(0.0, square) / np.maximum(1.0, shared), sizes[:, None] + sizes[None, :]
+    )
+    np.fill_diagonal(apart, 0.0)
+    return apart

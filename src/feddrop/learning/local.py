@@ -1,0 +1,103 @@
+"""Local training on one device: steps on a subnet, shared by every method; and measuring a network on samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from feddrop.errors import TrainingError
+from feddrop.learning.batches import Inputs
+from feddrop.learning.config import TrainConfig
+from feddrop.learning.steps import Adam, Sgd, clip
+from feddrop.subnets.piece import Piece, Subnet, scatter
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets to the mean loss."""
+
+GROWN = 1000.0
+"""A training loss that grows to this many times its first value has diverged."""
+
+
+def call(model: nn.Module, x: Inputs) -> Tensor:
+    """Run a network on a batch; one of several inputs is given them one by one."""
+    out: Tensor = model(*x) if isinstance(x, tuple) else model(x)
+    return out
+
+
+def train(
+    model: nn.Module,
+    subnet: Subnet,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    config: TrainConfig,
+    *,
+    lr: float,
+    loss: Loss,
+) -> float:
+    """Train a network in place and return the mean loss over the samples seen.
+
+    Where the subnet holds a tensor with zeros in between (weight level), gradients of dropped weights are zeroed before
+    every step. A dropped weight starts at zero and gets no gradient, so neither momentum nor weight decay moves it.
+
+    Raises:
+        TrainingError: the loss is not finite, or has grown a thousandfold.
+    """
+    model.train()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = list(named.values())
+    masks = [_mask(subnet[name], p.device) for name, p in named.items()]
+    starts = [w.detach().clone() for w in weights] if config.proximal else []
+    step = (Sgd if config.optimizer == "sgd" else Adam)(config, lr)
+    total: Tensor | float = 0.0
+    first: Tensor | None = None
+    seen = 0
+    for x, y in batches:
+        value = loss(call(model, x), y)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(value, weights, allow_unused=True)
+        with torch.no_grad():
+            if starts:
+                gradients = [
+                    g if g is None else g.add(w - w0, alpha=config.proximal)
+                    for g, w, w0 in zip(gradients, weights, starts, strict=True)
+                ]
+            # Not in place: autograd may give two weights one gradient.
+            gradients = [g if g is None or mask is None else g * mask for g, mask in zip(gradients, masks, strict=True)]
+            step(weights, clip(gradients, config.clip_norm) if config.clip_norm else gradients)
+        first = value.detach() if first is None else first
+        total = total + value.detach() * len(y)
+        seen += len(y)
+    mean = float(total) / max(1, seen)
+    if not math.isfinite(mean) or (first is not None and mean > GROWN * max(1.0, float(first))):
+        raise TrainingError(f"the training loss became {mean:.3g}: training diverged. Lower train.lr.")
+    return mean
+
+
+def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
+    return None if piece.dense else scatter(torch.ones(piece.size), piece).to(torch_device)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of right answers; outputs ``[N, classes, ...]``, targets ``[N, ...]``."""
+    return (outputs.argmax(1) == targets).double().mean()
+
+
+def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean absolute difference."""
+    return nn.functional.l1_loss(outputs, targets)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], measures: Mapping[str, Loss]
+) -> tuple[dict[str, float], int]:
+    """Return the sum of every measure over these samples, and their number; a batch counts by its size."""
+    model.eval()
+    totals, seen = dict.fromkeys(measures, 0.0), 0
+    for x, y in batches:
+        outputs = call(model, x)
+        for name, measure in measures.items():
+            totals[name] += float(measure(outputs, y)) * len(y)
+        seen += len(y)
+    return totals, seen

@@ -1,0 +1,110 @@
+"""Rounds to converge, read off finished runs: by seed, each against its own seed's run without dropout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.paper.experiment import Lookup, by_seed
+from feddrop.paper.resources import SCHEMES, Spot, no_dropout
+from feddrop.paper.scales import Scale
+from feddrop.paper.store import Result
+
+SHARES = (0.5, 0.9, 0.95, 0.98)
+"""Shares of the plateau without dropout."""
+HALF, CONVERGED = 0, 2
+"""Which of the shares is half-way, and which is what "converged" means."""
+WINDOW = 5
+
+
+class Reading(NamedTuple):
+    """One run: the round at which each share of the plateau is reached, and what was spent until then.
+
+    Attributes:
+        rounds: infinite where a share is never reached.
+        seconds: the cell's time; NaN without a cell.
+        megabytes: sent both ways by all devices.
+        rate: mean rate.
+        round_megabytes: sent in a round, on average.
+    """
+
+    rounds: tuple[float, ...]
+    seconds: tuple[float, ...]
+    megabytes: tuple[float, ...]
+    rate: float
+    round_megabytes: float
+
+
+class Curves(NamedTuple):
+    """What one panel shows.
+
+    Attributes:
+        spots: points of the figure.
+        schemes: readings by scheme, at every point, by seed; None where it was not run.
+        base: readings without dropout, by seed.
+        seeds: the seeds, in order.
+        limit: rounds that were trained.
+    """
+
+    spots: list[Spot]
+    schemes: dict[str, list[list[Reading | None]]]
+    base: list[Reading | None]
+    seeds: tuple[int, ...]
+    limit: int
+
+
+def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean over WINDOW rounds, from the WINDOW-th on; over all rounds if there are fewer."""
+    window = min(WINDOW, len(accuracy))
+    return np.convolve(accuracy, np.ones(window) / window, mode="valid")
+
+
+def convergence_round(result: Result, plateau: float, share: float) -> float:
+    """Return the first round at which the running mean of test accuracy reaches a share of the plateau, or infinity."""
+    smooth = running_mean(result.values("test_accuracy"))
+    reached = np.flatnonzero(smooth >= share * plateau)
+    return reached[0] + len(result.series["test_accuracy"]) - len(smooth) + 1.0 if len(reached) else np.inf
+
+
+def plateau_of(result: Result) -> float:
+    """Return the best running mean of test accuracy."""
+    return float(running_mean(result.values("test_accuracy")).max())
+
+
+def reading(result: Result | None, plateau: float | None) -> Reading | None:
+    """Read a run against a plateau; None if either is missing."""
+    if result is None or plateau is None:
+        return None
+    rounds = tuple(convergence_round(result, plateau, share) for share in SHARES)
+    sent = (result.values("push_bytes") + result.values("pull_bytes")) / 1e6
+    return Reading(
+        rounds=rounds,
+        seconds=_until(result.values("latency_s"), rounds),
+        megabytes=_until(sent, rounds),
+        rate=float(np.nanmean(result.values("mean_rate"))),
+        round_megabytes=float(np.nanmean(sent)) if not np.isnan(sent).all() else np.nan,
+    )
+
+
+def _until(spent: npt.NDArray[np.float64], rounds: tuple[float, ...]) -> tuple[float, ...]:
+    clock = np.cumsum(spent)
+    return tuple(np.inf if np.isinf(r) else float(clock[int(r) - 1]) for r in rounds)
+
+
+def curves_of(scale: Scale, find: Lookup, spots: list[Spot], scenario: str) -> Curves:
+    """Read the rounds off the runs of one scenario."""
+    base = by_seed(find, no_dropout(scale, scenario), scale.seeds)
+    plateaus = [None if result is None else plateau_of(result) for result in base]
+
+    def readings(results: list[Result | None]) -> list[Reading | None]:
+        return [reading(result, plateau) for result, plateau in zip(results, plateaus, strict=True)]
+
+    return Curves(
+        spots=spots,
+        schemes={s: [readings(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},
+        base=readings(base),
+        seeds=scale.seeds,
+        limit=scale.settings[scenario].figure_rounds,
+    )

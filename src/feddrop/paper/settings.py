@@ -1,0 +1,62 @@
+"""A run's settings in words: everything that decides its outcome, read off its configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from feddrop.config import RunConfig
+from feddrop.radio import RadioConfig
+
+_SOLVERS = {
+    "exact": "`exact` (the optimum, by our own solver, not by Algorithm 1)",
+    "primal-dual": "`primal-dual` (Algorithm 1)",
+    "random": "`random` (shares uniform over the *feasible* splits only, rates optimal)",
+    "equal": "`equal`",
+    "fixed": "`fixed` (one rate for all, the rest left out)",
+}
+_NOISES = {"density": "a density: variance = density · B", "literal": "a variance", "subband": "density · ρ · B"}
+
+
+def training(config: RunConfig) -> str:
+    """Say what is trained, and how."""
+    train, data, method = config.train, config.data, config.method.settings
+    images = f"{data.train_limit:,} images" if data.train_limit else "all images"
+    width = "" if config.model.width == 1 else f" at {config.model.width:g} of its width"
+    momentum = f", momentum {train.momentum:g}" if train.momentum else ""
+    if config.method.name == "feddrop":
+        layers = "weights of all layers" if method.layers == "all" else "weights of fully-connected layers only"
+        factor = " with the factor 1/(1-γ)" if method.factor else ""
+        how = f"dropped: {layers}, {method.count} counts; rule `{method.rule}`{factor}"
+    else:
+        how = config.method.name
+    return (
+        f"{config.model.name}{width}, first weights {config.model.init}; {data.name}, {images}, {data.devices} "
+        f"devices; {config.rounds} rounds, {train.epochs} local epoch{'s' * (train.epochs > 1)}, batch "
+        f"{train.batch_size}, learning rate {train.lr:g} ({train.schedule}){momentum}; {how}"
+    )
+
+
+def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
+    """Say everything of a cell but its deadline and bandwidth."""
+    budget = "no energy budget" if math.isinf(radio.energy_budget_j) else f"E₀ = {radio.energy_budget_j:g} J"
+    bits = (
+        f"costs by the paper's formula, Q = {radio.bits_per_parameter:g} bits"
+        if radio.costs == "formula"
+        else "costs as measured: frames of 32 bits a value, counted FLOPs"
+    )
+    losses = radio.path_loss
+    loss = f"{losses:g}" if isinstance(losses, float) else ", ".join(f"{value:g}" for value in losses)
+    return (
+        f"θ = {radio.max_rate:g}; N₀ = {radio.noise_w_hz:g} W/Hz as {_NOISES[radio.noise]}; {bits}; downlink "
+        f"{radio.downlink_power_w:g} W; {budget}, ξ = {radio.circuit_j:g} J; {radio.flop_per_cycle:g} FLOP a cycle; f "
+        f"= {radio.cpu_hz[0] / 1e9:g} to {radio.cpu_hz[1] / 1e9:g} GHz, P = {radio.tx_power_w[0]:g} to "
+        f"{radio.tx_power_w[1]:g} W; κ = {radio.kappa:g}, path loss {loss}; infeasible rounds: {radio.policy}; shares: "
+        + ", ".join(_SOLVERS[scheme] for scheme in schemes)
+    )
+
+
+def of_runs(scenario: str, config: RunConfig, schemes: Sequence[str] = (), more: str = "") -> str:
+    """Return the line of settings that stands above a figure's table."""
+    radio = f". Cell: {cell(config.radio, schemes)}" if config.radio is not None else ""
+    return f"*Settings, {scenario}: {training(config)}{radio}{more}.*\n\n"

@@ -1,0 +1,88 @@
+"""Who takes part in a round: everyone, some drawn from the seed, or those that are there."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.errors import ConfigError
+from feddrop.seeds import derive, permutation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipationConfig:
+    """Who takes part in a round.
+
+    Attributes:
+        count: number of devices a round, drawn uniformly from the seed; 0 for no limit.
+        share: share of the devices a round, likewise; 0 for no limit.
+        availability: a ``.csv`` file that says when devices are there: columns device, first, last, the rounds from
+            which and to which it is, counted from 1; several rows a device are allowed, and a device without a row is
+            never there. Empty: all are, always.
+    """
+
+    count: int = 0
+    share: float = 0.0
+    availability: str = ""
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(f"participation.count is {self.count}; it must be 1 or more, or 0 for everyone.")
+        if not 0.0 <= self.share <= 1.0:
+            raise ConfigError(
+                f"participation.share is {self.share!r}; it must be a number in (0, 1], or 0 for everyone."
+            )
+        if self.count and self.share:
+            raise ConfigError("participation.count and participation.share are both given; give one of them.")
+
+
+class Participation:
+    """Chooses the devices of a round; a pure function of the seed and the round."""
+
+    def __init__(self, config: ParticipationConfig, devices: int, seed: int) -> None:
+        if config.count > devices:
+            raise ConfigError(f"participation.count is {config.count}, but there are only {devices} devices.")
+        self._devices, self._seed = devices, seed
+        self._count = config.count or (max(1, math.floor(config.share * devices + 0.5)) if config.share else devices)
+        self._spans = _read_spans(Path(config.availability), devices) if config.availability else None
+
+    def chosen(self, round_: int) -> npt.NDArray[np.int64]:
+        """Return the devices that take part in a round, sorted."""
+        there = np.arange(self._devices)
+        if self._spans is not None:
+            device, first, last = self._spans.T
+            there = np.unique(device[(first <= round_) & (round_ <= last)])
+            if not len(there):
+                raise ConfigError(
+                    f"no device is there in round {round_}, by participation.availability. Add rows for it, or run "
+                    "fewer rounds."
+                )
+        if self._count >= len(there):
+            return there
+        order = permutation(derive(self._seed, "participation", round_), len(there))
+        return np.sort(there[order[: self._count]])
+
+
+def _read_spans(path: Path, devices: int) -> npt.NDArray[np.int64]:
+    """Read rows of device, first, last."""
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        spans = np.array([[int(row[name]) for name in ("device", "first", "last")] for row in rows], dtype=np.int64)
+    except OSError as error:
+        raise ConfigError(f"cannot read participation.availability {str(path)!r}: {error.strerror}.") from None
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
+        raise ConfigError(
+            f"participation.availability {str(path)!r} is no table of whole numbers in columns device, first, last."
+        ) from None
+    for row, (device, first, last) in enumerate(spans.reshape(-1, 3).tolist(), 2):
+        if not (0 <= device < devices and 1 <= first <= last):
+            raise ConfigError(
+                f"line {row} of {str(path)!r} says device {device}, rounds {first} to {last}; devices are 0 to "
+                f"{devices - 1}, and rounds count from 1."
+            )
+    return spans.reshape(-1, 3)

@@ -1,0 +1,291 @@
+"""Who decides the rates of a round: the user, or the cell.
+
+Both deciders have the same functions: ``decide`` before a round, ``costs`` after it, and the ``budgets`` of energy.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddrop.allocation import Allocation, allocate
+from feddrop.errors import ConfigError
+from feddrop.methods.method import Sizes
+from feddrop.participation import Participation
+from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import cost as radio_cost
+from feddrop.radio.config import RadioConfig
+from feddrop.radio.cost import Cost
+from feddrop.rounds import DeviceRound
+from feddrop.seeds import derive
+from feddrop.subnets.masks import check_rate
+from feddrop.wire import frame_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided for a round.
+
+    Attributes:
+        rates: dropout rate γ of every device that takes part.
+        shares: share ρ of the band, likewise; empty without a radio.
+        binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
+            ``"rate cap"`` or ``"none"``.
+        left_out: present devices that the policy left out.
+        deadline_s: the deadline in force; longer than asked for where the policy stretched it.
+        objective: Σ w/(1-γ), what the allocator minimises.
+        allocation: the allocator's own answer.
+        channels: the conditions of the round.
+    """
+
+    rates: Mapping[int, float]
+    shares: Mapping[int, float] = field(default_factory=dict)
+    binding: Mapping[int, str] = field(default_factory=dict)
+    left_out: Sequence[int] = ()
+    deadline_s: float | None = None
+    objective: float | None = None
+    allocation: Allocation | None = None
+    channels: Channels | None = None
+
+
+class GivenRates:
+    """Rates that the user gave; no radio, no latency, no energy."""
+
+    def __init__(self, rates: Sequence[float], participation: Participation) -> None:
+        self._rates, self._participation = rates, participation
+
+    def decide(self, round_: int) -> Decision:
+        """Return the rates of the devices that take part."""
+        return Decision(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
+
+    def costs(self, _: Decision, __: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return nothing: without a radio nothing is known of latency and energy."""
+        return {}
+
+    def budgets(self) -> list[float | None]:
+        """Return nothing: there is no radio."""
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the radio must know of what is trained.
+
+    Attributes:
+        samples: samples that each device trains on in a round, all epochs counted.
+        parameters: parameters of the whole network.
+        flops: FLOPs of one sample, forward and with the backward pass, of a subnet that keeps so many values of every
+            tensor; None for the whole network.
+        sizes: what a subnet of a rate holds; None where the method cannot say.
+        dtype: how values travel.
+    """
+
+    samples: Sequence[int]
+    parameters: int
+    flops: Callable[[Mapping[str, int] | None], tuple[float, float]]
+    sizes: Callable[[float], Sizes] | None
+    dtype: str
+
+
+class RadioRates:
+    """Rates and shares from the cell: channels are drawn, the allocator decides.
+
+    With ``costs = "measured"`` the allocator is told of a full model a little larger than it is, so that the *measured*
+    frames and FLOPs of every subnet (headers, biases, rounding) stay within what it planned with; see
+    :func:`feddrop.radio.covering`.
+    """
+
+    def __init__(
+        self,
+        radio: RadioConfig,
+        work: Workload,
+        participation: Participation,
+        seed: int,
+        fixed: Sequence[float] | None = None,
+    ) -> None:
+        self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
+        self._fixed = list(fixed) if fixed is not None else None
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
+        self._cover = self._covers() if radio.costs == "measured" else None
+        self._last: tuple[int, Allocation] | None = None
+
+    def decide(self, round_: int) -> Decision:
+        """Draw the channels of a round and allocate."""
+        if self._radio.scheme == "primal-dual":  # resumed: warm starts are replayed, so that they are the same
+            if self._last and self._last[0] >= round_:
+                self._last = None
+            for missed in range(self._last[0] + 1 if self._last else 1, round_):
+                self._decide(missed)
+        return self._decide(round_)
+
+    def _decide(self, round_: int) -> Decision:
+        channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
+        top = self._radio.max_rate
+        allocation = self._allocate(round_, channels, top)
+        while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
+            # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
+            top = highest
+            allocation = self._allocate(round_, channels, top)
+        self._last = (round_, allocation)
+        active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
+        return Decision(
+            rates={device: float(allocation.rate[device]) for device in active},
+            shares={device: float(allocation.share[device]) for device in active},
+            binding={device: str(binding[device]) for device in active},
+            left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
+            deadline_s=float(np.max(allocation.problem.deadline_s)),
+            objective=float(allocation.objective),
+            allocation=allocation,
+            channels=channels,
+        )
+
+    def _present(self, round_: int, channels: Channels) -> Channels:
+        """Leave only those devices in the cell that take part."""
+        chosen = self._participation.chosen(round_)
+        if len(chosen) == self.cell.devices:
+            return channels
+        present = np.zeros(self.cell.devices, bool)
+        present[chosen] = True
+        present &= channels.present
+        if not present.any():
+            raise ConfigError(
+                f"none of the devices chosen for round {round_} is in the cell. Let more take part, or raise "
+                "radio.min_devices."
+            )
+        return replace(channels, present=present)
+
+    def _allocate(self, round_: int, channels: Channels, top: float) -> Allocation:
+        """Allocate with rates up to ``top``."""
+        full = self._cover(top) if self._cover else self._formula
+        return allocate(
+            replace(self.cell, max_rate=top).problem(channels, **full),
+            self._radio.scheme,
+            policy=self._radio.policy,
+            seed=derive(self._seed, "shares", round_),
+            rate=self._fixed,
+            warm=self._last[1] if self._last else None,
+        )
+
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Work out latency and energy of every device, from what was measured and by the paper's formula."""
+        if decision.allocation is None or decision.channels is None:
+            return {}
+        count = self.cell.devices
+        push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
+        for entry in devices:
+            push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
+            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+        rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
+        formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
+        measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
+        first, second, name = (
+            (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
+        )
+        return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
+
+    def budgets(self) -> list[float | None]:
+        """Return the energy budget of every device in joules; None for no budget."""
+        return [
+            float(budget) if math.isfinite(budget) else None
+            for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
+        ]
+
+    def _covers(self) -> Callable[[float], dict[str, Any]]:
+        """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""
+        work = self._work
+        if work.sizes is None:
+            raise ConfigError(
+                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
+                "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
+                '"formula".'
+            )
+        sizes = lru_cache(maxsize=4096)(work.sizes)
+
+        def push(rate: float) -> float:
+            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
+
+        def pull(rate: float) -> float:
+            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+
+        @lru_cache
+        def cover(top: float) -> dict[str, Any]:
+            trained = covering(lambda rate: work.flops(sizes(rate).kept)[1], top)
+            return {
+                "push_bits": covering(push, top),
+                "pull_bits": covering(pull, top),
+                "flops": trained * self.cell.samples,
+            }
+
+        return cover
+
+
+Rates = GivenRates | RadioRates
+"""Who decides the rates of a run."""
+
+
+def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
+    """Return one rate a device: from one number, a list, or a file (``.json`` list, or ``.csv`` with a column rate)."""
+    if isinstance(rate, str):
+        rate = _rates_from_file(Path(rate))
+    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
+    if len(rates) != devices:
+        raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one a device, or one for all.")
+    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
+
+
+def _rates_from_file(path: Path) -> tuple[float, ...]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    try:
+        if path.suffix == ".json":
+            return tuple(float(value) for value in json.loads(text))
+        return _by_device(list(csv.DictReader(text.splitlines())), path)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
+        raise ConfigError(
+            f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column rate (and one named device, if "
+            "the rows are not in order)."
+        ) from None
+
+
+def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
+    """Return the column rate in the order of the column device, where there is one."""
+    rates = [float(row["rate"]) for row in rows]
+    if not rows or "device" not in rows[0]:
+        return tuple(rates)
+    devices = [int(row["device"]) for row in rows]
+    if sorted(devices) != list(range(len(rows))):
+        raise ConfigError(
+            f"the column device of {str(path)!r} holds {sorted(devices)[:12]}; it must name every device from 0 to "
+            f"{len(rows) - 1} once."
+        )
+    return tuple(rates[row] for row in np.argsort(devices).tolist())
+
+
+def _highest(allocation: Allocation) -> float:
+    """Return the highest rate in use, rounded up to a whole percent, so that covers are few."""
+    return math.ceil(100.0 * float(np.max(allocation.rate, where=allocation.active, initial=0.0))) / 100.0
+
+
+def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
+    """Return latency and energy of one device, and beside them those by the other way of counting."""
+    return {
+        "latency_s": float(first.latency_s[device]),
+        "energy_j": float(first.energy_j[device]),
+        f"{name}_latency_s": float(second.latency_s[device]),
+        f"{name}_energy_j": float(second.energy_j[device]),
+    }

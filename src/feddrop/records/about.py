@@ -1,0 +1,127 @@
+"""``run.json``: what was trained, by which versions, from which configuration; and whether it may go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import secrets
+import tomllib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from feddrop.errors import RunError
+from feddrop.files import clean, flat, plain
+
+if TYPE_CHECKING:
+    from feddrop.config import RunConfig
+
+log = logging.getLogger("feddrop")
+
+SAME = {"parameters": "network", "data_crc32": "data", "samples": "partition", "class_counts": "partition"}
+"""Facts that must be those of the start, and what differs if they are not."""
+
+FREE = ("rounds", "execution.executor", "execution.workers", "execution.timeout_s", "data.path", "callbacks")
+"""Settings, or sections, that may change between two parts of a run: they do not alter the rounds that are done."""
+
+VERSIONS = ("feddrop", "torch", "numpy", "python")
+
+
+def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``run.json`` says of a new run: the facts given, versions, machine, configuration and its digest."""
+    return {
+        "id": secrets.token_hex(8),
+        **plain(facts),
+        **versions(),
+        "cpu": platform.processor() or platform.machine(),
+        "config": config.to_toml(),
+        "config_digest": digest(config),
+        "resumed": [],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that may alter a result."""
+    from importlib.metadata import version
+
+    import numpy
+    import torch
+
+    python = platform.python_version()
+    return {
+        "feddrop": version("feddrop"),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "python": python,
+    }
+
+
+def digest(config: RunConfig) -> str:
+    """Return a digest of what decides the outcome: every setting but those that may change between parts of a run."""
+    chosen = {key: value for key, value in flat(tomllib.loads(config.to_toml())).items() if not _free(key)}
+    return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def check(
+    before: Mapping[str, Any], config: RunConfig, facts: Mapping[str, Any], *, folder: object, done: int
+) -> dict[str, Any]:
+    """Hold what is about to go on to what was started.
+
+    Args:
+        before: what ``run.json`` says.
+        config: the configuration of now.
+        facts: the facts of now.
+        folder: the run folder, for messages.
+        done: rounds that are done.
+
+    Returns:
+        What ``run.json`` says from now on: settings that were free to change, and another version of Python, torch,
+        NumPy or feddrop, are added to its list ``resumed``, and a warning says so.
+
+    Raises:
+        RunError: network, data, partition or a setting differ; the message names it and what to do.
+    """
+    now, where = plain(facts), clean(folder)
+    for key, what in SAME.items():
+        if key in now and before.get(key) != now[key]:
+            raise RunError(f"{where} was started with another {what}. Give the same one to resume it.")
+    changed = _changes(before, config, where)
+    barred = {key: values for key, values in changed.items() if not _free(key)}
+    if barred:
+        told = "; ".join(f"{key} was {clean(old, 40)}, is {clean(new, 40)}" for key, (old, new) in barred.items())
+        raise RunError(
+            f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
+            "run with it."
+        )
+    resumed = before.get("resumed")
+    history = [entry for entry in resumed if isinstance(entry, dict)] if isinstance(resumed, list) else []
+    known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS}
+    other = {key: value for key, value in versions().items() if known.get(key) != value}
+    if other:
+        told = ", ".join(f"{key} {clean(known.get(key), 40)} before, {value} now" for key, value in other.items())
+        log.warning("%s goes on with other versions: %s. Results may differ in the last bits.", where, told)
+    if not other and not changed:
+        return dict(before)
+    entry: dict[str, Any] = {"after_round": done, **other}
+    if changed:
+        entry["changed"] = {key: new for key, (_, new) in changed.items()}
+    return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def _free(key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in FREE)
+
+
+def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that changed: what each was, and is."""
+    try:  # through the same reading, so that a key which is new since then counts as its default
+        old = flat(tomllib.loads(type(config).from_toml(str(before["config"])).to_toml()))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"run.json of {where} does not tell the configuration that it was started with ({clean(error, 80)}). "
+            "Restore it, or start a new run."
+        ) from None
+    new = flat(tomllib.loads(config.to_toml()))
+    keys = sorted(old.keys() | new.keys())
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
