@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddrop.allocation import Problem, allocate
+    from feddrop.allocation import PowerProblem, Problem, allocate
     from feddrop.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
     from feddrop.config import RunConfig
     from feddrop.data import DataConfig, Dataset, from_arrays, from_dataset, load, partition
@@ -71,6 +71,7 @@ _HOMES = {
     "ModelConfig": "models",
     "Parcel": "rounds",
     "ParticipationConfig": "participation",
+    "PowerProblem": "allocation",
     "Problem": "allocation",
     "Processes": "executors",
     "RadioConfig": "radio",
@@ -148,6 +149,7 @@ __all__ = [
     "ModelConfig",
     "Parcel",
     "ParticipationConfig",
+    "PowerProblem",
     "Problem",
     "Processes",
     "RadioConfig",

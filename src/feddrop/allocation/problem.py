@@ -150,7 +150,10 @@ def coerce(problem: Any) -> None:
         _check(name, value, shape)
 
 
-_MAY_BE_ZERO = ("weight", "compute_s", "upload_j", "compute_j", "tx_power_w")
+_MAY_BE_ZERO = (
+    *("weight", "compute_s", "upload_j", "compute_j", "push_s", "download_s", "cycles", "cpu_constant"),
+    *("tx_power_w", "least_cpu_hz", "least_tx_power_w"),
+)
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
