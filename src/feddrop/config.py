@@ -54,6 +54,12 @@ class RunConfig:
             0.3 where nothing is said. With a radio, rates come from it.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         method: its name and, beside it, its settings; a name alone will do.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml('method = { name = "feddst", alpha = 0.2 }', ["rounds=5", "rate=0.5"])
+        >>> config.rounds, config.rate, config.method.name, config.method.settings.alpha
+        (5, 0.5, 'feddst', 0.2)
     """
 
     seed: int = 0

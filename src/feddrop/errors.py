@@ -9,7 +9,16 @@ from typing import Any
 
 
 class FeddropError(Exception):
-    """Base of every error that feddrop raises on purpose."""
+    """Base of every error that feddrop raises on purpose.
+
+    Example:
+        >>> import feddrop
+        >>> try:
+        ...     feddrop.RunConfig(rounds=0)
+        ... except feddrop.FeddropError as error:
+        ...     print(error)
+        rounds is 0; it must be at least 1.
+    """
 
 
 class ConfigError(FeddropError, ValueError):

@@ -24,6 +24,11 @@ class ParticipationConfig:
         availability: a ``.csv`` file that says when devices are there: columns device, first, last, the rounds from
             which and to which it is, counted from 1; several rows a device are allowed, and a device without a row is
             never there. Empty: all are, always.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.RunConfig.from_toml("participation = { share = 0.1 }").participation.share
+        0.1
     """
 
     count: int = 0

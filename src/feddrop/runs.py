@@ -65,6 +65,17 @@ class Run:
         overwrite: whether a run that the folder holds may be overwritten.
         callbacks: who hears of every round, beside those that ``config.callbacks`` names; see ``callbacks.py``.
         command: how the run was started, for the report.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> run = feddrop.Run(config, "runs/loop")
+        >>> for record in run:
+        ...     print(record.round, record.train_loss < 3)
+        1 True
+        2 True
+        >>> sorted(run.params)[0]
+        'conv1.bias'
     """
 
     def __init__(
@@ -368,12 +379,27 @@ def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
         **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
             metrics, callbacks, overwrite. A network that is given stays as it is; :func:`load_model` gives the
             trained one.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> records = feddrop.run(config, "runs/first")
+        >>> [record.round for record in records]
+        [1, 2]
     """
     return _finish(Run(config, out, **given))
 
 
 def resume(folder: str | Path, **given: Any) -> list[Record]:
-    """Go on with a run where it stopped; give what was your own again."""
+    """Go on with a run where it stopped; give what was your own again.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> first = next(iter(feddrop.Run(config, "runs/stopped")))
+        >>> len(feddrop.resume("runs/stopped"))
+        2
+    """
     return _finish(Run(read_config(folder), folder, resume=True, **given))
 
 

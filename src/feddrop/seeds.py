@@ -30,6 +30,11 @@ def derive(root: int, *labels: Label) -> int:
     Args:
         root: any non-negative integer.
         *labels: what the stream is for: words and non-negative integers.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.derive(0, "mask", 1) == feddrop.derive(0, "mask", 1) != feddrop.derive(0, "mask", 2)
+        True
     """
     digest = hashlib.blake2b(digest_size=8, person=b"feddrop/seed")
     for label in (root, *labels):

@@ -66,6 +66,14 @@ def allocate(
     Raises:
         InfeasibleError: if nothing meets the constraints, naming devices and constraints, and the smallest deadline,
             bandwidth and energy budget that would do. It holds a :class:`Shortfall`.
+
+    Example:
+        >>> import feddrop
+        >>> cell = feddrop.Problem(weight=[0.5, 0.5], comm_s=[2.0, 8.0], compute_s=0.1, upload_j=0.0, compute_j=0.0,
+        ...                        deadline_s=10.0, budget_j=float("inf"), max_rate=0.9)
+        >>> found = feddrop.allocate(cell)
+        >>> found.rate.round(3).tolist(), found.share.round(3).tolist()
+        ([0.0, 0.012], [0.202, 0.798])
     """
     if method not in METHODS or policy not in POLICIES:
         one_of("method", method, METHODS)

@@ -63,6 +63,13 @@ class Problem:
         present: which devices take part in the round; None for all. The others get no share.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
+
+    Example:
+        >>> import feddrop
+        >>> cell = feddrop.Problem(weight=[0.5, 0.5], comm_s=[2.0, 8.0], compute_s=0.1, upload_j=0.0, compute_j=0.0,
+        ...                        deadline_s=10.0, budget_j=float("inf"), max_rate=0.9)
+        >>> cell.shape
+        (2,)
     """
 
     numbers: ClassVar[tuple[str, ...]] = (

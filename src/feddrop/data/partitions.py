@@ -86,6 +86,11 @@ def partition(
 
     Returns:
         For each device, the sorted positions of its samples.
+
+    Example:
+        >>> import feddrop
+        >>> [len(part) for part in feddrop.partition([0, 0, 1, 1, 2], devices=2, seed=1)]
+        [3, 2]
     """
     one_of("partition", how, PARTITIONS)
     labels = _as_labels(labels, how) if how in ("dirichlet", "classes") else np.asarray(labels)

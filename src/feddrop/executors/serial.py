@@ -12,7 +12,14 @@ from feddrop.rounds import Parcel
 
 
 class Serial:
-    """Runs devices one after another, in this process."""
+    """Runs devices one after another, in this process.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=1"])
+        >>> len(feddrop.run(config, "runs/serial", executor=feddrop.Serial))
+        1
+    """
 
     def __init__(self, task: Task) -> None:
         self._threads = torch.get_num_threads()

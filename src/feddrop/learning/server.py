@@ -45,6 +45,11 @@ class ServerConfig:
         krum: number of devices that may be hostile: of K updates, only the K - krum that lie closest together are used
             (multi-Krum); 0 uses all.
         min_devices: a round with fewer usable updates is an error.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.ServerConfig(optimizer="fedadam", lr=0.01).beta2
+        0.99
     """
 
     optimizer: str = "average"

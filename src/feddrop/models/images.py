@@ -36,6 +36,11 @@ def lenet(
         input_shape: shape of one sample, ``(channels, height, width)``; at least 16 x 16 pixels.
         channels: output channels of ``conv1``, ``conv2``.
         hidden: widths of ``fc1``, ``fc2``.
+
+    Example:
+        >>> import feddrop
+        >>> sum(p.numel() for p in feddrop.lenet().parameters())
+        69656
     """
     colours, *pixels = _check("lenet", num_classes, input_shape, channels, hidden, widths=LENET, smallest=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in pixels)

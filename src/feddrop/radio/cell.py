@@ -93,6 +93,13 @@ class Cell:
         flop_per_cycle: floating-point operations a CPU does in a cycle.
         max_rate: θ.
         dynamics: what else changes from round to round; None for a cell that stays as it is.
+
+    Example:
+        >>> import feddrop
+        >>> cell = feddrop.Cell.paper(devices=3, seed=0, deadline_s=8.0)
+        >>> channels = cell.draw(1, seed=0)
+        >>> feddrop.allocate(cell.problem(channels, parameters=69_656, forward_flops=1_318_560)).share.sum().round(6)
+        np.float64(1.0)
     """
 
     cpu_hz: FloatArray

@@ -97,6 +97,13 @@ def load_model(
 
     Raises:
         RunError: no checkpoint is whole, or the network is another one.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=1"])
+        >>> _ = feddrop.run(config, "runs/one")
+        >>> feddrop.load_model("runs/one").conv1
+        Conv2d(1, 6, kernel_size=(5, 5), stride=(1, 1))
     """
     from torch import nn
 

@@ -35,6 +35,13 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
 
     Raises:
         RunError: the folder is incomplete or malformed, or the report cannot be written.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=1"])
+        >>> for record in feddrop.Run(config, "runs/shown"):
+        ...     print(feddrop.write_report("runs/shown").name)
+        report.html
     """
     run = load_run(run_dir)
     return write_atomically(Path(run_dir if out is None else out), "report.html", run_page(run))
