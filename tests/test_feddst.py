@@ -448,7 +448,7 @@ def test_it_learns(tmp_path, digits):
     weights = [p for p in job.params.values() if p.ndim >= 2]
     zeros = sum(int((p == 0).sum()) for p in weights)
     assert zeros / sum(p.numel() for p in weights) == pytest.approx(0.5, abs=1e-3)
-    assert last["method"].keys() == {"mask_moved"}
+    assert last["metrics"].keys() == {"mask_moved"}
 
 
 # As released

@@ -14,20 +14,20 @@ import feddrop
 ROOT = Path(feddrop.__file__).parent
 # The rooms in their order: a file or a folder right below feddrop/. A room imports itself and those above it, no other.
 ORDER = (
-    *("errors", "seeds", "files", "allocation", "radio"),
+    *("errors", "texts", "seeds", "files", "allocation", "radio"),
     *("params", "subnets", "flops", "sections", "wire", "data", "models"),
     *("learning", "methods", "device", "rounds", "participation", "rates", "executors"),
     *("callbacks", "config", "checkpoints", "memories", "records", "report", "runs"),
-    *("plain", "theory", "show", "paper", "cli", "__main__"),
+    *("plain", "theory", "paper", "terminal", "__main__"),
 )
-NO_TORCH = ("errors", "seeds", "files", "allocation", "radio", "report")
+NO_TORCH = ("errors", "texts", "texts", "seeds", "files", "allocation", "radio", "report")
 # Package -> the only rooms that may import it.
 ONLY = {
-    "cyclopts": {"cli"},
+    "cyclopts": {"terminal"},
     "flwr": {"flower"},
     "matplotlib": {"report", "paper", "theory"},
-    "feddrop.cli": {"cli", "__main__"},
-    "feddrop.paper": {"cli", "paper"},
+    "feddrop.terminal": {"terminal", "__main__"},
+    "feddrop.paper": {"terminal", "paper"},
 }
 
 
@@ -96,7 +96,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_import_and_command_line_load_no_torch():
-    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.cli")
+    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.terminal")
 
 
 def test_radio_and_allocation_load_no_torch():

@@ -14,7 +14,8 @@ from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import accuracy, evaluate, train
 from feddrop.learning.losses import LOSSES, loss_named, measures_for
 from feddrop.params import from_model, load_into
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import SubnetConfig, cutter
 from feddrop.subnets.piece import gather, scatter, whole
 
 LOSS = nn.functional.cross_entropy
@@ -121,7 +122,7 @@ def test_dropped_weights_stay_zero_at_every_step(tiny, digits, biases, optimizer
     config = TrainConfig(
         optimizer=optimizer, momentum=momentum, weight_decay=0.1, batch_size=10, clip_norm=1.0, proximal=0.1
     )
-    plan = blueprint(tiny, (1, 16, 16))
+    plan = Blueprint(tiny, (1, 16, 16))
     subnet = cutter(plan, SubnetConfig(biases=biases))(3, 0.5)
     values = {n: scatter(gather(t, subnet[n]), subnet[n]) for n, t in from_model(tiny).items()}
     load_into(tiny, values)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
+    from feddrop.terminal.live import show
 
 _HOMES = {
     "Blueprint": "subnets.blueprint",
@@ -115,6 +116,7 @@ _HOMES = {
     "resnet18": "models",
     "resume": "runs",
     "run": "runs",
+    "show": "terminal.live",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
@@ -191,6 +193,7 @@ __all__ = [
     "resnet18",
     "resume",
     "run",
+    "show",
     "trained",
     "transformer",
     "write_report",

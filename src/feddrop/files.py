@@ -27,8 +27,9 @@ LOCK = ".lock"
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full. Free some space, then go on: what was saved before is whole",
-    errno.EDQUOT: "your quota of the disk is used up. Free some space, then go on: what was saved before is whole",
+    errno.ENOSPC: "the disk is full. Free some space, then go on with `feddrop resume`: what was saved is whole",
+    errno.EDQUOT: "your quota of the disk is used up. Free some space, then go on with `feddrop resume`: what was saved is whole",
+    errno.EFBIG: "File too large for this disk or your limits. Raise them, then go on with `feddrop resume`",
     errno.EROFS: "the disk is read-only. Name a folder on another",
     errno.EACCES: "you may not write there. Change its permissions, or name another folder",
     errno.EPERM: "you may not write there. Change its permissions, or name another folder",

@@ -16,7 +16,6 @@ table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` tab
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
+from feddrop.texts import parse_json, parse_toml, read_text
 
 _DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
@@ -66,16 +66,7 @@ def load(path: str | Path) -> Given:
         rows = [row.cells for row in read_table(path, "problem")[1]]
         shared = {key: [row.pop(key) for row in rows] for key in _COMMON_KEYS[:2] if rows and key in rows[0]}
         return _problem(shared, rows)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the problem {str(path)!r}: {reason}.") from None
-    try:
-        table = tomllib.loads(text) if kind == ".toml" else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"{str(path)!r} is not valid {kind[1:].upper()}: {why}.") from None
+    table = (parse_toml if kind == ".toml" else parse_json)(read_text(path, "the problem"), repr(str(path)))
     if not isinstance(table, dict):
         raise ConfigError(f"{str(path)!r} must hold a table of keys and values.")
     if "radio" in table:

@@ -68,7 +68,7 @@ def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:
-    """Return a table that scrolls on its own; the first ``words`` columns are text, the others numbers."""
+    """Return a table that scrolls on its own; the first ``words`` columns are text that wraps, the others numbers."""
     kinds = ["word" if n < words else "count" for n in range(len(head))]
     top = el("tr", *(el("th", cell, class_=kind, scope="col") for cell, kind in zip(head, kinds, strict=True)))
     body = [el("tr", *(el("td", c, class_=k) for c, k in zip(row, kinds, strict=True))) for row in rows]
@@ -94,6 +94,12 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
     )
     top = el("header", el("p", overline, class_="overline"), el("h1", title), el("p", subtitle, class_="subtitle"))
     return Html("<!doctype html>\n" + el("html", head, el("body", el("main", top, *content)), lang="en") + "\n")
+
+
+def in_frame(page: Html, height: int = 900) -> str:
+    """Return a page as a frame to stand in another page; scripts stay forbidden in it."""
+    look = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe sandbox="allow-same-origin" srcdoc="{html.escape(page)}" style="{look}"></iframe>'
 
 
 def write_atomically(out: Path, name: str, page: Html) -> Path:

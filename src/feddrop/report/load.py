@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.errors import RunError
 from feddrop.files import clean
@@ -16,7 +18,9 @@ from feddrop.records import load_run as read
 from feddrop.records.types import number
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 
-LONGEST_REASON = 200
+LONGEST_REASON, LONGEST_NAME = 200, 40
+MOST_METRICS = 12
+"""Own metrics that are drawn: more would bury the rest."""
 
 
 def load_run(run_dir: str | Path) -> RunLog:
@@ -54,6 +58,9 @@ def load_run(run_dir: str | Path) -> RunLog:
         budget_j=budget,
         class_counts=counts,
         class_names=names,
+        metrics=_own_metrics(run.rounds),
+        suspicious=_suspicious(run.rounds, devices),
+        suspicions=_suspicions(run.rounds),
     )
 
 
@@ -95,6 +102,28 @@ def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:
     """Count the reasons for which updates were refused, the most frequent first."""
     refused = (entry.status for record in rounds for entry in record.devices if _status(entry) == "refused")
     return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
+
+
+def _own_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
+    """Return the run's own metrics, a value a round."""
+    names = dict.fromkeys(name for record in rounds for name in record.metrics)
+    return {
+        clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
+        for name in itertools.islice(names, MOST_METRICS)
+    }
+
+
+def _suspicious(rounds: Sequence[RoundRecord], devices: Ints) -> npt.NDArray[np.bool_]:
+    marked = np.zeros((len(rounds), len(devices)), np.bool_)
+    for r, k, entry in _cells(rounds, devices):
+        marked[r, k] = bool(entry.suspicious)
+    return marked
+
+
+def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
+    """Count the reasons for which updates were marked, the most frequent first."""
+    marks = (entry.suspicious for record in rounds for entry in record.devices if entry.suspicious)
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in marks).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:
