@@ -10,63 +10,85 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feddrop.subnets.frames import DTYPES
-from feddrop.training import SCHEDULES
 
 import feddrop
-from feddrop.allocation import METHODS, POLICIES
-from feddrop.config import RunConfig, to_table
+from feddrop import allocation, methods
+from feddrop.config import RATE, RunConfig, to_table
 from feddrop.data import DATASETS, PARTITIONS
+from feddrop.executors import EXECUTORS
+from feddrop.learning import config as local
+from feddrop.learning import server
+from feddrop.learning.losses import LOSSES
+from feddrop.learning.means import MEANS
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import LAYER_SPARSITIES
 from feddrop.models import INITS, MODELS, NORMS
 from feddrop.radio.cell import NOISES
 from feddrop.subnets.cut import COUNTS, LEVELS
+from feddrop.wire import DTYPES
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
+    "execution.executor": EXECUTORS,
+    "execution.wire": DTYPES,
+    "method.name": methods.METHODS,
+    "method[feddrop].count": COUNTS,
+    "method[feddrop].level": LEVELS,
+    "method[feddrop].rule": RULES,
+    "method[feddst].layer_sparsity": LAYER_SPARSITIES,
     "model.init": INITS,
     "model.name": MODELS,
     "model.norm": NORMS,
-    "subnet.level": LEVELS,
-    "subnet.count": COUNTS,
-    "train.schedule": SCHEDULES,
-    "aggregation.rule": RULES,
-    "feddst.layer_sparsity": LAYER_SPARSITIES,
-    "execution.wire": DTYPES,
-    "radio.scheme": METHODS,
-    "radio.policy": POLICIES,
     "radio.noise": NOISES,
+    "radio.policy": allocation.POLICIES,
+    "radio.scheme": allocation.METHODS,
+    "server.mean": MEANS,
+    "server.optimizer": server.OPTIMIZERS,
+    "train.loss": LOSSES,
+    "train.optimizer": local.OPTIMIZERS,
+    "train.schedule": local.SCHEDULES,
 }
 
 
+def prefixes(heading: str) -> list[str]:
+    """What the keys under a heading belong to: a section, or the own settings of one method or several."""
+    found = re.fullmatch(r"## `\[(\w+)\]`(?:: ([\w, ]+))?", heading)
+    if found is None:
+        return [""]
+    return [f"{found[1]}[{name}]." for name in found[2].split(", ")] if found[2] else [f"{found[1]}."]
+
+
 def described(text: str) -> dict[str, tuple[str, ...]]:
-    """The rows of the tables of keys: ``section.key`` -> default, allowed, meaning."""
+    """The rows of the tables of keys: ``section.key`` or ``method[name].key`` -> default, allowed, meaning."""
     rows: dict[str, tuple[str, ...]] = {}
-    section, in_keys = "", False
+    sections, in_keys = [""], False
     for line in text.splitlines():
         if line.startswith("## "):
-            named = re.fullmatch(r"## `\[(\w+)\]`", line)
-            section = f"{named[1]}." if named else ""
+            sections = prefixes(line)
         in_keys = line.startswith("|") and (in_keys or line.startswith("| key |"))
         if in_keys and line.startswith("| `"):
             key, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
-            name = section + key.strip("` ")
-            assert len(cells) == 3, f"{name}: a row has four cells"
-            assert name not in rows, f"{name} has two rows"
-            rows[name] = tuple(cells)
+            for name in (section + key.strip("` ") for section in sections):
+                assert len(cells) == 3, f"{name}: a row has four cells"
+                assert name not in rows, f"{name} has two rows"
+                rows[name] = tuple(cells)
     return rows
 
 
 def defaults(cls: type[Any] = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Every key of a configuration with its default, as plain values; those of ``[radio]`` too, off by default."""
     found: dict[str, Any] = {}
-    plain = to_table(cls())
-    for name, hint in typing.get_type_hints(cls).items():
+    plain = {"rate": RATE} | to_table(cls())
+    hints = typing.get_type_hints(cls)
+    for name, hint in ((item.name, hints[item.name]) for item in dataclasses.fields(cls)):
         options = [option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)]
-        if options:
+        if hint is methods.MethodConfig:
+            found["method.name"] = cls().method.name
+            for method, (own, _) in methods.METHODS.items():
+                found |= defaults(own, f"method[{method}].")
+        elif options:
             found |= defaults(typing.cast(type[Any], options[0]), f"{prefix}{name}.")
         else:
             found[prefix + name] = list(plain[name]) if isinstance(plain[name], tuple) else plain[name]
@@ -78,6 +100,8 @@ def problems(text: str) -> list[str]:
     rows, keys = described(text), defaults()
     found = [f"{key} has no row" for key in keys if key not in rows]
     found += [f"{key} is no key" for key in rows if key not in keys]
+    told = {prefix for line in text.splitlines() if line.startswith("## ") for prefix in prefixes(line)}
+    found += [f"{name} has no heading" for name in methods.METHODS if f"method[{name}]." not in told]
     for key, (default, allowed, meaning) in rows.items():
         shown = tomllib.loads(f"value = {default.strip('`')}")["value"]
         if key in keys and (shown != keys[key] or isinstance(shown, bool) != isinstance(keys[key], bool)):
@@ -102,8 +126,10 @@ def test_every_key_has_a_row_with_its_default():
         ("| `eval_every` |", "| `eval_each` |", "eval_every has no row"),
         ("| `eval_every` |", "| `eval_each` |", "eval_each is no key"),
         ("| `bandwidth_hz` | `10e6` |", "| `bandwidth_hz` | `20e6` |", "the default of radio.bandwidth_hz"),
-        ("| `biases` | `false` |", "| `biases` | `true` |", "the default of subnet.biases is False"),
+        ("| `biases` | `false` |", "| `biases` | `true` |", "the default of method[feddrop].biases is False"),
         ('`"int8"`', '`"int4"`', "execution.wire may be"),
+        ("## `[method]`: fedavg", "## Federated averaging", "fedavg has no heading"),
+        ("## `[method]`: heterofl, fedrolex", "## `[method]`: heterofl", "method[fedrolex].layers has no row"),
     ],
 )
 def test_a_stale_page_is_noticed(before, after, problem):

@@ -115,7 +115,7 @@ def test_own_model_and_data(tmp_path, tiny, digits):
     small = from_arrays(digits.train_x[:200], digits.train_y[:200], digits.test_x, digits.test_y)
     before = [p.clone() for p in tiny.parameters()]
     records = run(
-        RunConfig.from_toml("", ["rounds=2", "data.devices=4", "subnet.level=unit"]),
+        RunConfig.from_toml("", ["rounds=2", "data.devices=4", "method.level=unit"]),
         tmp_path / "own",
         model=tiny,
         dataset=small,
@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     [
         ("rate=1.2", "rate of device 0 is 1.2"),
         ("model.name=resnet", "resnet"),
-        ("subnet.layers=['conv9']", "conv9"),
+        ("method.layers=['conv9']", "conv9"),
         ("radio.deadline_s=0.001", "deadline"),
         ("execution.device=abacus", "execution.device is 'abacus'"),
         ("execution.device=cuda:77", "cannot compute on here"),
