@@ -11,6 +11,7 @@ from functools import partial
 from statistics import median
 
 import torch
+from feddrop.training import TrainConfig
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -23,7 +24,6 @@ from feddrop.models import Shapes, build
 from feddrop.rounds import run_round
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
 
 DEVICES, SAMPLES, BATCH, REPEATS = 10, 1000, 32, 7
 CONFIG = TrainConfig(lr=0.01, batch_size=BATCH)

@@ -7,16 +7,17 @@ from statistics import median
 
 import numpy as np
 import torch
+from feddrop.method import Assignment
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from feddrop import params
-from feddrop.method import Assignment
 from feddrop.models import Shapes, build
 from feddrop.rounds import push
 from feddrop.subnets import frames
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
 from feddrop.subnets.units import shrink
 
 REPEATS = 5
@@ -46,7 +47,7 @@ def main() -> None:
     console = Console()
     model = build("alexnet", Shapes.of((3, 32, 32), 100), seed=0)
     whole = params.from_model(model)
-    plan = blueprint(model, (3, 32, 32), level="unit")
+    plan = Blueprint(model, (3, 32, 32))
     cut = cutter(plan, SubnetConfig(level="unit"))
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))
     networks = {0.0: model}
@@ -68,7 +69,7 @@ def main() -> None:
     for column in ("level", "rate", "MB", "cut s", "encode", "decode", "copy"):
         table.add_column(column, justify="right")
     for level in ("weight", "unit"):
-        cut = cutter(blueprint(model, (3, 32, 32), level=level), SubnetConfig(level=level))
+        cut = cutter(Blueprint(model, (3, 32, 32)), SubnetConfig(level=level))
         for rate in (0.0, 0.5, 0.9):
             rows = []
             for _ in range(REPEATS):

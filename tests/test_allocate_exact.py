@@ -123,7 +123,7 @@ def test_subband_links_and_their_derivatives() -> None:
     """Against 50 digits, from a signal far below the noise to one far above it."""
     from mpmath import diff, log, mp, mpf
 
-    from feddrop.allocation.subband import _link
+    from feddrop.allocation.subband import link
 
     mp.dps = 50
     for snr in 10.0 ** np.arange(-8, 9):
@@ -133,7 +133,7 @@ def test_subband_links_and_their_derivatives() -> None:
             return log(mp.ln(2) / (share * mp.log1p(mpf(snr) / share)))
 
         x = mpf(-2)
-        found = _link(np.asarray(snr), np.exp(np.asarray(-2.0)))
+        found = link(np.asarray(snr), np.exp(np.asarray(-2.0)))
         assert float(found.cost) == pytest.approx(float(mp.e ** log_cost(x)), rel=1e-14)
         assert float(found.fall) == pytest.approx(float(-diff(log_cost, x)), rel=1e-13)
         assert float(found.bend) == pytest.approx(float(-diff(log_cost, x, 2)), rel=1e-6)

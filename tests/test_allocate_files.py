@@ -51,7 +51,7 @@ def test_a_cell_file_is_the_cell():
     problem, *_ = load(EXAMPLES / "cell.toml")
     loss = (1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 2e-3, 2e-3, 1e-3, 2e-4, 1e-3)
     cell = RadioConfig(energy_budget_j=300.0, path_loss=loss).cell(10, 5000, seed=0)
-    same = cell.problem(cell.draw(0, 0), parameters=69_656, forward_flops=1_318_560)
+    same = cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560)
     np.testing.assert_array_equal(problem.comm_s, same.comm_s)
     np.testing.assert_array_equal(problem.budget_j, same.budget_j)
 
@@ -140,13 +140,19 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("c.toml", "[radio]\nbandwidth_hz = -1.0\n", "bandwidth_hz is -1"),
         ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'devices'"),
         ("c.toml", "[radio]\n[model]\nparameters = 10\n", "forward_flops is missing"),
-        ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "wrong type"),
+        ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "bandwidth_hz is 'wide'; it must be a number"),
         ("c.toml", "[radio]\npath_loss = 'far'\n", "wrong type"),
         ("c.toml", "[radio]\nscheme = 'exakt'\n", "radio.scheme is 'exakt'.*Did you mean 'exact'"),
         ("c.toml", "[radio]\ncosts = 'measured'\n", "radio.costs is 'measured'.*allocate plans by the paper's formula"),
         ("c.toml", "[radio]\n[cell]\nseed = -1\n", r"seed of \[cell\] is -1; it must be a whole number, 0 or more"),
         ("c.toml", "[radio]\n[cell]\nround = -1\n", r"round of \[cell\] is -1"),
-        ("c.toml", "[radio]\n[cell]\ndevices = 'ten'\n", r"devices of \[cell\] is 'ten'.*1 or more"),
+        ("c.toml", "[radio]\n[cell]\ndevices = 1000000000\n", "devices of .cell. is 1000000000; .* 1 to 10,000,000"),
+        ("c.toml", f"[radio]\nbandwidth_hz = {'9' * 400}\n", "bandwidth_hz is beyond what a number can be"),
+        ("c.toml", f"[radio]\nbandwidth_hz = {'9' * 5000}\n", "is not valid TOML: .* digits"),
+        ("c.toml", f"[radio]\n[cell]\nseed = 0x{'f' * 5000}\n", "seed of .cell. is a number of thousands of digits"),
+        ("p.json", "[" * 100_000, "nested too deeply"),
+        ("p.csv", f"comm_s\n{'9' * 200_000}\n", "cannot read the problem .* field larger"),
+        ("c.toml", "[radio]\n[cell]\ndevices = 'ten'\n", r"devices of \[cell\] is 'ten'.*1 to 10,000,000"),
         ("c.toml", "[radio]\n[cell]\nsamples = 'many'\n", r"samples of \[cell\] is 'many'"),
         ("c.toml", "radio = 3\n", "radio is 3; it must be a table"),
         ("c.toml", "[radio]\n[extra]\n", "a table of the file is 'extra'"),
@@ -199,3 +205,12 @@ def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):
     finding(str(tmp_path / "f.png"))
     assert "paper's table, literal noise" in capsys.readouterr().out
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_problem(tmp_path):
+    for name in ("problem.csv", "problem.toml"):
+        (tmp_path / name).write_text("\ufeff" + (EXAMPLES / name).read_text(), encoding="utf-8")
+        np.testing.assert_array_equal(load(tmp_path / name).problem.comm_s, load(EXAMPLES / name).problem.comm_s)
+        (tmp_path / name).write_bytes(b"\xff\xfe" + (EXAMPLES / name).read_bytes())
+        with pytest.raises(ConfigError, match="not UTF-8"):
+            load(tmp_path / name)

@@ -1,10 +1,12 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrop.config import RunConfig
-from feddrop.control import read_rates
 from feddrop.errors import ConfigError
+from feddrop.methods import named
+from feddrop.rates import read_rates
 
 
 def test_toml_round_trip():
@@ -13,10 +15,10 @@ def test_toml_round_trip():
         seed = 3
         rate = [0.1, 0.2]
         data = { devices = 2, partition = "dirichlet" }
-        subnet = { layers = ["fc1"], layer_rates = { fc2 = 0.5 } }
+        method = { layers = ["fc1"], layer_rates = { fc2 = 0.5 } }
         """
     )
-    assert config.subnet.layers == ("fc1",)
+    assert config.method.settings.layers == ("fc1",)
     assert RunConfig.from_toml(config.to_toml()) == config
     assert RunConfig.from_toml(RunConfig().to_toml()) == RunConfig()
 
@@ -34,8 +36,8 @@ def test_any_configuration_survives_the_disk(seed, rounds, rate, executor):
     [
         ("rouds = 3", "unknown key 'rouds'. Did you mean 'rounds'"),
         ("[train]\nlearning_rate = 1", "unknown key 'train.learning_rate'"),
-        ("[subnet]\nlevl = 'unit'", "Did you mean 'subnet.level'"),
-        ("[subnet]\nlevel = 'units'", "Did you mean 'unit'"),
+        ("[method]\nlevl = 'unit'", "Did you mean 'method.level'"),
+        ("[method]\nlevel = 'units'", "Did you mean 'unit'"),
         ("rounds = 'many'", "rounds is 'many'; it must be a whole number"),
         ("rounds = 0", "at least 1"),
         ("rounds = true", "rounds is True"),
@@ -44,8 +46,29 @@ def test_any_configuration_survives_the_disk(seed, rounds, rate, executor):
         ("train = 3", "must be a table"),
         ("rate = [0.1, 'x']", r"rate\[1\]|rate is"),
         ("[execution]\nwire = 'float64'", "float32"),
-        ("[subnet]\nlayer_rates = { fc1 = 1.0 }", r"\[0, 1\)"),
+        ("[method]\nlayer_rates = { fc1 = 1.0 }", r"\[0, 1\)"),
         ("rounds = ", "not valid TOML"),
+        ("[subnet]\nlevel = 'unit'", r"stand in \[method\]"),
+        ("[feddst]\nalpha = 0.1", r"stand in \[method\]"),
+        ("method = 'fedavgg'", "Did you mean 'fedavg'"),
+        ("method = 3", "it must be a name"),
+        ("[method]\nname = 'feddst'\nrule = 'delta'", "unknown key 'method.rule'"),
+        ("method = 'fedavg'\nrate = 0.2", "no effect on 'fedavg'"),
+        ("rate = 0.9\n[radio]\nscheme = 'exact'", "rate is 0.9, which has no effect"),
+        ("[radio]\nscheme = 'fixed'", "Add rate"),
+        ("[train]\nlr_end = 0.5", "lr_end is 0.5, which has no effect"),
+        ("[train]\noptimizer = 'adam'\nmomentum = 0.9", "momentum is 0.9, which has no effect"),
+        ("[data]\nalpha = -1.0", "data.alpha"),
+        ("[server]\nmomentum = 0.5", "server.momentum has no effect"),
+        ("[server]\ntrim = 0.2", "server.trim has no effect"),
+        ("[server]\nmean = 'trimmed'\ntrim = 0.5", r"\[0, 0.5\)"),
+        ("[participation]\ncount = 3\nshare = 0.5", "give one of them"),
+        ("[participation]\nshare = 1.5", r"\(0, 1\]"),
+        ("[execution]\nthreads = 99999999999", "1 to"),
+        ("method = 'no_such_package.module:factory'", "cannot be imported"),
+        ("[method]\nname = 'json:nothing'", "cannot be imported"),
+        ("[method]\nname = 'math:pi'", "no function"),
+        ("[method]\nname = 'json:dumps'\nalpha = 1\nskipkeys = 3\nbeta = 2\nobj = 4", "does not take the settings"),
     ],
 )
 def test_bad_configurations_say_what_to_do(toml, message):
@@ -79,8 +102,43 @@ def test_rates_from_a_number_a_list_and_files(tmp_path):
     for bad, message in [
         ((0.1,), "1 rates for 2 devices"),
         ((0.1, 1.0), "rate of device 1"),
-        (str(tmp_path / "bad.csv"), "column named rate"),
+        (str(tmp_path / "bad.csv"), "column rate"),
         (str(tmp_path / "none.csv"), "cannot read"),
     ]:
         with pytest.raises(ConfigError, match=message):
             read_rates(bad, 2)
+
+
+def test_the_rows_of_a_rates_table_may_stand_in_any_order(tmp_path):
+    (tmp_path / "r.csv").write_text("device,rate\n" + "".join(f"{k},{k / 10}\n" for k in range(9, -1, -1)))
+    assert read_rates(str(tmp_path / "r.csv"), 10) == [k / 10 for k in range(10)]
+    for rows in ("0,0.1\n0,0.2\n", "1,0.1\n2,0.2\n", "0,0.1\nx,0.2\n"):
+        (tmp_path / "bad.csv").write_text("device,rate\n" + rows)
+        with pytest.raises(ConfigError, match="device"):
+            read_rates(str(tmp_path / "bad.csv"), 2)
+    (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbfdevice,rate\n1,0.5\n0,0.25\n")
+    assert read_rates(str(tmp_path / "marked.csv"), 2) == [0.25, 0.5]
+    (tmp_path / "latin.csv").write_bytes(b"device,rate\n0,0.5 \xe9\n")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_rates(str(tmp_path / "latin.csv"), 1)
+
+
+def test_a_method_by_its_name_alone():
+    assert RunConfig.from_toml("method = 'feddst'").method == named("feddst")
+    assert RunConfig(method="fedavg").given_rate == 0.0
+    assert RunConfig.from_toml("", ["method=fedrolex"]).method.name == "fedrolex"
+    assert RunConfig().given_rate == 0.3
+
+
+def test_numpy_numbers_are_numbers():
+    config = RunConfig(seed=np.int64(3), rounds=np.int32(2), rate=np.array([0.1, 0.2]))
+    assert config == RunConfig(seed=3, rounds=2, rate=(0.1, 0.2))
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert RunConfig(rate=np.float32(0.25)).rate == 0.25
+
+
+def test_settings_that_may_have_an_effect_later_are_a_line():
+    lines = RunConfig.from_toml("", ["execution.workers=4", "data.alpha=0.5"]).notices()
+    assert len(lines) == 2
+    assert all("no effect" in line for line in lines)
+    assert RunConfig().notices() == []

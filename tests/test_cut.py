@@ -12,16 +12,17 @@ from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError
-from feddrop.method import Assignment
+from feddrop.methods.method import Job
 from feddrop.models import alexnet, lenet
 from feddrop.rounds import push
-from feddrop.subnets.cut import SubnetConfig, blueprint, cutter, kept_units
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
 from feddrop.subnets.piece import from_device_shape, gather, scatter, to_device_shape
 
 
 def cut_of(model, shape, **settings):
     config = SubnetConfig(**settings)
-    return cutter(blueprint(model, shape, level=config.level), config)
+    return cutter(Blueprint(model, shape), config)
 
 
 @pytest.mark.parametrize("build", [lenet, alexnet])
@@ -35,7 +36,7 @@ def test_bytes_on_the_wire(build, level):
     cut = cut_of(model, (3, 32, 32), level=level)
     for rate in (0.0, 0.2, 0.5, 0.9):
         subnet = cut(11, rate)
-        frame = push(whole, subnet, Assignment(round=1, device=0, seed=11, rate=rate, level=level))
+        frame = push(whole, subnet, Job(round=1, device=0, seed=11, rate=rate))
         expected = (1 - rate) * weights * 4 + biases * 4
         slack = 0.001 * expected + 128
         if level == "unit":  # one unit more or less in the layer whose units are largest
@@ -158,6 +159,6 @@ def test_pieces_go_out_and_back(tiny, level):
 
 
 def test_kept_units_match_the_pieces(tiny):
-    plan = blueprint(tiny, (1, 16, 16), level="unit")
+    plan = Blueprint(tiny, (1, 16, 16))
     subnet = cutter(plan, SubnetConfig(level="unit"))(3, 0.5)
     assert kept_units(plan.units, subnet)["fc1"] == subnet["fc1.bias"].size

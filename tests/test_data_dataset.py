@@ -1,11 +1,25 @@
+import doctest
+import importlib
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
 from feddrop import data
 from feddrop.data.values import moments, rank_in_class
-from feddrop.errors import DataError
+from feddrop.errors import ConfigError, DataError
 from feddrop.seeds import permutation
+
+LINEAR_ON_DIABETES = 0.4956
+"""Mean squared error of a linear fit on the test fifth; docs/data.md has it too."""
+
+
+@pytest.mark.parametrize("module", ["data.adapters", "data.arrays", "data.sources", "models.named"])
+def test_examples_in_docstrings(module):
+    found = doctest.testmod(importlib.import_module(f"feddrop.{module}"))
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_from_arrays_shapes_and_kinds():
@@ -55,7 +69,8 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
         ({"x": np.full((4, 3), np.nan)}, "not finite"),
         ({"test_x": np.ones((2, 4))}, "must agree"),
         ({"y": np.array([0, 1, 0])}, "y must be 4 integers"),
-        ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, "float64"),
+        ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, "y holds float64, test_y int64"),
+        ({"y": np.array(["a", "b", "a", "b"])}, "y must be 4 integers"),
         ({"y": np.array([0, 1, 0, -1])}, "integers from 0"),
         ({"test_y": np.array([0, 2])}, "test_y holds class 2, but there are 2 classes"),
         ({"class_names": ["one"]}, "y holds class 1, but there are 1 classes"),
@@ -73,3 +88,134 @@ def test_rank_in_class_against_a_plain_loop():
         expected[position] = seen[labels[position]]
         seen[labels[position]] += 1
     assert np.array_equal(rank_in_class(labels, 5), expected)
+
+
+# --- beyond pictures
+
+
+def test_tokens_are_kept_as_they_are():
+    x, test_x = np.array([[3, 0, 7], [1, 1, 2]]), np.array([[5, 6, 0]])
+    made = data.from_arrays(x, x, test_x, test_x)
+    assert (made.vocabulary, made.input_shape, made.target_shape, made.num_classes) == (8, (3,), (3,), 8)
+    assert made.train_x.dtype == torch.int64
+    assert np.array_equal(made.train_x, x)
+    assert made.loss == "cross_entropy"
+    assert data.from_arrays(x.astype(np.int32), [0, 1], test_x, [1], vocabulary=50).vocabulary == 50
+    bytes_ = data.from_arrays(x.astype(np.uint8), [0, 1], test_x.astype(np.uint8), [1])  # pixels, not tokens
+    assert (bytes_.vocabulary, bytes_.train_x.dtype) == (0, torch.float32)
+
+
+def test_numbers_to_learn_get_a_dimension_of_their_own():
+    """A network with one output gives [N, 1]; against [N], torch's mean squared error would compare all with all."""
+    x, y = np.random.default_rng(0).normal(size=(6, 4)), np.arange(6.0)
+    made = data.from_arrays(x, y, x[:2], y[:2])
+    assert (made.loss, made.class_names, made.num_classes) == ("mse", (), 0)
+    assert (made.train_y.shape, made.train_y.dtype) == ((6, 1), torch.float32)
+    assert made.train_y[:, 0].tolist() == y.tolist()
+    several = data.from_arrays(x, np.ones((6, 2, 3)), x[:2], np.ones((2, 2, 3)))
+    assert several.target_shape == (2, 3)
+
+
+def test_several_inputs_each_by_its_kind():
+    rng = np.random.default_rng(0)
+    tokens, pixels, table = rng.integers(0, 9, (6, 5)), rng.normal(3, 2, (6, 4, 4)), rng.normal(size=(6, 2))
+    y = np.array([0, 1] * 3)
+    made = data.from_arrays((tokens, pixels, table), y, (tokens[:2], pixels[:2], table[:2]), y[:2])
+    assert made.input_shapes == ((5,), (1, 4, 4), (2,))
+    assert [x.dtype for x in made.train_x] == [torch.int64, torch.float32, torch.float32]
+    alone = data.from_arrays(pixels, y, pixels[:2], y[:2])
+    assert torch.equal(made.train_x[1], alone.train_x)
+    assert torch.equal(made.test_x[1], alone.test_x)
+    assert [tuple(x.shape) for x in made.example] == [(1, 5), (1, 1, 4, 4), (1, 2)]
+    assert made.about()["input_shape"] == [[5], [1, 4, 4], [2]]
+    assert made.crc32() != alone.crc32()
+
+
+def test_owners_are_numbers_or_names():
+    x, y = np.ones((4, 2)), np.array([0, 1, 0, 1])
+    made = data.from_arrays(x, y, x, y, owners=["bo", "al", "bo", "cy"])
+    assert made.owners.tolist() == [1, 0, 1, 2]
+    assert made.owner_names == ("al", "bo", "cy")
+    assert data.from_arrays(x, y, x, y, owners=torch.tensor([7, 7, 5, 5])).owners.tolist() == [1, 1, 0, 0]
+    with pytest.raises(DataError, match="owners must be 4"):
+        data.from_arrays(x, y, x, y, owners=[1, 2, 3])
+
+
+def test_a_huge_label_builds_no_names():
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"class 8589934592.*unique"):
+        data.from_arrays(np.ones((2, 3)), np.array([0, 2**33]), np.ones((1, 3)), np.array([0]))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+TOKENS = {"x": np.array([[0, 1]]), "y": np.array([0]), "test_x": np.array([[0, 1]]), "test_y": np.array([0])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.array([[0, -1]])}, "token -1"),
+        ({"test_x": np.array([[0, 2]]), "vocabulary": 2}, "test_x holds token 2, but the vocabulary has 2"),
+        ({"x": [[0, 1], [1]]}, "several shapes"),
+        ({"x": np.array([["to", "be"]])}, "turn texts into tokens"),
+        ({"x": np.ones((1, 2))}, "must agree"),
+        ({"x": ()}, "x is empty"),
+        ({"x": (np.ones((1, 2)), np.ones((2, 2)))}, r"\[1, 2\] samples"),
+        ({"test_x": np.zeros((0, 2), int), "test_y": np.zeros(0, int)}, "test_x has shape"),
+        ({"test_y": np.array([0.5])}, "both must be classes, or both numbers"),
+        ({"y": np.array([np.nan]), "test_y": np.array([0.5])}, "not finite"),
+        ({"x": np.ones((1, 2)), "test_x": np.ones((1, 2)), "vocabulary": 5}, "holds no tokens"),
+    ],
+)
+def test_from_arrays_refuses_what_is_neither(change, message):
+    with pytest.raises(DataError, match=message):
+        data.from_arrays(**(TOKENS | change))
+
+
+HAND = {"name": "hand", "train_x": torch.ones(4, 3), "train_y": torch.tensor([0, 1, 0, 1]), "test_x": torch.ones(2, 3),
+        "test_y": torch.tensor([0, 1]), "class_names": ("a", "b")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test_x": torch.ones(0, 3), "test_y": torch.zeros(0, dtype=torch.int64)}, "test_x is empty"),
+        ({"test_y": torch.tensor([0, 2])}, "test_y holds class 2, but there are 2 classes"),
+        ({"train_y": torch.tensor([0, 1, 0, -1])}, "train_y holds class -1"),
+        ({"train_y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "int64"),
+        ({"train_x": torch.ones(3, 3)}, "for 4 targets"),
+        ({"test_x": torch.ones(2, 4)}, "must agree"),
+        ({"test_x": (torch.ones(2, 3), torch.ones(2, 3))}, "numbers of inputs"),
+        ({"loss": "mse"}, "takes floats"),
+        ({"owners": np.zeros(3, np.int64)}, "owners has shape"),
+        ({"train_x": torch.tensor([[9]] * 4), "test_x": torch.tensor([[1]] * 2), "vocabulary": 5}, "token 9"),
+    ],
+)
+def test_a_data_set_made_by_hand_is_checked(change, message):
+    data.Dataset(**HAND)
+    with pytest.raises(DataError, match=message):
+        data.Dataset(**(HAND | change))
+    with pytest.raises(ConfigError, match="mse"):
+        data.Dataset(**(HAND | {"loss": "msee"}))
+
+
+def test_diabetes_against_scikit_learn_itself():
+    from sklearn.datasets import load_diabetes
+    from sklearn.linear_model import LinearRegression
+
+    made = data.load("diabetes")
+    assert (len(made.train_y), len(made.test_y), made.input_shape, made.target_shape) == (354, 88, (10,), (1,))
+    assert (made.loss, made.num_classes, made.owners) == ("mse", 0, None)
+    assert float(made.train_y.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(made.train_y.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    # Every person is there once: targets, up to one shift and one scale, are scikit-learn's.
+    real = np.sort(load_diabetes().target)
+    ours = np.sort(torch.cat([made.train_y, made.test_y]).flatten().numpy())
+    assert np.allclose(np.polyval(np.polyfit(ours, real, 1), ours), real, atol=1e-3)
+    fitted = LinearRegression().fit(made.train_x, made.train_y)
+    error = float(((torch.from_numpy(fitted.predict(made.test_x)) - made.test_y) ** 2).mean())
+    assert error == pytest.approx(LINEAR_ON_DIABETES, abs=1e-3)
+    some = data.load("diabetes", train_limit=100)
+    assert len(some.train_y) == 100
+    assert torch.equal(some.test_y, made.test_y)

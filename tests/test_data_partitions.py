@@ -1,11 +1,17 @@
+import hashlib
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from feddrop import data
-from feddrop.errors import ConfigError
-from feddrop.seeds import derive, generator
+from feddrop.data import DataConfig
+from feddrop.data.partitions import check_parts
+from feddrop.errors import ConfigError, DataError
+from feddrop.seeds import derive, generator, permutation
 
+PINNED = {"iid": "11e23995437f26fa", "dirichlet": "15cbe1577587939f", "classes": "10f30b747d0d5abe"}
 PARTITIONS = [{"how": "iid"}, {"how": "dirichlet", "alpha": 0.1}, {"how": "classes", "classes_per_device": 3}]
 
 
@@ -99,6 +105,7 @@ def test_class_counts_against_a_plain_loop():
         ({"how": "idd"}, "Did you mean 'iid'"),
         ({"how": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
         ({"how": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
+        ({"how": "quantity", "alpha": 1e308}, "at most 1e6"),  # draws overflowed, and gave the most uneven parts
         ({"how": "classes", "classes_per_device": 1}, "from 2"),
         ({"how": "classes", "classes_per_device": 4}, "to 3"),
         ({"how": "classes", "classes_per_device": 3, "devices": 11}, "10 samples for 11 devices"),
@@ -111,3 +118,115 @@ def test_partition_refuses(change, message):
     arguments = {"labels": labels_of(3, 10), "devices": 2, "seed": 0} | change
     with pytest.raises(ConfigError, match=message):
         data.partition(arguments.pop("labels"), **arguments)
+
+
+def test_quantity_matches_a_plain_loop_and_needs_no_classes():
+    targets = np.random.default_rng(0).normal(size=(200, 3))
+    parts = data.partition(targets, devices=4, how="quantity", alpha=0.7, seed=3)
+    root = derive(3, "partition", "quantity")
+    share = generator(derive(root, "share")).dirichlet([0.7] * 4)
+    edges = [0, *(int(sum(share[: i + 1]) * 200) for i in range(3)), 200]
+    assert [len(part) for part in parts] == np.diff(edges).tolist()
+    assert sorted(np.concatenate(parts).tolist()) == list(range(200))
+    order = permutation(root, 200)
+    assert [sorted(order[a:b].tolist()) for a, b in pairwise(edges)] == [part.tolist() for part in parts]
+    uneven = data.partition(targets, devices=100, how="quantity", alpha=1e-3, seed=0)
+    assert sorted(np.concatenate(uneven).tolist()) == list(range(200))
+    assert min(len(part) for part in uneven) == 1
+
+
+def test_owner_against_a_plain_loop():
+    owners = np.random.default_rng(1).choice(12, 200, p=np.arange(1, 13) / 78) * 10
+    targets = np.zeros((200, 5))
+    for devices in (0, 1, 5, len(set(owners))):
+        parts = data.partition(targets, devices=devices, how="owner", owners=owners, seed=0)
+        sizes = {owner: int((owners == owner).sum()) for owner in sorted(set(owners.tolist()))}
+        chosen = sorted(sizes, key=lambda owner: (-sizes[owner], owner))[: devices or None]
+        expected = [[i for i in range(200) if owners[i] == owner] for owner in sorted(chosen)]
+        assert [part.tolist() for part in parts] == expected
+    with pytest.raises(ConfigError, match="devices is 13, but there are"):
+        data.partition(targets, devices=13, how="owner", owners=owners, seed=0)
+    with pytest.raises(DataError, match="needs data whose samples have owners"):
+        data.partition(targets, devices=3, how="owner", seed=0)
+    with pytest.raises(ConfigError, match="owners must be 200"):
+        data.partition(targets, devices=3, how="owner", owners=owners[1:], seed=0)
+
+
+def test_parts_that_are_given():
+    given = [torch.tensor([3, 1]), [0], np.array([5, 4], np.int32), range(6, 9)]
+    assert [part.tolist() for part in check_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
+    assert [part.tolist() for part in check_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
+    digits = data.load("digits", image_size=8)
+    found = data.spread(digits, DataConfig(), seed=0, parts=given)
+    assert [len(part) for part in found] == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "parts is empty"),
+        ([[0], []], r"parts\[1\]"),
+        ([[0.5]], "float64"),
+        ([[True, False]], "flatnonzero"),
+        ([[0, 9]], "position 9; there are 9"),
+        ([[-1]], "position -1"),
+        ([[0, 1], [2, 1]], r"sample 1 2 times \(devices \[0, 1\]\)"),
+        ([[[0, 1]]], "one dimension"),
+    ],
+)
+def test_parts_that_are_wrong(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        check_parts(parts, 9)
+
+
+def test_classes_of_numbers_are_an_error_that_names_what_to_use():
+    for how in ("dirichlet", "classes"):
+        with pytest.raises(ConfigError, match=f"{how}.*Use 'iid', 'quantity' or 'owner', or give parts="):
+            data.partition(np.zeros((10, 1)), devices=2, how=how, seed=0)
+    assert data.class_counts(np.zeros((10, 1)), [np.arange(4), np.arange(4, 10)], 0).shape == (2, 0)
+    sequences = np.array([[0, 1, 1], [2, 2, 2], [0, 0, 1]])
+    assert data.class_counts(sequences, [np.array([0, 2]), np.array([1])], 3).tolist() == [[3, 3, 0], [0, 0, 3]]
+
+
+def test_todays_partitions_are_pinned():
+    """Results of earlier versions must stay comparable: the parts may not change."""
+    labels = labels_of(10, 50)
+    digests = {}
+    for options in PARTITIONS:
+        parts = data.partition(labels, devices=7, seed=7, **options)
+        text = ";".join(",".join(map(str, part)) for part in parts)
+        digests[options["how"]] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert digests == PINNED
+
+
+# --- settings
+
+
+def test_settings_are_checked_and_those_without_effect_named():
+    assert DataConfig().without_effect() == []
+    assert DataConfig(partition="dirichlet", alpha=0.5).without_effect() == []
+    assert DataConfig(partition="quantity", alpha=0.5).without_effect() == []
+    (line,) = DataConfig(alpha=0.5).without_effect()
+    assert line == (
+        "data.alpha = 0.5 has no effect: it is for the partition 'dirichlet' or 'quantity', "
+        "and data.partition is 'iid'."
+    )
+    assert len(DataConfig(alpha=0.5, classes_per_device=3).without_effect()) == 2
+    for change, message in (
+        ({"alpha": -1.0}, "data.alpha is -1"),
+        ({"alpha": float("nan")}, "data.alpha is nan"),
+        ({"devices": 0}, "data.devices is 0"),
+        ({"train_limit": -1}, "data.train_limit is -1"),
+        ({"classes_per_device": 0}, "data.classes_per_device is 0"),
+        ({"partition": "idd"}, "Did you mean 'iid'"),
+        ({"name": "shakespear"}, "Did you mean 'shakespeare'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            DataConfig(**change)
+    assert DataConfig(partition="owner", devices=0).devices == 0
+
+
+def test_a_billion_devices_are_one_line():
+    for how in ("iid", "dirichlet", "quantity", "classes"):
+        with pytest.raises(ConfigError, match="1000000000 devices cannot share 30 samples"):
+            data.partition(labels_of(3, 10), devices=10**9, how=how, seed=0)

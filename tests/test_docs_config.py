@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feddrop.subnets.frames import DTYPES
+from feddrop.training import SCHEDULES
 
 import feddrop
 from feddrop.allocation import METHODS, POLICIES
@@ -17,17 +19,17 @@ from feddrop.config import RunConfig, to_table
 from feddrop.data import DATASETS, PARTITIONS
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import LAYER_SPARSITIES
-from feddrop.models import INITS
+from feddrop.models import INITS, MODELS, NORMS
 from feddrop.radio.cell import NOISES
 from feddrop.subnets.cut import COUNTS, LEVELS
-from feddrop.subnets.frames import DTYPES
-from feddrop.training import SCHEDULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
     "model.init": INITS,
+    "model.name": MODELS,
+    "model.norm": NORMS,
     "subnet.level": LEVELS,
     "subnet.count": COUNTS,
     "train.schedule": SCHEDULES,
@@ -111,7 +113,7 @@ def test_a_stale_page_is_noticed(before, after, problem):
 
 
 def test_every_field_of_a_record_is_described(tmp_path, digits):
-    text = (DOCS / "config.md").read_text()
+    text = (DOCS / "results.md").read_text()
     named = set(re.findall(r"`(\w+)`", text.partition("A line of `metrics.jsonl`")[2]))
     config = RunConfig.from_toml("rounds = 1\ndata.devices = 2\nmodel.width = 0.2\nradio.deadline_s = 60")
     (record,) = feddrop.Run(config, tmp_path / "run", dataset=digits)

@@ -1,76 +1,218 @@
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
+"""What every executor must do: the contract, over the table of them; and what worker processes must survive."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from feddrop import params
-from feddrop.errors import RunError
-from feddrop.executors import Processes, Samples, Serial, Task
-from feddrop.methods.feddrop import feddrop
-from feddrop.rounds import run_round
-from feddrop.subnets import frames
-from feddrop.subnets.cut import SubnetConfig
-from feddrop.training import TrainConfig
+import feddrop
+from feddrop import params, wire
+from feddrop.device import Samples, Task
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import EXECUTORS, ExecutionConfig, Processes, Serial, shared
+from feddrop.learning.config import TrainConfig
+from feddrop.learning.local import accuracy
+from feddrop.methods import feddrop as subnets
+from feddrop.methods.fedavg import FedavgConfig, fedavg
+from feddrop.methods.method import Setup
+from feddrop.rounds import Forgetful, run_round
+from feddrop.sections import unpack_sections
+
+RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
 
 
-def task_for(model, data, level="weight", lr=0.1):
-    train = TrainConfig(batch_size=16, lr=lr)
-    return Task(
-        model=model,
-        factory=partial(feddrop, subnet=SubnetConfig(level=level), train_config=train, rounds=3),
-        samples=Samples(data.train_x[:300], data.train_y[:300], data.test_x, data.test_y),
+class TwoInputs(nn.Module):
+    """Takes two halves of a picture; device 1 of its data can be made to do harm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.upper, self.lower, self.out = nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 10)
+
+    def forward(self, upper, lower):
+        upper.mul_(1.0)  # works in place
+        return self.out(torch.relu(self.upper(upper) + self.lower(lower)))
+
+
+def margin(outputs, targets):
+    """A metric of the user's own."""
+    top = outputs.topk(2, dim=1).values
+    return (top[:, 0] - top[:, 1]).mean()
+
+
+def remembering(setup):
+    """A method whose devices count their rounds in their memory, and remember what they were sent."""
+    base = fedavg(setup, FedavgConfig())
+
+    def local(subnet, values, job, batches, memory):
+        update, _ = base.local(subnet, values, job, batches, memory)
+        first = next(iter(values.values())).reshape(-1)[:5].clone()
+        return update, {"rounds": memory.get("rounds", torch.zeros(1, dtype=torch.int64)) + 1, "first": first}
+
+    return base._replace(local=local)
+
+
+def dropping(setup, level="weight"):
+    return subnets.feddrop(setup, subnets.FeddropConfig(level=level))
+
+
+def task_for(model, data, factory=dropping, **given):
+    setup = Setup(model=model, example=data.train_x[:1], rounds=3, train=TrainConfig(batch_size=16, lr=0.1))
+    samples = Samples(data.train_x[:300], data.train_y[:300], data.test_x, data.test_y)
+    task = Task(
+        setup=setup,
+        factory=factory,
+        samples=samples,
         parts=list(torch.arange(300).split(60)),
-        train=train,
+        measures={"accuracy": accuracy},
     )
+    return replace(task, **given)
 
 
-def rounds_with(executor, task, count=2, rates=None):
-    method = task.factory(task.model, tuple(task.samples.train_x.shape[1:]))
-    whole, state = params.from_model(task.model), {}
+def two_input_task(data):
+    def halves(x):
+        flat = x.reshape(len(x), 256)
+        return flat[:, :128].clone(), flat[:, 128:].clone()
+
+    samples = Samples(halves(data.train_x[:300]), data.train_y[:300], halves(data.test_x), data.test_y)
+    task = task_for(TwoInputs(), data, remembering)
+    setup = replace(task.setup, example=tuple(half[:1] for half in samples.train_x))
+    return replace(task, setup=setup, samples=samples, measures={"accuracy": accuracy, "margin": margin})
+
+
+def rounds_with(executor, task, count=2, rates=None, hook=None):
+    """Run rounds, and return all that may differ: parameters, records, memories, measures."""
+    method = task.factory(task.setup)
+    whole, memories = params.from_model(task.setup.model), Forgetful()
+    state, devices = method.init(whole), []
     for round_ in range(1, count + 1):
-        given = rates or {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
-        whole, state, devices = run_round(method, executor, whole, state, round_=round_, rates=given, seed=1)
-    return whole, devices, executor.evaluate(whole)
+        if hook:
+            hook(round_)
+        whole, state, devices = run_round(
+            method, executor, whole, state, round_=round_, rates=rates or RATES, seed=1, memories=memories
+        )
+    records = [replace(device, seconds=0.0) for device in devices]
+    return whole, records, dict(memories), executor.evaluate(whole)
+
+
+def assert_same(one, two):
+    assert one[1:] == two[1:]
+    assert list(one[0]) == list(two[0])
+    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
+
+
+def serially(task, **given):
+    with contextlib.closing(Serial(task)) as serial:
+        return rounds_with(serial, task, **given)
+
+
+def made(name, task, **settings):
+    return contextlib.closing(EXECUTORS[name](task, ExecutionConfig(executor=name, **settings)))
+
+
+# --- the contract
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["weight", "unit"])
-def test_any_number_of_workers_gives_the_same_bits(tiny, digits, level):
-    task = task_for(tiny, digits, level)
-    serial = Serial(task)
-    expected, records, score = rounds_with(serial, task)
-    serial.close()
-    assert [record.device for record in records] == [0, 1, 2, 4]
-    assert all(record.pull_bytes == record.push_bytes for record in records)  # what goes down comes back
-    for workers in (1, 3):
-        pool = Processes(task, workers)
-        try:
-            got, pool_records, pool_score = rounds_with(pool, task)
-        finally:
-            pool.close()
-        assert all(torch.equal(expected[name], got[name]) for name in expected)
-        assert pool_score == score
-        assert [r.pull_bytes for r in pool_records] == [r.pull_bytes for r in records]
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_contract(name, tiny, digits):
+    """One executor through all that is asked of it: bits, order, memories, failing devices, use after a break."""
+    task = task_for(tiny, digits, partial(dropping, level="unit"))
+    expected = serially(task)
+    with made(name, task) as executor:
+        got = rounds_with(executor, task)
+        assert_same(got, expected)
+        assert [record.device for record in got[1]] == [0, 1, 2, 4]
+        assert all(record.pull_bytes == record.push_bytes for record in got[1])  # what goes down comes back
+        assert all(not tensor.isnan().any() for tensor in got[0].values())
+
+        frames = []  # broken off in the middle, also while parcels are made: the next round is not disturbed
+
+        def parcels():
+            method, whole = task.factory(task.setup), params.from_model(tiny)
+            for job in method.plan({}, whole, 1, RATES, 1):
+                if len(frames) == 3:
+                    raise KeyError("broken off")
+                frames.append(feddrop.rounds.push(whole, method.cut(job), job))
+                yield feddrop.Parcel(job.device, frames[-1])
+
+        with contextlib.suppress(KeyError):
+            list(executor.compute(parcels()))
+        frames.clear()
+        next(iter(executor.compute(parcels())))
+        assert_same(rounds_with(executor, task), expected)
+        executor.close()  # twice is no error
+    damaged = task.samples.train_x.clone()
+    damaged[60:120] = float("nan")
+    sick = replace(task, samples=task.samples._replace(train_x=damaged))
+    with made(name, sick) as executor:
+        _, records, _, _ = rounds_with(executor, sick, rates={0: 0.1, 1: 0.1, 2: 0.1})
+    assert [record.status == "ok" for record in records] == [True, False, True]
+    assert "diverged" in records[1].status
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_a_clear_error(tiny, digits):
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_several_inputs_metrics_and_memories(name, digits):
+    task = two_input_task(digits)
+    expected = serially(task, rates=dict.fromkeys(range(5), 0.0))
+    assert set(expected[3]) == {"loss", "accuracy", "margin"}
+    assert all(unpack_sections(m)["rounds"] == 2 for m in expected[2].values())
+    assert len(expected[2]) == 5
+    with made(name, task, workers=3) as executor:
+        assert_same(rounds_with(executor, task, rates=dict.fromkeys(range(5), 0.0)), expected)
+
+
+@pytest.mark.slow
+def test_the_portable_way_to_share_gives_the_same_bits(tiny, digits, monkeypatch):
+    """Where open files cannot be handed over (Windows), each worker is sent the bytes."""
+    monkeypatch.setattr(shared, "BY_DESCRIPTOR", False)
     task = task_for(tiny, digits)
-    pool = Processes(task, 1)
-    try:
-        (child,) = multiprocessing.active_children()
-        os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="resume"):
-            rounds_with(pool, task)
-    finally:
-        pool.close()
+    with contextlib.closing(Processes(task, 1)) as pool:
+        assert_same(rounds_with(pool, task), serially(task))
+
+
+class Backwards:
+    """An executor from outside: it computes the last device first, and gives replies in order."""
+
+    def __init__(self, task):
+        self.device, self.closed = feddrop.Device(task), False
+
+    def compute(self, parcels):
+        parcels = list(parcels)
+        replies = [self.device.handle(one.frame, one.memory) for one in reversed(parcels)]
+        return reversed(replies)
+
+    def evaluate(self, params):
+        self.device.load(params)
+        sums, size = self.device.evaluate(0)
+        return {name: total / size for name, total in sums.items()}
+
+    def close(self):
+        self.closed = True
+
+
+def test_an_executor_from_outside(tmp_path, tiny, digits):
+    config = feddrop.RunConfig.from_toml("", ["rounds=2", "rate=0.3", "data.devices=4", "data.train_limit=200"])
+    made = []
+
+    def factory(task):
+        made.append(Backwards(task))
+        return made[-1]
+
+    own = feddrop.run(config, tmp_path / "own", executor=factory)
+    serial = feddrop.run(config, tmp_path / "serial")
+    assert [record["test_loss"] for record in own] == [record["test_loss"] for record in serial]
+    assert made[0].closed
+
+
+# --- devices that fail, updates one by one
 
 
 def test_a_device_that_diverges_is_left_out(tiny, digits):
@@ -78,27 +220,23 @@ def test_a_device_that_diverges_is_left_out(tiny, digits):
     task = task_for(tiny, digits)
     spoiled = digits.train_x[:300].clone()
     spoiled[60:120] = float("nan")
-    serial = Serial(replace(task, samples=task.samples._replace(train_x=spoiled)))
-    got, records, _ = rounds_with(serial, task, count=1, rates={0: 0.1, 1: 0.1, 2: 0.1})
-    assert [record.status == "ok" for record in records] == [True, False, True]
-    assert "finite" in records[1].status or "diverged" in records[1].status
-    expected, _, _ = rounds_with(serial, task, count=1, rates={0: 0.1, 2: 0.1})
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-    with pytest.raises(RunError, match="learning rate"):
-        rounds_with(serial, task, count=1, rates={1: 0.1})
-    serial.close()
+    sick = replace(task, samples=task.samples._replace(train_x=spoiled))
+    got = serially(sick, count=1, rates={0: 0.1, 1: 0.1, 2: 0.1})
+    expected = serially(sick, count=1, rates={0: 0.1, 2: 0.1})
+    assert all(torch.equal(expected[0][name], got[0][name]) for name in got[0])
+    with pytest.raises(RunError, match=r"train\.lr"):
+        serially(sick, count=1, rates={1: 0.1})
 
 
 def test_updates_are_folded_in_as_they_arrive(tiny, digits):
     """The server never holds more than one update: each is merged before the next device is computed."""
     task = task_for(tiny, digits)
-    serial = Serial(task)
-    method = task.factory(tiny, (1, 16, 16))
+    method = task.factory(task.setup)
     events = []
 
-    class Watched:
-        def compute(self, pushed):
-            for reply in serial.compute(pushed):
+    class Watched(Serial):
+        def compute(self, parcels):
+            for reply in super().compute(parcels):
                 events.append("computed")
                 yield reply
 
@@ -110,76 +248,74 @@ def test_updates_are_folded_in_as_they_arrive(tiny, digits):
 
         return method.merge(state, whole, watched())
 
-    run_round(
-        method._replace(merge=merge), Watched(), params.from_model(tiny), {}, round_=1, rates={0: 0, 1: 0, 2: 0}, seed=0
-    )
+    with contextlib.closing(Watched(task)) as executor:
+        whole = params.from_model(tiny)
+        rates = {0: 0.0, 1: 0.0, 2: 0.0}
+        run_round(method._replace(merge=merge), executor, whole, {}, round_=1, rates=rates, seed=0)
     assert events == ["computed", "merged"] * 3
-    serial.close()
-
-
-class Tampered:
-    """An executor whose device 1 answers with a frame that was changed on its way."""
-
-    def __init__(self, serial, change):
-        self._serial, self._change = serial, change
-
-    def compute(self, pushed):
-        for device, reply in enumerate(self._serial.compute(pushed)):
-            yield reply._replace(frame=self._change(reply.frame)) if device == 1 else reply
-
-
-def rewritten(frame, subnet, **header):
-    """Return the same update with another header and values of 3e38, whole and with a right checksum."""
-    head = replace(frames.parse(frame).header, **header)
-    size = 3e38 if not header else 0.01
-    return frames.encode(head, subnet, {name: torch.full((piece.size,), size) for name, piece in subnet.items()})
-
-
-@pytest.mark.parametrize(("header", "reason"), [({}, "diverged"), ({"samples": 2**62}, "it has 60")])
-def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
-    task = task_for(tiny, digits)
-    serial = Serial(task)
-    method = task.factory(tiny, (1, 16, 16))
-    subnet = method.cut(method.plan({}, {}, 1, {0: 0.1, 1: 0.1, 2: 0.1}, 1)[1])
-    tampered = Tampered(serial, partial(rewritten, subnet=subnet, **header))
-    whole = params.from_model(tiny)
-    samples = [60] * 5
-    got = run_round(method, tampered, whole, {}, round_=1, rates={0: 0.1, 1: 0.1, 2: 0.1}, seed=1, samples=samples)
-    assert [record.status == "ok" for record in got.devices] == [True, False, True]
-    assert reason in got.devices[1].status
-    without = run_round(method, serial, whole, {}, round_=1, rates={0: 0.1, 2: 0.1}, seed=1, samples=samples)
-    assert all(torch.equal(without.params[name], got.params[name]) for name in whole)
-    serial.close()
 
 
 def test_a_device_that_fails_does_not_stop_the_others(digits):
     """Batch norm cannot train on the only sample of device 1; one that is left over joins the minibatch before it."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     task = task_for(model, digits)
-    left_over = 2 * task.train.batch_size + 1
+    left_over = 2 * task.setup.train.batch_size + 1
     task = replace(task, parts=list(torch.arange(300).split([left_over, 1, 60, 60, 179 - left_over])))
-    serial = Serial(task)
-    _, records, _ = rounds_with(serial, task, rates={0: 0.1, 1: 0.1, 2: 0.1})
+    _, records, _, _ = serially(task, rates={0: 0.1, 1: 0.1, 2: 0.1})
     assert [record.status == "ok" for record in records] == [True, False, True]
     assert records[1].status.startswith("ValueError: Expected more than 1 value per channel")
     with pytest.raises(RunError, match="no device returned a usable update in round 1: ValueError"):
-        rounds_with(serial, task, rates={1: 0.1})
-    serial.close()
+        serially(task, rates={1: 0.1})
 
 
-@pytest.mark.slow
-def test_workers_that_cannot_start_are_a_clear_error(tiny, digits, tmp_path):
-    class Local(nn.Linear):
-        pass
+class Tampered(Serial):
+    """An executor whose second device answers with a frame that was changed on its way."""
 
-    with pytest.raises(RunError, match="top level of a module"):
-        Processes(task_for(nn.Sequential(nn.Flatten(), Local(256, 10)), digits), 1)
-    script = tmp_path / "unguarded.py"  # each worker runs the script again, and dies of it
-    script.write_text(
-        "import feddrop\n"
-        "config = feddrop.RunConfig.from_toml('', ['execution.executor=processes', 'data.train_limit=50'])\n"
-        "feddrop.run(config, 'out')\n"
-    )
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "__name__ == '__main__'" in done.stderr
+    def __init__(self, task, change):
+        super().__init__(task)
+        self._change = change
+
+    def compute(self, parcels):
+        for number, reply in enumerate(super().compute(parcels)):
+            yield reply._replace(frame=self._change(reply.frame)) if number == 1 else reply
+
+
+def rewritten(frame, subnet, **header):
+    """Return the same update with another header, or values of 3e38, whole and with a right checksum."""
+    head = replace(wire.parse(frame).header, **header)
+    size = 0.01 if header else 3e38
+    return wire.encode(head, subnet, {name: torch.full((piece.size,), size) for name, piece in subnet.items()})
+
+
+@pytest.mark.parametrize(("header", "reason"), [({}, "diverged"), ({"num_samples": 2**62}, "60 was due")])
+def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
+    task = task_for(tiny, digits)
+    method, whole = task.factory(task.setup), params.from_model(tiny)
+    subnet = method.cut(method.plan({}, whole, 1, {0: 0.1, 1: 0.1, 2: 0.1}, 1)[1])
+    once = partial(run_round, method, params=whole, state={}, round_=1, seed=1, num_samples=[60] * 5)
+    with contextlib.closing(Tampered(task, partial(rewritten, subnet=subnet, **header))) as tampered:
+        got = once(executor=tampered, rates={0: 0.1, 1: 0.1, 2: 0.1})
+    with contextlib.closing(Serial(task)) as serial:
+        without = once(executor=serial, rates={0: 0.1, 2: 0.1})
+    assert [record.status == "ok" for record in got.devices] == [True, False, True]
+    assert reason in got.devices[1].status
+    assert all(torch.equal(without.params[name], got.params[name]) for name in whole)
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    "setting", ["threads=99999999999", "threads=0", "workers=1e9", "workers=0", "timeout_s=0", "timeout_s=nan"]
+)
+def test_settings_out_of_range_are_clear_errors(setting):
+    with pytest.raises(ConfigError, match=rf"execution\.{setting.partition('=')[0]}"):
+        feddrop.RunConfig.from_toml("", [f"execution.{setting}"])
+
+
+def test_numpy_numbers_are_numbers():
+    config = ExecutionConfig(workers=np.int64(3), threads=np.uint8(2), timeout_s=np.float32(5))
+    assert (config.workers, config.threads, config.timeout_s) == (3, 2, 5.0)
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(ConfigError, match="whole"):
+        ExecutionConfig(workers=2.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,26 +11,33 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from feddrop import params
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
-from feddrop.errors import ConfigError
-from feddrop.executors import Samples, Serial, Task
-from feddrop.method import Update
-from feddrop.methods.feddst import FeddstConfig, feddst, largest, layer_sparsities, prune, readjust
+from feddrop.device import Device
+from feddrop.errors import ConfigError, FrameError
+from feddrop.executors import Serial
+from feddrop.learning.batches import LocalBatches
+from feddrop.learning.config import TrainConfig
+from feddrop.methods.feddst import FeddstConfig, Layout, feddst, largest, layer_sparsities, prune, readjust
+from feddrop.methods.method import Setup, Update
 from feddrop.models import lenet
 from feddrop.plain import update as train_plainly
-from feddrop.rounds import run_round
+from feddrop.rounds import Forgetful, pull, push, run_round
 from feddrop.runs import Run, resume, run
 from feddrop.seeds import derive, permutation
-from feddrop.training import TrainConfig
+from support.simulation import answered, few, method_of, rewritten
+from support.simulation import task_for as simulated
 
 TINY = {"conv1.weight": (8, 1, 3, 3), "conv2.weight": (8, 8, 3, 3), "fc1.weight": (16, 8), "fc2.weight": (10, 16)}
 WEIGHTS = sum(math.prod(shape) for shape in TINY.values())
 OTHERS = 8 + 4 * 8 + 8 + 16 + 10  # biases, norm parameters and norm statistics
-MASK_BYTES = 120  # one bit for each of 936 weights, and 3 bytes that fill the last word
+HEAD_BYTES = 4 + 4 + 4  # the section's head, its one dimension, its name
+MASK_BYTES = HEAD_BYTES + 120  # one bit for each of 936 weights, and 3 bytes that fill the last word
+KNOWN_BYTES = HEAD_BYTES + 8  # a digest in place of a mask that the device remembers
 
 
 # How sparse each layer is
@@ -152,43 +158,58 @@ def test_prune_asks_for_votes_among_equals():
 # The method
 
 
-def task_for(model, data, *, rounds=6, sparsity=0.5, train=None, parts=None, **settings):
-    train = train or TrainConfig(batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2)
-    chosen = FeddstConfig(**{"alpha": 0.3, "readjust_every": 2, "readjust_until": 0.7, **settings})
-    return Task(
-        model=model,
-        factory=partial(feddst, settings=chosen, train_config=train, rounds=rounds, sparsity=sparsity),
-        samples=Samples(data.train_x[:120], data.train_y[:120], data.test_x[:100], data.test_y[:100]),
-        parts=parts or list(torch.arange(120).split([60, 40, 20])),
-        train=train,
+TRAIN = TrainConfig(batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2)
+
+
+def task_for(model, data, *, rounds=6, sparsity=0.5, **settings):
+    parts = list(torch.arange(120).split([60, 40, 20]))
+    settings = {"alpha": 0.3, "readjust_every": 2, "readjust_until": 0.7, **settings}
+    rates = (sparsity,) * 3
+    return simulated(
+        model, few(data, 120, 100), "feddst", rates=rates, rounds=rounds, train=TRAIN, parts=parts, **settings
     )
+
+
+def settings_of(task):
+    return task.factory.args[0].settings
 
 
 def states_of(task, rounds=6, rates=None):
     """Run rounds in this process; yield parameters, state and what devices did."""
-    serial = Serial(task)
-    method = task.factory(task.model, (1, 16, 16))
-    whole = params.from_model(task.model)
+    serial, method, memories = Serial(task), method_of(task), Forgetful()
+    whole = params.from_model(task.setup.model)
     state = method.init(whole)
     for round_ in range(1, rounds + 1):
         given_rates = rates(round_) if rates else dict.fromkeys(range(3), 0.5)
-        whole, state, devices = run_round(method, serial, whole, state, round_=round_, rates=given_rates, seed=4)
+        whole, state, devices = run_round(
+            method, serial, whole, state, round_=round_, rates=given_rates, seed=4, memories=memories
+        )
         assert all(device.status == "ok" for device in devices)
         yield whole, state, devices
     serial.close()
 
 
+def masks_of(named):
+    """Cut the mask of a state or a payload into those of the layers."""
+    parts = named["mask"].split([math.prod(shape) for shape in TINY.values()])
+    return {name: part.reshape(TINY[name]) for name, part in zip(TINY, parts, strict=True)}
+
+
+def method_for(model, *, sparsity=0.5, rounds=4, **settings):
+    setup = Setup(model=model, example=torch.zeros(1, 1, 16, 16), rounds=rounds, rates=(sparsity,))
+    return feddst(setup, FeddstConfig(**settings))
+
+
 def test_first_mask_is_the_largest_of_the_start(tiny):
-    method = feddst(tiny, (1, 16, 16), settings=FeddstConfig(), train_config=TrainConfig(), rounds=4, sparsity=0.5)
-    state = method.init(params.from_model(tiny))
+    masks = masks_of(method_for(tiny).init(params.from_model(tiny)))
     sparsities = layer_sparsities(TINY, 0.5, "erk")
     assert sparsities["conv1.weight"] == 0.0 < sparsities["conv2.weight"]
     for name, one in TINY.items():
-        mask, w = state[f"mask/{name}"].bool(), dict(tiny.named_parameters())[name].detach().abs()
+        mask, w = masks[name], dict(tiny.named_parameters())[name].detach().abs()
         assert int(mask.sum()) == math.floor((1 - sparsities[name]) * math.prod(one) + 0.5)
         if not mask.all():
             assert w[mask].min() >= w[~mask].max()
-    assert sum(int(state[f"mask/{name}"].sum()) for name in TINY) == pytest.approx(WEIGHTS / 2, abs=2)
+    assert sum(int(mask.sum()) for mask in masks.values()) == pytest.approx(WEIGHTS / 2, abs=2)
 
 
 @pytest.mark.parametrize("layer_sparsity", ["erk", "er", "uniform"])
@@ -196,7 +217,7 @@ def test_sparsity_stays_and_the_mask_moves(tiny, digits, layer_sparsity):
     task = task_for(tiny, digits, layer_sparsity=layer_sparsity, alpha=1.0)
     counts, masks = set(), []
     for whole, state, _ in states_of(task):
-        masks.append({name: state[f"mask/{name}"].bool() for name in TINY})
+        masks.append(masks_of(state))
         counts.add(tuple(int(mask.sum()) for mask in masks[-1].values()))
         for name, mask in masks[-1].items():
             assert not whole[name][~mask].any()
@@ -211,7 +232,7 @@ def test_sparsity_stays_and_the_mask_moves(tiny, digits, layer_sparsity):
 
 def slow_twin(task, rounds, seed):
     """FedDST as its paper tells it: dense masks, plain loops, one weight at a time."""
-    model, settings, train, sparsity = task.model, task.factory.keywords["settings"], task.train, 0.5
+    model, settings, train, sparsity = task.setup.model, settings_of(task), task.setup.train, 0.5
     w = params.from_model(model)
     s = layer_sparsities(TINY, sparsity, settings.layer_sparsity, as_released=settings.as_released)
     kept = {name: math.floor((1 - s[name]) * math.prod(TINY[name]) + 0.5) for name in TINY}
@@ -275,35 +296,33 @@ def test_fast_path_is_the_plain_loop(tiny, digits):
     tiny.load_state_dict(start)
     expected, masks = slow_twin(task, rounds=3, seed=4)
     for name in TINY:
-        assert torch.equal(state[f"mask/{name}"].float(), masks[name]), name
+        assert torch.equal(masks_of(state)[name].float(), masks[name]), name
     for name, value in expected.items():
         assert torch.equal(whole[name], value), name
 
 
 def test_merge_is_the_mean_over_holders(tiny):
     """Brute force over every entry: weighted by samples, entries nobody held keep their value, then the mask."""
-    settings = FeddstConfig(alpha=0.5, readjust_every=1)
-    method = feddst(tiny, (1, 16, 16), settings=settings, train_config=TrainConfig(), rounds=4, sparsity=0.6)
+    method = method_for(tiny, sparsity=0.6, alpha=0.5, readjust_every=1)
     whole = params.from_model(tiny)
     state = method.init(whole)
     chance = np.random.default_rng(0)
-    (assignment,) = method.plan(state, whole, 1, {0: 0.6}, 0)
+    (job,) = method.plan(state, whole, 1, {0: 0.6}, 0)
+    before = job.payload["mask"].numpy()
     updates, dense = [], []
     for device, samples in enumerate((5, 20, 7)):
-        masks = {
-            n: m & (chance.random(m.shape) < 0.8) | (chance.random(m.shape) < 0.1) for n, m in assignment.masks.items()
-        }
-        subnet = method.cut(replace(assignment, device=device, masks=masks))
+        mask = before & (chance.random(before.shape) < 0.8) | (chance.random(before.shape) < 0.1)
+        payload = {"mask": torch.from_numpy(mask)}
+        subnet = method.cut(replace(job, device=device, payload=payload))
         values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in subnet.items()}
-        updates.append(
-            Update(device=device, samples=samples, loss=1.0, subnet=subnet, values=values, masks=masks),
-        )
+        update = Update(device=device, num_samples=samples, loss=1.0, subnet=subnet, values=values, payload=payload)
+        updates.append((job, update))
         dense.append((samples, subnet, values))
     after, new_state = method.merge(state, whole, iter(updates))
     for name, w in whole.items():
         flat, got = w.flatten().tolist(), after[name].flatten().tolist()
-        mask = assignment.masks[name].reshape(-1) if name in TINY else [True] * len(flat)
-        kept = new_state[f"mask/{name}"].flatten().tolist() if name in TINY else [1] * len(flat)
+        mask = masks_of(state)[name].flatten().tolist() if name in TINY else [True] * len(flat)
+        kept = masks_of(new_state)[name].flatten().tolist() if name in TINY else [1] * len(flat)
         total, holders = [0.0] * len(flat), [0] * len(flat)
         for samples, subnet, values in dense:
             index = subnet[name].index
@@ -324,7 +343,7 @@ def test_merge_is_the_mean_over_holders(tiny):
 def extra_bytes(task, rounds=6):
     """What frames of device 0 hold beyond header and values, down and up, in every round."""
     for _, state, devices in states_of(task, rounds):
-        active = sum(int(state[f"mask/{name}"].sum()) for name in TINY)
+        active = int(state["mask"].sum())
         assert len({(device.push_bytes, device.pull_bytes) for device in devices}) == 1
         values = 64 + 4 * (active + OTHERS)
         yield devices[0].push_bytes - values, devices[0].pull_bytes - values
@@ -333,14 +352,14 @@ def extra_bytes(task, rounds=6):
 def test_masks_travel_only_when_they_are_news(tiny, digits):
     """Down: in round 1 and after a readjustment. Up: in readjustment rounds 2 and 4. One bit a weight, no more."""
     down, up = zip(*extra_bytes(task_for(tiny, digits, alpha=1.0)), strict=True)
-    assert down == (MASK_BYTES, 0, MASK_BYTES, 0, MASK_BYTES, 0)
+    assert down == (MASK_BYTES, KNOWN_BYTES) * 3
     assert up == (0, MASK_BYTES, 0, MASK_BYTES, 0, 0)
 
 
 def test_a_readjustment_that_moves_nothing_is_no_news(tiny, digits):
     """Devices send their masks; the union, pruned, is the old mask, so nothing has to come down again."""
     down, up = zip(*extra_bytes(task_for(tiny, digits, alpha=0.0)), strict=True)
-    assert down == (MASK_BYTES, 0, 0, 0, 0, 0)
+    assert down == (MASK_BYTES, *[KNOWN_BYTES] * 5)
     assert up == (0, MASK_BYTES, 0, MASK_BYTES, 0, 0)
 
 
@@ -349,7 +368,7 @@ def test_average_overhead_is_the_papers_remark(tiny, digits):
     extra = list(extra_bytes(task_for(tiny, digits, alpha=1.0, readjust_every=3, readjust_until=1.0), rounds=6))
     padding = 8 * MASK_BYTES - WEIGHTS
     for direction in zip(*extra, strict=True):
-        assert sum(8 * size - padding * (size > 0) for size in direction) / 6 == WEIGHTS / 3
+        assert sum(8 * size - padding for size in direction if size >= MASK_BYTES) / 6 == WEIGHTS / 3
 
 
 def test_a_device_that_was_away_is_sent_the_mask(tiny, digits):
@@ -364,26 +383,25 @@ def test_a_device_that_was_away_is_sent_the_mask(tiny, digits):
     ):
         least = min(device.push_bytes for device in devices)
         seen[round_] = {device.device: device.push_bytes - least for device in devices}
-    assert seen[4] == {0: 0, 1: 0, 2: MASK_BYTES}
+    assert seen[4] == {0: 0, 1: 0, 2: MASK_BYTES - KNOWN_BYTES}
     assert seen[5] == {0: 0, 1: 0, 2: 0}
 
 
 # Whole runs
 
 SMALL = """
-method = "feddst"
 seed = 3
 rounds = 6
 rate = 0.5
 data = { devices = 3, partition = "dirichlet", alpha = 1.0 }
 train = { lr = 0.1, batch_size = 16 }
-feddst = { alpha = 0.3, readjust_every = 2, readjust_until = 0.7 }
+method = { name = "feddst", alpha = 0.3, readjust_every = 2, readjust_until = 0.7 }
 """
 
 
 @pytest.fixture(scope="module")
 def small(digits):
-    return from_arrays(digits.train_x[:150], digits.train_y[:150], digits.test_x[:60], digits.test_y[:60])
+    return few(digits, 150, 60)
 
 
 def outcome(job):
@@ -412,35 +430,25 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, tiny, small, stop):
     same(outcome(whole), outcome(again))
 
 
-@pytest.mark.slow
-def test_worker_processes_give_the_same_bits(tmp_path, tiny, small):
-    ends = []
-    for name in ("serial", "processes"):
-        job = Run(
-            RunConfig.from_toml(SMALL, [f"execution.executor={name}"]), tmp_path / name, model=tiny, dataset=small
-        )
-        list(job)
-        ends.append(outcome(job))
-    same(*ends)
-
-
 def test_it_learns(tmp_path, digits):
     """Half of the weights, moving masks: seven digits of ten right, from one in ten."""
     toml = """
-    method = "feddst"
     rounds = 10
     rate = 0.5
     eval_every = 10
     data = { devices = 4 }
     train = { lr = 0.05, momentum = 0.9, batch_size = 16 }
-    feddst = { alpha = 0.1, readjust_every = 2 }
+    method = { name = "feddst", alpha = 0.1, readjust_every = 2 }
     """
     data = from_arrays(digits.train_x[:600], digits.train_y[:600], digits.test_x, digits.test_y)
     model = lenet(num_classes=10, input_shape=(1, 16, 16))
-    records = run(RunConfig.from_toml(toml), tmp_path / "run", model=model, dataset=data)
-    assert records[-1]["test_accuracy"] > 0.7
-    zeros = sum(int((p == 0).sum()) for p in model.parameters() if p.ndim >= 2)
-    assert zeros / sum(p.numel() for p in model.parameters() if p.ndim >= 2) == pytest.approx(0.5, abs=1e-3)
+    job = Run(RunConfig.from_toml(toml), tmp_path / "run", model=model, dataset=data)
+    *_, last = job
+    assert last["test_accuracy"] > 0.7
+    weights = [p for p in job.params.values() if p.ndim >= 2]
+    zeros = sum(int((p == 0).sum()) for p in weights)
+    assert zeros / sum(p.numel() for p in weights) == pytest.approx(0.5, abs=1e-3)
+    assert last["metrics"].keys() == {"mask_moved"}
 
 
 # As released
@@ -458,26 +466,124 @@ def test_as_released_alpha_does_not_decay():
 
 def local_update(model, data, **settings):
     task = task_for(model, data, layer_sparsity="uniform", readjust_every=1, **settings)
-    serial = Serial(task)
-    method = serial._host.method
-    start = params.from_model(model)
-    (assignment,) = method.plan(method.init(start), start, 1, {0: 0.5}, 0)
-    subnet = method.cut(assignment)
-    values = {name: w * torch.from_numpy(assignment.masks[name]) if name in TINY else w for name, w in start.items()}
-    update = method.local(subnet, values, assignment, serial._host.batches(assignment))
-    serial.close()
-    return update, assignment
+    method, start = method_of(task), params.from_model(model)
+    (job,) = method.plan(method.init(start), start, 1, {0: 0.5}, 0)
+    masks = masks_of(job.payload)
+    values = {name: w * masks[name] if name in TINY else w for name, w in start.items()}
+    batches = LocalBatches(task.samples.train_x, task.samples.train_y, task.parts[0], TRAIN, job.seed)
+    return method.local(method.cut(job), values, job, batches, {})[0], job
 
 
 def test_as_released_zeroes_active_weights_and_softens_the_loss(tiny, digits):
-    paper, assignment = local_update(tiny, digits)
+    paper, job = local_update(tiny, digits)
     released, _ = local_update(tiny, digits, as_released=True)
-    active = {name: int(mask.sum()) for name, mask in assignment.masks.items()}
-    assert {name: int(mask.sum()) for name, mask in paper.masks.items()} == active
-    assert sum(int(mask.sum()) for mask in released.masks.values()) < sum(active.values())
+    for (name, before), after in zip(masks_of(job.payload).items(), masks_of(paper.payload).values(), strict=True):
+        assert after.sum() == before.sum(), name
+    assert released.payload["mask"].sum() < job.payload["mask"].sum()
     # With outputs in [0, 1] the cross-entropy over ten classes cannot leave these bounds.
     assert math.log(1 + 9 / math.e) < released.loss < math.log(9 + math.e)
     assert paper.loss < released.loss
+
+
+# What a device may answer
+
+
+def test_masks_are_refused_where_none_are_due(tiny, digits):
+    """A device may bring its own mask in the rounds of a readjustment, and must; in no other."""
+    task = task_for(tiny, digits, readjust_every=2, readjust_until=1.0)
+    method = method_of(task)
+    whole = params.from_model(tiny)
+    state = method.init(whole)
+    device = Device(task)
+    for round_, due in ((1, False), (2, True), (3, False)):
+        (job,) = method.plan(state, whole, round_, {0: 0.5}, 7)
+        frame, _ = answered(device, method, whole, job)
+        update = pull(method, frame, job, method.cut(job))
+        assert ("mask" in update.payload) == due
+        wrong = {} if due else {"mask": job.payload["mask"]}
+        with pytest.raises(FrameError, match="answered with payload"):
+            pull(method, rewritten(frame, update.subnet, payload=wrong), job, method.cut(job))
+
+
+@pytest.mark.parametrize("how", ["inverse", "empty", "full", "another", "too many new"])
+@pytest.mark.parametrize("as_released", [False, True])
+def test_a_mask_that_no_device_could_have_moved_to_is_refused(tiny, digits, how, as_released):
+    task = task_for(tiny, digits, readjust_every=1, alpha=0.1, as_released=as_released)
+    method = method_of(task)
+    layout = Layout(tiny, 0.5, settings_of(task))
+    whole = params.from_model(tiny)
+    (job,) = method.plan(method.init(whole), whole, 1, {0: 0.5}, 7)
+    frame, _ = answered(Device(task), method, whole, job)
+    honest = pull(method, frame, job, method.cut(job)).payload["mask"]
+    mask = job.payload["mask"].clone() if how == "too many new" else honest.clone()
+    if how == "inverse":
+        mask = ~mask
+    elif how in ("empty", "full"):
+        mask.fill_(how == "full")
+    elif how == "another":
+        mask = mask[torch.randperm(len(mask))]
+    else:  # as many active as before in every layer, but more of them new than α allows
+        split = {name: torch.from_numpy(part).reshape(-1) for name, part in layout.split(mask).items()}
+        name = "fc1.weight"
+        gone, new = split[name].nonzero().flatten()[:20], (~split[name]).nonzero().flatten()[:20]
+        split[name][gone], split[name][new] = False, True
+        mask = torch.cat(list(split.values()))
+    subnet = layout.pieces(layout.split(mask))
+    values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
+    with pytest.raises(FrameError, match=r"device 0 answered with .* active weights"):
+        pull(method, rewritten(frame, subnet, values, {"mask": mask}), job, method.cut(job))
+
+
+class Hostile:
+    """An executor whose device 1 answers with a mask and values of its own making."""
+
+    def __init__(self, serial, layout, mask):
+        self._serial, self._layout, self._mask = serial, layout, mask
+
+    def compute(self, parcels):
+        for device, reply in enumerate(self._serial.compute(parcels)):
+            if device == 1:
+                subnet = self._layout.pieces(self._layout.split(self._mask))
+                values = {name: torch.ones(piece.size) for name, piece in subnet.items()}
+                reply = reply._replace(frame=rewritten(reply.frame, subnet, values, {"mask": self._mask}))
+            yield reply
+
+
+@pytest.mark.parametrize("inverse", [True, False])
+def test_a_hostile_mask_changes_nothing(digits, inverse):
+    """An inverse or an empty mask, on a network without biases: that device is left out, the round is the others'."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 12, bias=False), nn.ReLU(), nn.Linear(12, 10, bias=False))
+    task = task_for(model, digits, readjust_every=1, alpha=0.2)
+    method, serial = method_of(task), Serial(task)
+    whole = params.from_model(model)
+    state = method.init(whole)
+    mask = ~state["mask"] if inverse else torch.zeros_like(state["mask"])
+    hostile = Hostile(serial, Layout(model, 0.5, settings_of(task)), mask)
+    rates = dict.fromkeys(range(3), 0.5)
+    hurt = run_round(method, hostile, whole, state, round_=1, rates=rates, seed=4)
+    assert [device.status == "ok" for device in hurt.devices] == [True, False, True]
+    assert "active weights" in hurt.devices[1].status
+    well = run_round(method, serial, whole, state, round_=1, rates={0: 0.5, 2: 0.5}, seed=4)
+    serial.close()
+    assert all(torch.equal(hurt.params[name], well.params[name]) for name in whole)
+    assert all(torch.equal(hurt.state[name], well.state[name]) for name in state)
+
+
+def test_a_device_that_remembers_another_mask_says_so(tiny, digits):
+    """A frame with a digest only, for a device that remembers nothing, or another mask."""
+    task = task_for(tiny, digits, readjust_every=1, alpha=1.0)
+    method, device = method_of(task), Device(task)
+    whole = params.from_model(tiny)
+    (job,) = method.plan(method.init(whole), whole, 1, {0: 0.5}, 7)
+    _, memory = answered(device, method, whole, job)
+    known = replace(job, remembered=frozenset({"mask"}))
+    assert not device.handle(push(whole, method.cut(known), known), memory).error
+    assert "remembers something else" in device.handle(push(whole, method.cut(known), known)).error
+    other = replace(known, payload={"mask": ~job.payload["mask"]})
+    assert "remembers something else" in device.handle(push(whole, method.cut(other), other), memory).error
+    without = replace(job, payload={})
+    with pytest.raises(FrameError, match="was sent no mask"):
+        method.cut(without)
 
 
 # Refusals
@@ -486,22 +592,26 @@ def test_as_released_zeroes_active_weights_and_softens_the_loss(tiny, digits):
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("[feddst]\nlayer_sparsity = 'erkk'", "Did you mean 'erk'"),
-        ("[feddst]\nalpha = 1.5", r"feddst.alpha is 1.5; it must be a number in \[0, 1\]"),
-        ("[feddst]\nreadjust_until = -0.1", "readjust_until"),
-        ("[feddst]\nreadjust_every = 0", "at least 1"),
-        ("method = 'feddts'", "Did you mean 'feddst'"),
-        ("method = 'feddst'\nsubnet.level = 'unit'", r"\[subnet\] differs"),
+        ("layer_sparsity = 'erkk'", "Did you mean 'erk'"),
+        ("alpha = 1.5", r"method.alpha is 1.5; it must be a number in \[0, 1\]"),
+        ("readjust_until = -0.1", "readjust_until"),
+        ("readjust_every = 0", "at least 1"),
+        ("level = 'unit'", "unknown key 'method.level'"),
     ],
 )
 def test_bad_settings_say_what_to_do(toml, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_toml(toml)
+        RunConfig.from_toml(f"[method]\nname = 'feddst'\n{toml}")
+
+
+def test_the_old_section_names_the_new_place():
+    with pytest.raises(ConfigError, match=r"stand in \[method\]"):
+        RunConfig.from_toml("[feddst]\nalpha = 0.1")
 
 
 def test_devices_share_one_rate(tmp_path, tiny, small):
     config = RunConfig.from_toml(SMALL, ["rate=[0.5, 0.5, 0.4]"])
-    with pytest.raises(ConfigError, match=r"rate of device 2 is 0\.4, but FedDST has one mask"):
+    with pytest.raises(ConfigError, match="rate differs between devices"):
         run(config, tmp_path / "run", model=tiny, dataset=small)
 
 
@@ -511,7 +621,7 @@ def test_a_device_that_diverges_in_a_readjustment_is_left_out(tiny, digits):
     spoiled = task.samples.train_x.clone()
     spoiled[60:100] *= 1e30
     serial = Serial(replace(task, samples=task.samples._replace(train_x=spoiled)))
-    method = task.factory(tiny, (1, 16, 16))
+    method = method_of(task)
     whole = params.from_model(tiny)
     state = method.init(whole)
     rates = dict.fromkeys(range(3), 0.5)
@@ -531,4 +641,4 @@ def test_resume_needs_no_more_than_the_folder(tmp_path):
         if record["round"] == 2:
             break
     assert [record["round"] for record in resume(tmp_path / "run")] == [1, 2, 3]
-    assert RunConfig.from_file(tmp_path / "run" / "config.toml").feddst == config.feddst
+    assert RunConfig.from_file(tmp_path / "run" / "config.toml").method == config.method

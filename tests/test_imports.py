@@ -1,4 +1,4 @@
-"""Imports go downward only, and the command line starts without torch."""
+"""Rooms import only those that come before them in one list, and the command line starts without torch."""
 
 from __future__ import annotations
 
@@ -12,35 +12,22 @@ import pytest
 import feddrop
 
 ROOT = Path(feddrop.__file__).parent
-# Room -> what it must never import. A room is a file or a folder right below feddrop/.
-FORBIDDEN = {
-    "errors": {"torch", "numpy", "feddrop"},
-    "seeds": {"torch", "feddrop"},
-    "radio": {"torch", "feddrop.subnets", "feddrop.methods", "feddrop.rounds", "feddrop.runs", "feddrop.report"},
-    "allocation": {"torch", "feddrop.radio", "feddrop.subnets", "feddrop.methods", "feddrop.runs", "feddrop.report"},
-    "subnets": {"feddrop.method", "feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
-    "models": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
-    "data": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
-    "params": {"feddrop.subnets", "feddrop.method", "feddrop.rounds", "feddrop.runs"},
-    "aggregation": {"feddrop.method", "feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
-    "method": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
-    "training": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs"},
-    "methods": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.runs", "feddrop.report"},
-    "config": {"feddrop.rounds", "feddrop.executors", "feddrop.control", "feddrop.runs", "feddrop.report"},
-    "theory": {"feddrop.methods", "feddrop.rounds", "feddrop.executors", "feddrop.control", "feddrop.runs"},
-    "control": {"feddrop.methods", "feddrop.executors", "feddrop.runs", "feddrop.report"},
-    "runs": {"feddrop.theory", "feddrop.cli", "feddrop.show"},
-    "rounds": {"feddrop.methods", "feddrop.executors", "feddrop.runs", "feddrop.report"},
-    "executors": {"feddrop.methods", "feddrop.runs", "feddrop.report"},
-    "report": {"torch", "feddrop.rounds", "feddrop.executors", "feddrop.runs", "feddrop.methods"},
-}
+# The rooms in their order: a file or a folder right below feddrop/. A room imports itself and those above it, no other.
+ORDER = (
+    *("errors", "texts", "seeds", "files", "allocation", "radio"),
+    *("params", "subnets", "flops", "sections", "wire", "data", "models"),
+    *("learning", "methods", "device", "rounds", "participation", "rates", "executors"),
+    *("callbacks", "config", "checkpoints", "memories", "records", "report", "runs"),
+    *("plain", "theory", "paper", "terminal", "__main__"),
+)
+NO_TORCH = ("errors", "texts", "texts", "seeds", "files", "allocation", "radio", "report")
 # Package -> the only rooms that may import it.
 ONLY = {
-    "cyclopts": {"cli"},
+    "cyclopts": {"terminal"},
     "flwr": {"flower"},
     "matplotlib": {"report", "paper", "theory"},
-    "feddrop.cli": {"cli", "__main__"},
-    "feddrop.paper": {"cli", "paper"},
+    "feddrop.terminal": {"terminal", "__main__"},
+    "feddrop.paper": {"terminal", "paper"},
 }
 
 
@@ -73,23 +60,32 @@ def under(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def room_of(name: str) -> str | None:
+    """The room that an imported name lives in; None for other packages and for the package's own public names."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "feddrop" and len(parts) > 1 and parts[1] in ORDER else None
+
+
 @pytest.mark.parametrize(
     ("room", "module", "names"), modules(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_imports_go_downward(room, module, names):
+def test_imports_go_upward_in_the_list(room, module, names):
+    if room == "__init__":
+        return  # the table of public names, loaded when used
+    place = ORDER.index(room)
     for name in names:
-        for package in FORBIDDEN.get(room, ()):
-            own = package == f"feddrop.{room}" and module.endswith("__init__")
-            allowed = package == "feddrop" and (under(name, f"feddrop.{room}") or under(name, "feddrop.errors"))
-            assert own or allowed or not under(name, package), f"{module} must not import {name}"
+        other = room_of(name)
+        assert other is None or ORDER.index(other) <= place, f"{module} must not import {name}: {other} comes later"
+        assert not (under(name, "torch") and room in NO_TORCH), f"{module} must do without torch"
         for package, owners in ONLY.items():
             if under(name, package):
                 assert room in owners, f"only {owners} may import {package}, not {module}"
 
 
-def test_every_room_with_a_rule_exists():
-    rooms = {room for room, _, _ in modules()}
-    assert set(FORBIDDEN) <= rooms
+def test_every_room_has_its_place():
+    rooms = {room for room, _, _ in modules()} - {"__init__"}
+    assert rooms == set(ORDER)
+    assert len(set(ORDER)) == len(ORDER)
 
 
 def loaded_after(code: str) -> set[str]:
@@ -100,7 +96,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_import_and_command_line_load_no_torch():
-    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.cli")
+    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.terminal")
 
 
 def test_radio_and_allocation_load_no_torch():

@@ -5,17 +5,18 @@ import torch
 from torch import nn
 
 from feddrop.config import RunConfig
-from feddrop.data import from_arrays
 from feddrop.models import lenet
 from feddrop.plain import train_plainly
 from feddrop.runs import Run
+from feddrop.seeds import derive, permutation
+from support.simulation import few
 
 RATES = (0.0, 0.2, 0.5, 0.9)
 
 
 @pytest.fixture(scope="module")
 def small(digits):
-    return from_arrays(digits.train_x[:203], digits.train_y[:203], digits.test_x[:50], digits.test_y[:50])
+    return few(digits)
 
 
 @pytest.mark.parametrize("rule", ["delta", "model", "holders"])
@@ -30,8 +31,7 @@ def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momen
         rate = {list(RATES)}
         data = {{ devices = 4, partition = "dirichlet", alpha = 1.0 }}
         train = {{ lr = 0.05, momentum = {momentum}, weight_decay = 0.01, batch_size = 16, epochs = 2 }}
-        subnet = {{ count = "{count}" }}
-        aggregation = {{ rule = "{rule}", factor = {str(factor).lower()} }}
+        method = {{ count = "{count}", rule = "{rule}", factor = {str(factor).lower()} }}
         """
     )
     model = lenet(num_classes=10, input_shape=(1, 16, 16))
@@ -61,7 +61,7 @@ def test_rate_zero_is_federated_averaging(small, tmp_path):
     model = lenet(num_classes=10, input_shape=(1, 16, 16))
     ends = []
     for rule in ("delta", "model", "holders"):
-        toml = f'rounds = 2\nrate = 0.0\ndata.devices = 3\naggregation.rule = "{rule}"'
+        toml = f'rounds = 2\nrate = 0.0\ndata.devices = 3\nmethod.rule = "{rule}"'
         job = Run(RunConfig.from_toml(toml), tmp_path / rule, model=model, dataset=small)
         for _ in job:
             pass
@@ -74,8 +74,6 @@ def test_rate_zero_is_federated_averaging(small, tmp_path):
 
 def fedavg(model, data, parts, rounds):
     """McMahan's algorithm with torch.optim, and nothing of ours but the order of the samples."""
-    from feddrop.seeds import derive, permutation
-
     w = {name: p.detach().clone() for name, p in model.named_parameters()}
     for t in range(1, rounds + 1):
         total = {name: torch.zeros_like(p) for name, p in w.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from feddrop.allocation import Problem, SubbandProblem, allocate, diagnose
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio import (
     NOISES,
     Cell,
@@ -72,19 +73,22 @@ def test_a_batch_of_rounds_is_the_rounds_one_by_one():
 def test_path_loss_by_distance():
     np.testing.assert_allclose(path_loss([1.0, 10.0], exponent=3.0), [1e-3, 1e-6])
     np.testing.assert_allclose(path_loss([50.0], exponent=2.0, reference_m=100.0, at_reference=1e-7), [4e-7])
-    c = RadioConfig(distances_m=(1.0, 2.0), path_loss_exponent=2.0).cell(2, 10, seed=0)
+    c = RadioConfig(distances_m=(1.0, 2.0), path_loss_exponent=2.0, noise_w_hz=1e-20).cell(2, 10, seed=0)
     np.testing.assert_allclose(c.fading.path_loss, [1e-3, 2.5e-4])
 
 
 def test_measured_gains_come_in_turn(tmp_path):
     file = tmp_path / "gains.csv"
-    file.write_text("round,device,uplink,downlink\n0,0,1e-3,2e-3\n0,1,3e-3,4e-3\n1,0,5e-3,6e-3\n1,1,7e-3,8e-3\n")
+    file.write_text("round,device,uplink,downlink\n1,0,1e-3,2e-3\n1,1,3e-3,4e-3\n2,0,5e-3,6e-3\n2,1,7e-3,8e-3\n")
     gains = read_gains(file)
     np.testing.assert_allclose(gains.uplink, [[1e-3, 3e-3], [5e-3, 7e-3]])
-    np.testing.assert_allclose(gains.draw(2, 3, seed=0)[1], [6e-3, 8e-3])
-    c = RadioConfig(gains_csv="gains.csv").cell(2, 10, seed=0, folder=tmp_path)
-    np.testing.assert_allclose(c.draw(2, 0).uplink, [1e-3, 3e-3])
-    file.write_text("round,device,uplink_db\n0,0,-30\n")
+    np.testing.assert_allclose(gains.draw(2, 4, seed=0)[1], [6e-3, 8e-3])
+    c = RadioConfig(gains_csv="gains.csv", noise_w_hz=1e-20).cell(2, 10, seed=0, folder=tmp_path)
+    np.testing.assert_allclose(c.draw(1, 0).uplink, [1e-3, 3e-3])  # the first round takes the first gains
+    np.testing.assert_allclose(c.draw(3, 0).uplink, [1e-3, 3e-3])
+    with pytest.raises(ConfigError, match="rounds count from 1"):
+        c.draw(0, 0)
+    file.write_text("round,device,uplink_db\n1,0,-30\n")
     np.testing.assert_allclose(read_gains(file).downlink, [[1e-3]])
 
 
@@ -357,9 +361,18 @@ def test_numpy_rounds_are_rounds():
 @pytest.mark.parametrize(
     ("bytes_", "message"),
     [
-        (b"round,device,uplink_db\n0,0,5000\n", "are not all numbers"),
-        (b"round,device,uplink\n0,0,\xff\n", "cannot read the gains"),
-        (b"round,device,uplink\n0,0," + b"1" * 200_000, "cannot read the gains"),
+        (
+            b"round,device,uplink_db\n1,0,5000\n",
+            "uplink gain of device 0 in round 1 is 1e.300; it must be positive",
+        ),
+        (b"round,device,uplink\n1,0,\xff\n", "cannot read the gains .* not UTF-8"),
+        (b"round,device,uplink\n1,0," + b"1" * 200_000, "cannot read the gains .* field larger"),
+        (b"round,device,uplink\n1,0," + b"1" * 400, r"line 2: uplink is '1{39}\.\.\. \(400 characters\), beyond"),
+        (b"round,device,uplink\n" + b"9" * 400 + b",0,1e-3", "no gain of device 0 in round 1"),
+        (b"round,device,uplink\n" + b"9" * 5000 + b",0,1e-3", "line 2: round is '9+... .5,000 characters"),
+        (b"round,device,uplink\n1," + b"9" * 400 + b",1e-3", "no gain of device 0 in round 1"),
+        (b"round,device,uplink\n1,0\n", "line 2: 2 cells for 3 columns"),
+        (b"round,round,device,uplink\n1,1,0,1\n", "two columns named 'round'"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path, bytes_, message):
@@ -375,13 +388,13 @@ def test_distances_go_with_one_gain_and_without_measured_ones(tmp_path):
         ({"gains_csv": "gains.csv"}, "leave out the distances"),
     ):
         with pytest.raises(ConfigError, match=message):
-            RadioConfig(devices_csv="devices.csv", **settings).cell(2, 10, seed=0, folder=tmp_path)
+            RadioConfig(devices_csv="devices.csv", noise_w_hz=1e-20, **settings).cell(2, 10, seed=0, folder=tmp_path)
 
 
 def test_impossible_gains_name_device_and_round():
     gains = np.ones((3, 4))
     gains[2, 1] = np.nan
-    with pytest.raises(ConfigError, match="downlink gain of device 1 in round 2 is nan"):
+    with pytest.raises(ConfigError, match="downlink gain of device 1 in round 3 is nan"):
         Measured(uplink=np.ones((3, 4)), downlink=gains)
     with pytest.raises(ConfigError, match="path_loss of device 1 is 0"):
         Rician(path_loss=np.array([1e-3, 0.0]))
@@ -396,12 +409,12 @@ def test_impossible_gains_name_device_and_round():
     [
         ("round,device\n0,0\n", "must have round, device, and uplink"),
         ("", "must have round, device, and uplink"),
-        ("round,device,uplink\n0,0,abc\n", "line 2: .* are not all numbers"),
-        ("round,device,uplink\n0,1,1e-3\n", "no gain of device 0 in round 0"),
-        ("round,device,uplink\n0,0,-1e-3\n", "uplink gain of device 0 in round 0 is -0.001"),
-        ("round,device,uplink\n0,0,nan\n", "uplink gain of device 0 in round 0 is nan"),
-        ("round,device,uplink\n-1,0,1e-3\n", "line 2: round -1"),
-        ("round,device,uplink\n0,0,1e-3\n0,0,2e-3\n", "line 3: device 0 has a gain in round 0 already"),
+        ("round,device,uplink\n1,0,abc\n", "line 2: uplink is 'abc'; it must be a number"),
+        ("round,device,uplink\n1,1,1e-3\n", "no gain of device 0 in round 1"),
+        ("round,device,uplink\n1,0,-1e-3\n", "uplink gain of device 0 in round 1 is -0.001"),
+        ("round,device,uplink\n1,0,nan\n", "uplink gain of device 0 in round 1 is nan"),
+        ("round,device,uplink\n0,0,1e-3\n", "line 2: round is '0'; it must be a whole number, and they count from 1"),
+        ("round,device,uplink\n1,0,1e-3\n1,0,2e-3\n", "line 3: device 0 has a gain in round 1 already"),
     ],
 )
 def test_bad_tables_of_gains(tmp_path, text, message):
@@ -447,11 +460,56 @@ def test_impossible_configurations(changes, message):
     [
         ("cpu_hz\n1e9\n", "has 1 devices; the cell has 2"),
         ("cpu_khz\n1\n2\n", "Did you mean 'cpu_hz'"),
-        ("cpu_hz\nfast\n1e9\n", "must hold numbers"),
+        ("cpu_hz\nfast\n1e9\n", "line 2: cpu_hz is 'fast'; it must be a number"),
         ("cpu_hz\n1e9\n-1\n", "cpu_hz of device 1 is -1"),
+        ("device,cpu_hz\n0,1e9\n0,2e9\n", "line 3: device 0 has a row already"),
+        ("device,cpu_hz\n0,1e9\n2,2e9\n", "line 3: device is 2, but the devices are 0 to 1"),
+        ("device,cpu_hz\n0,1e9\n", "has no row of device 1"),
+        ("device,cpu_hz\nzero,1e9\n1,1e9\n", "line 2: device is 'zero'"),
+        ("device,budget_j\n0,1e9\n1," + "1" * 400 + "\n", "line 3: budget_j is '1+... .400 characters., beyond"),
+        ("cpu_hz\n1e9\nnan\n", "cpu_hz of device 1 is nan"),
+        ("", "has 0 devices; the cell has 2"),
     ],
 )
 def test_bad_tables_of_devices(tmp_path, text, message):
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
         RadioConfig(devices_csv="d.csv").cell(2, 10, seed=0, folder=tmp_path)
+
+
+def test_a_table_of_devices_says_whose_row_it_is(tmp_path):
+    """Sorted downward, with a byte-order mark: device 0 still gets its own values."""
+    rows = "".join(f"{k},{k + 1}e9\n" for k in reversed(range(10)))
+    (tmp_path / "d.csv").write_text("\ufeffdevice,cpu_hz\n" + rows, encoding="utf-8")
+    c = RadioConfig(devices_csv="d.csv").cell(10, 10, seed=0, folder=tmp_path)
+    assert c.cpu_hz.tolist() == [(k + 1) * 1e9 for k in range(10)]
+
+
+def test_real_gains_beside_the_papers_noise_are_pointed_out(tmp_path):
+    (tmp_path / "gains.csv").write_text("round,device,uplink_db\n1,0,-100\n")
+    (tmp_path / "devices.csv").write_text("distance_m\n100\n")
+    for settings in ({"gains_csv": "gains.csv"}, {"distances_m": (100.0,)}, {"devices_csv": "devices.csv"}):
+        with pytest.warns(FeddropWarning, match="74 dB above thermal noise") as told:
+            RadioConfig(**settings).cell(1, 10, seed=0, folder=tmp_path)
+        assert len(told) == 1
+        assert "\n" not in str(told[0].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            RadioConfig(**settings, noise_w_hz=1.26e-20).cell(1, 10, seed=0, folder=tmp_path)
+            RadioConfig(**settings, noise="literal").cell(1, 10, seed=0, folder=tmp_path)
+            RadioConfig().cell(1, 10, seed=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["bandwidth_hz", "deadline_s", "noise_w_hz", "max_rate", "energy_budget_j", "circuit_j"]
+)
+@pytest.mark.parametrize("value", [10**400, "wide", math.nan, None])
+def test_numbers_that_are_none_are_refused(name, value):
+    with pytest.raises(ConfigError):
+        RadioConfig(**{name: value}).cell(2, 10, seed=0)
+
+
+def test_numpy_numbers_are_numbers():
+    c = RadioConfig(bandwidth_hz=np.float32(2e6), max_rate=np.float64(0.5), deadline_s=np.int64(3)).cell(2, 10, seed=0)
+    assert (c.bandwidth_hz, c.max_rate, c.deadline_s) == (2e6, 0.5, 3.0)
+    assert all(type(value) is float for value in (c.bandwidth_hz, c.max_rate, c.deadline_s))

@@ -333,7 +333,7 @@ def test_figures_take_their_colours_from_the_page(drawn: Drawn) -> None:
     assert "var(--ink)" in styles
     assert "var(--series-0)" in styles
     fixed = set(re.findall(r"#[0-9a-f]{6}", styles))
-    assert fixed <= {colour for colour, _ in maps.BINDINGS.values()}  # the key to an image, whose colours are fixed
+    assert fixed <= {*style.BINDINGS.values()}  # the key to an image, whose colours are fixed
     sheet = (Path(report.__file__).parent / "style.css").read_text()
     light, dark = sheet.split("@media screen and (prefers-color-scheme: dark)")
     for n, (day, night) in enumerate(zip(style.SERIES, style.DARK_SERIES, strict=True)):
@@ -442,7 +442,7 @@ def test_every_word_of_the_allocator_is_drawn_and_counted(folder: Path) -> None:
     image = np.asarray(report.binding_figure(run).axes[0].images[0].get_array())
     assert (image[..., 3] > 0).all()  # every device took part in every round
     assert {tuple(pixel) for pixel in image.reshape(-1, 4)} == {
-        (*maps._rgb(colour), opacity) for colour, opacity in maps.BINDINGS.values()
+        (*maps._rgb(maps.look(word)[0]), maps.look(word)[1]) for word in maps.HOLDS
     }
     page = page_of(folder)
     assert "bound by deadline+energy" in page.of("th")
@@ -479,6 +479,89 @@ def test_refused_updates_are_counted_and_explained(folder: Path) -> None:
     head, cells = device_head(page), page.of("td")
     rows = np.array(cells[-4 * len(head) :]).reshape(4, len(head))
     assert rows[:, head.index("refused")].tolist() == ["6", "0", "3", "0"]
+
+
+def test_suspicious_updates_are_counted_and_explained(folder: Path) -> None:
+    lines = write_run(folder)
+    for n in (0, 2, 4):
+        lines[n]["devices"][3]["suspicious"] = "norm 90 times the median <b>"
+    lines[1]["devices"][0]["suspicious"] = "far from all others"
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    assert run.suspicious.sum(axis=0).tolist() == [1, 0, 0, 3]
+    page = page_of(folder)
+    assert "4 of 24 updates were marked. From device 3 (3 times), 0 (1 time)." in page.of("p")
+    assert page.of("dd")[page.of("dd").index("norm 90 times the median <b>") + 1] == "far from all others"
+    head, cells = device_head(page), page.of("td")
+    rows = np.array(cells[-4 * len(head) :]).reshape(4, len(head))
+    assert rows[:, head.index("suspicious")].tolist() == ["1", "0", "0", "3"]
+
+
+def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> None:
+    lines = write_run(folder)
+    for n, line in enumerate(lines):
+        line |= {"test_accuracy": None, "metrics": {"mae": 3.0 - 0.25 * n, "<script>": None if n else 1.0}}
+    write_metrics(folder, lines)
+    run = report.load_run(folder)
+    np.testing.assert_allclose(run.metrics["mae"], 3.0 - 0.25 * np.arange(6))
+    page = page_of(folder)
+    assert "Test accuracy" not in page.of("dt")
+    assert "accuracy" not in page.of("th")
+    tiles = dict(zip(page.of("dt")[:3], page.of("dd")[:6:2], strict=True))
+    assert tiles == {"Test loss": quantities.plain(2.2 / 6), "mae": "1.75", "<script>": "1.00"}
+    assert {"Loss", "mae"} <= {*page.of("h3")}
+    np.testing.assert_allclose(report.metric_figure(run, "mae").axes[0].lines[0].get_ydata(), run.metrics["mae"])
+    with pytest.raises(ConfigError, match="Did you mean 'mae'"):
+        report.metric_figure(run, "mea")
+    both = Page(report.write_comparison([folder, folder], tmp_path / "c.html"))
+    assert {"test loss", "mae"} <= {*both.of("th")}
+    write_metrics(folder, [lines[0] | {"metrics": {"mae": "low"}}])
+    with pytest.raises(RunError, match="'mae' is 'low'"):
+        report.load_run(folder)
+
+
+def test_participation_is_shown_where_not_all_take_part(folder: Path) -> None:
+    lines = write_run(folder, rounds=8, devices=6, absent=0.6, samples=[10] * 20)
+    run = report.load_run(folder)
+    assert (run.population, run.has_absences) == (20, True)
+    page = page_of(folder)
+    assert "Devices a round" in page.of("dt")
+    assert f"of 20; {len(run.devices)} took part in all" in page.of("dd")
+    assert "Participation" in page.of("h3")
+    times = [sum(k in {e["device"] for e in line["devices"]} for line in lines) for k in run.devices]
+    assert [bar.get_height() for bar in report.participation_figure(run).axes[0].patches] == times
+    write_run(folder)
+    assert "Participation" not in page_of(folder).of("h3")
+
+
+def test_power_and_clock_are_shown_where_a_run_decides_them(folder: Path) -> None:
+    lines = write_run(folder)
+    for entry in (e for line in lines for e in line["devices"]):
+        entry |= {"tx_power_w": 0.004 + 0.001 * entry["device"], "cpu_hz": 5e9}
+    write_metrics(folder, lines)
+    page = page_of(folder)
+    assert {"Transmit power by device", "CPU clock by device"} <= {*page.of("h3")}
+    assert {"mean power", "mean clock"} <= {*page.of("th")}
+    assert {"7.00 mW", "5.00 GHz"} <= {*page.of("td")}
+
+
+def test_a_run_shows_itself_in_a_notebook(drawn: Drawn) -> None:
+    run = report.load_run(drawn[0])
+    frame = run._repr_html_()
+    assert frame.startswith('<iframe sandbox="allow-same-origin" srcdoc="&lt;!doctype html&gt;')
+    assert frame.count("<") == 2
+    assert repr(run) == "RunLog('first', 6 rounds, 4 devices)"
+    assert report.accuracy_figure(run)._repr_svg_().startswith("<?xml")
+
+
+def test_pdf_figures_have_truetype_fonts(drawn: Drawn, tmp_path: Path) -> None:
+    run = report.load_run(drawn[0])
+    with mpl.rc_context({"pdf.compression": 0, "pdf.fonttype": 3}):
+        report.accuracy_figure(run).savefig(tmp_path / "a.pdf")
+        assert mpl.rcParams["pdf.fonttype"] == 3
+    content = (tmp_path / "a.pdf").read_bytes()
+    assert b"/Subtype /Type0" in content
+    assert b"/Type3" not in content
 
 
 def test_without_refusals_no_word_of_them(drawn: Drawn) -> None:
@@ -560,7 +643,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(RunError, match="No space left"):
+    with pytest.raises(RunError, match="the disk is full"):
         report.write_report(folder)
     assert path.read_text() == "old"
     assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "metrics.jsonl", "report.html", "run.json"]
@@ -647,6 +730,73 @@ def test_many_runs_are_drawn(tmp_path: Path) -> None:
     figure = report.accuracy_figure([report.load_run(path) for path in folders])
     looks = {(line.get_color(), str(line._dash_pattern)) for line in figure.axes[0].lines}
     assert len(looks) == 14
+
+
+def test_runs_that_differ_in_the_seed_are_one_group_with_a_band(tmp_path: Path) -> None:
+    lines = {}
+    for seed, rate in itertools.product(range(3), (0.1, 0.5)):
+        config = f"[train]\nlr = {rate}\n"
+        lines[seed, rate] = write_run(tmp_path / f"lr{rate}-s{seed}", seed=10 * seed + int(10 * rate), config=config)
+        path = tmp_path / f"lr{rate}-s{seed}" / "config.toml"
+        path.write_text(f"seed = {seed}\n" + path.read_text())
+    folders = sorted(path for path in tmp_path.iterdir())
+    groups = report.grouped([report.load_run(folder) for folder in folders])
+    assert [(group.name, len(group.runs)) for group in groups] == [("lr0.1", 3), ("lr0.5", 3)]
+    axes = report.accuracy_figure(groups).axes[0]
+    assert len(axes.lines) == len(axes.collections) == 2
+    curves = np.array([[100 * line["test_accuracy"] for line in lines[seed, 0.1]] for seed in range(3)])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), curves.mean(axis=0))
+    band = np.asarray(axes.collections[0].get_paths()[0].vertices)
+    for n, (mean, deviation) in enumerate(zip(curves.mean(axis=0), curves.std(axis=0, ddof=1), strict=True), 1):
+        edges = band[np.isclose(band[:, 0], n), 1]
+        np.testing.assert_allclose((edges.min(), edges.max()), (mean - deviation, mean + deviation))
+
+    page = Page(report.write_comparison(folders, tmp_path / "c.html"))
+    assert page.of("h1") == ["2 settings, 6 runs compared"]
+    last = curves[:, -1]
+    assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f} %" in page.of("td")
+    assert "Every run" in page.of("summary")
+    assert [cell for cell in page.of("td") if cell in ("seed", "train.lr", "rounds")] == ["train.lr"]
+    rounds = report.grouped([report.load_run(folder) for folder in folders[:3]])
+    assert len(rounds) == 1
+    assert "Nothing: all runs have the same" in " ".join(
+        Page(report.write_comparison(folders[:3], tmp_path / "d.html")).of("p")
+    )
+
+
+def test_a_method_keeps_its_colour_over_its_settings() -> None:
+    names = [("feddrop", 0.1), ("feddst", 0.1), ("feddrop", 0.5), ("feddst", 0.5)]
+    groups = report.groups.with_looks(
+        [report.Group(name=name, runs=(), settings={"method.name": name, "rate": rate}) for name, rate in names]
+    )
+    assert len({group.colour for group in groups}) == 2
+    assert [group.colour for group in groups[:2]] == [group.colour for group in groups[2:]]
+    assert len({(group.colour, str(group.dash)) for group in groups}) == 4
+
+
+def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -> None:
+    from feddrop.config import RunConfig
+
+    for name in ("old", "new", "other"):
+        write_run(tmp_path / name, radio=False)
+    lr = 0.5
+    new = RunConfig.from_toml("rounds = 6", [f"train.lr={lr}"]).to_toml()
+    (tmp_path / "new" / "config.toml").write_text(new)
+    (tmp_path / "old" / "config.toml").write_text(f"rounds = 6\n[train]\nlr = {lr}\n")
+    (tmp_path / "other" / "config.toml").write_text(new + "\n[radio]\ndeadline_s = 5.0\n")
+    runs = [report.load_run(tmp_path / name) for name in ("old", "new", "other")]
+    assert report.groups.differing(report.groups.alone(runs[:2])) == {}
+    assert report.groups.differing(report.grouped(runs[:2])) == {}  # once the defaults are filled in
+    assert report.groups.differing(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
+
+    foreign = [{"a": {"b": 1}}, {"a": {"b": 1, "c": 2}, "d": 3}]  # of no version that we know
+    groups = [report.Group(name="x", runs=(), settings=table) for table in report.groups.completed(foreign)]
+    assert report.groups.differing(groups) == {}
+
+
+def test_the_table_of_differences_wraps() -> None:
+    sheet = (Path(report.__file__).parent / "style.css").read_text()
+    assert "ellipsis" not in sheet
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -814,11 +964,13 @@ def in_maps(ground: str) -> tuple[str, ...]:
         mixed = opacity * np.array(maps._rgb(colour)) + (1 - opacity) * np.array(maps._rgb(ground))
         return "#" + "".join(f"{round(255 * part):02x}" for part in mixed.tolist())
 
-    return tuple(itertools.starmap(seen, maps.BINDINGS.values()))
+    return tuple(seen(*maps.look(word)) for word in maps.HOLDS)
 
 
 @pytest.mark.parametrize("eyes", EYES)
-@pytest.mark.parametrize("palette", [style.SERIES, style.DARK_SERIES, *(in_maps(g) for g in GROUNDS)])
+@pytest.mark.parametrize(
+    "palette", [style.SERIES, style.DARK_SERIES, (*style.BINDINGS.values(),), *(in_maps(g) for g in GROUNDS)]
+)
 def test_colours_can_be_told_apart_by_all_eyes(palette: tuple[str, ...], eyes: str) -> None:
     seen = [oklab(np.clip(np.array(EYES[eyes]) @ linear(colour), 0, 1)) for colour in palette]
     assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 0.1

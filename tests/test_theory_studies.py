@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from feddrop.checkpoints import save_checkpoint
-from feddrop.cli import app
 from feddrop.config import RunConfig
 from feddrop.data import load
 from feddrop.errors import ConfigError, RunError
 from feddrop.models import ModelConfig, build
 from feddrop.params import from_model
+from feddrop.terminal import app
 from feddrop.theory import Point, Study, draw, lemma1, study
 from feddrop.theory.studies import work
 
@@ -190,9 +190,9 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
     ("arguments", "message"),
     [
         (("--level", "layer"), "'weight', 'unit' or 'both'"),
-        (("--devices", "0"), "at least 1"),
+        (("--devices", "0"), "from 1 to"),
         (("--rates", "0.5", "0.1"), "rising"),
-        (("--batch", "1"), "two samples"),
+        (("--batch", "1"), "from 2 to"),
     ],
 )
 def test_command_explains_bad_input(arguments, message):

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from feddrop import params
 from feddrop.config import RunConfig
+from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, SubnetError
-from feddrop.executors import Samples, Serial, Task
-from feddrop.methods.windows import window, windows
-from feddrop.rounds import run_round
+from feddrop.learning.config import TrainConfig
+from feddrop.methods.method import Setup
+from feddrop.methods.windows import WindowConfig, heterofl, window
 from feddrop.runs import Run
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig, blueprint, unit_shares
-from feddrop.training import TrainConfig
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import unit_shares
+from support.simulation import few, method_of, rounds_of, task_for
 
-UNITS = SubnetConfig(level="unit")
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
 RATES = (0.0, 0.5, 0.75)
 
@@ -38,7 +35,7 @@ def test_windows_by_hand():
 def plainly(model, x, y, parts, *, rolling, rounds, seed):
     """Train a perceptron with two hidden layers: explicit slices, and a mean over the holders of every entry."""
     w = [p.detach().clone() for p in model.parameters()]  # weight and bias of three layers
-    plan = blueprint(model, (x[0].numel(),), level="unit")
+    plan = Blueprint(model, (x[0].numel(),))
     for t in range(1, rounds + 1):
         total, holders = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w]
         for k, (part, rate) in enumerate(zip(parts, RATES, strict=True)):
@@ -73,40 +70,31 @@ def plainly(model, x, y, parts, *, rolling, rounds, seed):
 def test_rounds_are_those_of_a_plain_loop(digits, name):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(256, 12), nn.ReLU(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 10))
-    x, y = digits.train_x[:150].flatten(1), digits.train_y[:150]
+    data = from_arrays(
+        digits.train_x[:150].flatten(1), digits.train_y[:150], digits.test_x[:9].flatten(1), digits.test_y[:9]
+    )
+    x, y = data.train_x, data.train_y
     parts = list(torch.arange(150).split([70, 50, 30]))
     expected = plainly(model, x, y, parts, rolling=name == "fedrolex", rounds=3, seed=11)
-    task = Task(
-        model=model,
-        factory=partial(windows, name=name, subnet=UNITS, train_config=TRAIN, rounds=3),
-        samples=Samples(x, y, x[:10], y[:10]),
-        parts=parts,
-        train=TRAIN,
-    )
-    serial, method = Serial(task), task.factory(model, (256,))
-    whole = params.from_model(model)
-    for round_ in (1, 2, 3):
-        whole, _, devices = run_round(method, serial, whole, {}, round_=round_, rates=dict(enumerate(RATES)), seed=11)
-        assert [device.status for device in devices] == ["ok"] * 3
-    serial.close()
-    for value, twin in zip(whole.values(), expected, strict=True):
+    *_, last = rounds_of(task_for(model, data, name, rates=RATES, rounds=3, train=TRAIN, parts=parts), seed=11)
+    for value, twin in zip(last.params.values(), expected, strict=True):
         torch.testing.assert_close(value, twin, rtol=2e-4, atol=2e-5)
 
 
 def test_the_whole_network_is_not_scaled(tiny, digits):
     """Hooks sit on smaller networks alone: a device without dropout and the test see the network as it is."""
     before = tiny(digits.test_x[:5])
-    method = windows(tiny, (1, 16, 16), name="heterofl", subnet=UNITS, train_config=TRAIN, rounds=1)
+    method = method_of(task_for(tiny, few(digits), "heterofl"))
     method.cut(method.plan({}, {}, 1, {0: 0.5}, 0)[0])
     assert torch.equal(tiny(digits.test_x[:5]), before)
 
 
-def test_what_is_not_a_window_of_units_is_refused(tiny):
-    for wrong in (SubnetConfig(), replace(UNITS, count="bernoulli")):
-        with pytest.raises(ConfigError, match="window of units"):
-            windows(tiny, (1, 16, 16), name="fedrolex", subnet=wrong, train_config=TRAIN, rounds=1)
-    with pytest.raises(ConfigError, match="a rule of its own"):
-        RunConfig.from_toml("method = 'heterofl'\naggregation = { rule = 'model' }")
+@pytest.mark.parametrize(("key", "value"), [("level", "'weight'"), ("count", "'bernoulli'"), ("rule", "'model'")])
+def test_what_is_not_a_window_of_units_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"unknown key 'method.{key}'"):
+        RunConfig.from_toml(f"method = {{ name = 'fedrolex', {key} = {value} }}")
+    with pytest.raises(ConfigError, match="layers"):
+        RunConfig.from_toml("method = { name = 'fedrolex', layers = 'odd' }")
 
 
 class Bare(nn.Module):
@@ -123,14 +111,14 @@ class Bare(nn.Module):
 
 def test_a_layer_whose_output_cannot_be_scaled_is_refused():
     with pytest.raises(SubnetError, match="used by a Bare"):
-        windows(Bare(), (4,), name="heterofl", subnet=UNITS, train_config=TRAIN, rounds=1)
+        heterofl(Setup(model=Bare(), example=torch.zeros(1, 4), rounds=1), WindowConfig())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
 def test_rates_from_the_cell_meet_the_deadline(tmp_path, name):
     config = RunConfig.from_toml(
-        f"method = '{name}'\nrounds = 2\nsubnet = {{ level = 'unit' }}\n"
+        f"method = '{name}'\nrounds = 2\n"
         "data = { train_limit = 200, devices = 4 }\nradio = { deadline_s = 0.3, bits_per_parameter = 32 }"
     )
     for record in Run(config, tmp_path / name):

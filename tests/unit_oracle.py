@@ -59,13 +59,13 @@ def masked(model: nn.Module, graph: UnitGraph, kept: dict[str, Index]) -> nn.Mod
     return twin
 
 
-def assert_same(model: nn.Module, shape: Shape, seed: int = 0) -> UnitGraph:
+def assert_same(model: nn.Module, example: Shape | Tensor, seed: int = 0) -> UnitGraph:
     """The smaller network equals its slow twin, in evaluation and in training mode."""
     model = model.double()
-    graph = trace(model, shape)
+    graph = trace(model, example)
     kept = choose(graph, seed)
     small, twin = cut(model, graph, kept), masked(model, graph, kept)
-    x = torch.from_numpy(generator(seed).standard_normal((3, *shape)))
+    x = example if isinstance(example, Tensor) else torch.from_numpy(generator(seed).standard_normal((3, *example)))
     for mode in (False, True):
         out, expected = small.train(mode)(x), twin.train(mode)(x)
         assert out.abs().max() > 1e-6

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddrop.allocation import Problem, allocate
+    from feddrop.allocation import PowerProblem, Problem, allocate
+    from feddrop.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
     from feddrop.config import RunConfig
     from feddrop.data import DataConfig, Dataset, from_arrays, from_dataset, load, partition
     from feddrop.device import Device, Reply, Task
@@ -35,18 +36,25 @@ if TYPE_CHECKING:
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
     from feddrop.radio import Cell, RadioConfig
+    from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
     from feddrop.rounds import Parcel
     from feddrop.runs import Run, resume, run
     from feddrop.seeds import derive
+    from feddrop.subnets.blueprint import Blueprint
+    from feddrop.subnets.coupling import register_rule
+    from feddrop.terminal.live import show
 
 _HOMES = {
+    "Blueprint": "subnets.blueprint",
+    "CallbacksConfig": "callbacks",
     "Cell": "radio",
     "ConfigError": "errors",
     "DataConfig": "data",
     "DataError": "errors",
     "Dataset": "data",
     "Device": "device",
+    "DeviceRecord": "records",
     "ExecutionConfig": "executors",
     "Executor": "executors",
     "FedavgConfig": "methods.fedavg",
@@ -56,15 +64,19 @@ _HOMES = {
     "FrameError": "errors",
     "InfeasibleError": "errors",
     "Job": "methods.method",
+    "LoadedRun": "records",
+    "MLflow": "callbacks",
     "Method": "methods.method",
     "MethodConfig": "methods",
     "ModelConfig": "models",
     "Parcel": "rounds",
     "ParticipationConfig": "participation",
+    "PowerProblem": "allocation",
     "Problem": "allocation",
     "Processes": "executors",
     "RadioConfig": "radio",
     "Reply": "device",
+    "RoundRecord": "records",
     "Run": "runs",
     "RunConfig": "config",
     "RunError": "errors",
@@ -75,13 +87,16 @@ _HOMES = {
     "Spec": "methods.method",
     "SubnetError": "errors",
     "Task": "device",
+    "TensorBoard": "callbacks",
     "TrainConfig": "learning.config",
     "TrainingError": "errors",
     "Update": "methods.method",
+    "WandB": "callbacks",
     "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
     "derive": "seeds",
+    "export": "records",
     "fedavg": "methods.fedavg",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
@@ -92,25 +107,32 @@ _HOMES = {
     "jobs": "methods.method",
     "lenet": "models",
     "load": "data",
+    "load_model": "records",
+    "load_run": "records",
     "lstm": "models",
     "mlp": "models",
     "named": "methods",
     "partition": "data",
+    "register_rule": "subnets.coupling",
     "resnet18": "models",
     "resume": "runs",
     "run": "runs",
+    "show": "terminal.live",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
 }
 
 __all__ = [
+    "Blueprint",
+    "CallbacksConfig",
     "Cell",
     "ConfigError",
     "DataConfig",
     "DataError",
     "Dataset",
     "Device",
+    "DeviceRecord",
     "ExecutionConfig",
     "Executor",
     "FedavgConfig",
@@ -120,15 +142,19 @@ __all__ = [
     "FrameError",
     "InfeasibleError",
     "Job",
+    "LoadedRun",
+    "MLflow",
     "Method",
     "MethodConfig",
     "ModelConfig",
     "Parcel",
     "ParticipationConfig",
+    "PowerProblem",
     "Problem",
     "Processes",
     "RadioConfig",
     "Reply",
+    "RoundRecord",
     "Run",
     "RunConfig",
     "RunError",
@@ -139,13 +165,16 @@ __all__ = [
     "Spec",
     "SubnetError",
     "Task",
+    "TensorBoard",
     "TrainConfig",
     "TrainingError",
     "Update",
+    "WandB",
     "WindowConfig",
     "alexnet",
     "allocate",
     "derive",
+    "export",
     "fedavg",
     "feddrop",
     "feddst",
@@ -156,13 +185,17 @@ __all__ = [
     "jobs",
     "lenet",
     "load",
+    "load_model",
+    "load_run",
     "lstm",
     "mlp",
     "named",
     "partition",
+    "register_rule",
     "resnet18",
     "resume",
     "run",
+    "show",
     "trained",
     "transformer",
     "write_report",

@@ -1,5 +1,5 @@
 """``python -m feddrop``."""
 
-from feddrop.cli import main
+from feddrop.terminal import main
 
 main()

@@ -120,8 +120,14 @@ def save_checkpoint(
         raise RunError(f"round {round_} cannot be saved; rounds go from 1 to {LAST_ROUND}.")
     tensors = {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
     write_atomically(_path(folder, round_), seal(tensors, {**(notes or {}), "round": str(round_)}))
-    rounds = saved_rounds(folder)
-    kept = {round_, *[other for other in rounds if other < round_][-(KEPT - 1) :], best} & set(rounds)
+    _remove(folder, [other for other in saved_rounds(folder) if other > round_])
+    return prune(folder, round_, best)
+
+
+def prune(folder: Path, round_: int, best: int) -> set[int]:
+    """Remove the checkpoints before a round that are neither the one just before it nor the best; return the others."""
+    rounds = [other for other in saved_rounds(folder) if other <= round_]
+    kept = {*rounds[-KEPT:], best} & set(rounds)
     _remove(folder, set(rounds) - kept)
     return kept
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,18 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tomli_w
 
+from feddrop.callbacks import CallbacksConfig
 from feddrop.data.config import DataConfig
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors.config import ExecutionConfig
+from feddrop.files import flat
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.server import ServerConfig
 from feddrop.methods import METHODS, MethodConfig
 from feddrop.models import ModelConfig
 from feddrop.participation import ParticipationConfig
 from feddrop.radio import RadioConfig
+from feddrop.texts import parse_toml, read_text
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class RunConfig:
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     radio: RadioConfig | None = None
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -115,10 +118,7 @@ class RunConfig:
             overrides: ``"section.key=value"`` settings that win over the text.
             folder: from where relative file names in the text count; those in the overrides count from here.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"the configuration is not valid TOML: {error}.") from None
+        table = parse_toml(text, "the configuration")
         if folder:
             _locate(table, Path(folder))
         for override in overrides:
@@ -128,18 +128,18 @@ class RunConfig:
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         """Read a configuration from a TOML file; see :meth:`from_toml`."""
-        try:
-            return cls.from_toml(Path(path).read_text(), overrides, Path(path).parent.absolute())
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"cannot read the configuration {str(path)!r}: it is not UTF-8 text.") from None
+        text = read_text(path, "the configuration")
+        return cls.from_toml(text, overrides, Path(path).parent.absolute())
 
     def located(self) -> RunConfig:
         """Return the same configuration with file names that hold wherever it is read from."""
         table = to_table(self)
         _locate(table, Path.cwd())
         return from_table(type(self), table)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the settings by dotted keys, as trackers of experiments take them."""
+        return flat(to_table(self))
 
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""
@@ -193,11 +193,20 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             item = typing.get_args(option)[1]
             return {key: _convert(entry, item, f"{name}.{key}") for key, entry in value.items()}
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return float(_bounded(value, name))
         if option in (int, str, bool) and type(value) is option:
-            return value
+            return _bounded(value, name) if option in (int, str) else value
     allowed = " or ".join(_type_name(option) for option in options if option is not types.NoneType)
-    raise ConfigError(f"{name} is {value!r}; it must be {allowed}.")
+    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.")
+
+
+def _bounded(value: Any, name: str) -> Any:
+    """Return a number that a machine word holds, or a text that a file can: neither TOML nor a shell sees to it."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{name} has {len(hex(value)) * 6 // 5} digits or so; it must fit into 64 bits.")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"{name} is {shortened(value)}, which is not text that can be written. Use UTF-8.")
+    return value
 
 
 def _method(value: Any, name: str) -> MethodConfig:
@@ -255,8 +264,8 @@ def _override(table: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {override!r}: write it as key=value, e.g. train.lr=0.05.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}", "--set")["value"]
+    except ConfigError:
         value = _number_or_word(text.strip())
     *sections, last = key.strip().split(".")
     for section in sections:

@@ -40,6 +40,16 @@ class InfeasibleError(FeddropError):
     """No rates and shares meet the deadline and the energy budgets."""
 
 
+class FeddropWarning(UserWarning):
+    """Something that works, and is probably not what was meant; one line that says what to do."""
+
+
+def shortened(value: object, longest: int = 80) -> str:
+    """Return a value as Python writes it, cut where it gets too long for a message; whole numbers of any length."""
+    text = hex(value) if isinstance(value, int) and abs(value) > 10**longest else repr(value)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     """Return ``given`` if it is allowed, else raise a ConfigError that names the nearest allowed word."""
     words = sorted(allowed)
@@ -47,7 +57,14 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
         return given
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{what} is {given!r}; it must be one of {', '.join(map(repr, words))}.{hint}")
+    raise ConfigError(f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}.{hint}")
+
+
+def within(what: str, given: float, low: float, high: float) -> float:
+    """Return a number if it lies in ``[low, high]``, else raise a ConfigError that says so."""
+    if low <= given <= high:
+        return given
+    raise ConfigError(f"{what} is {given}; it must be from {low} to {high}.")
 
 
 def named_object(name: str, what: str) -> Any:

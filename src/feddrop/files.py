@@ -27,8 +27,9 @@ LOCK = ".lock"
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full. Free some space, then go on: what was saved before is whole",
-    errno.EDQUOT: "your quota of the disk is used up. Free some space, then go on: what was saved before is whole",
+    errno.ENOSPC: "the disk is full. Free some space, then go on with `feddrop resume`: what was saved is whole",
+    errno.EDQUOT: "your quota of the disk is used up. Free some space, then go on with `feddrop resume`",
+    errno.EFBIG: "File too large for this disk or your limits. Raise them, then go on with `feddrop resume`",
     errno.EROFS: "the disk is read-only. Name a folder on another",
     errno.EACCES: "you may not write there. Change its permissions, or name another folder",
     errno.EPERM: "you may not write there. Change its permissions, or name another folder",
@@ -65,18 +66,32 @@ def make_folder(path: Path) -> None:
         raise trouble("make the folder", path, error) from None
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a folder is there. A file in its place, or a folder that is closed to us, is a RunError."""
+    try:
+        if path.is_dir():
+            return True
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise trouble("use", path, error) from None
+    raise RunError(f"{clean(path)} is a file. Name a folder for the run.")
+
+
 def sync_folder(path: Path) -> None:
     """Put on disk which files a folder holds; Windows does so unasked."""
     if sys.platform == "win32":
         return
-    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks cannot sync a folder
-            raise
-    finally:
-        os.close(folder)
+            raise trouble("write into", path, error) from None
 
 
 def write_atomically(path: Path, data: bytes, *, settle: bool = True) -> None:
@@ -258,3 +273,14 @@ def append_line(path: Path, line: bytes, size: int) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise trouble("write", path, error) from None
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table of sections as one of dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

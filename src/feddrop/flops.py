@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -168,16 +169,18 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         short = _SHORT.get(packet) if self.backward else None
         out = short(*args) if short else func(*args, **(kwargs or {}))
-        inputs = list(tensors_in((args, kwargs)))
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+        if formula is None and self.backward and _is_light(func):
+            return out
+        inputs = list(tensors_in((args, kwargs)))
         if formula is not None:
             weight = self._weight_among(inputs) if self._node is None else self._node
             self.work[weight][self.backward] += int(formula(*args, **(kwargs or {}), out_val=out))
             self._made = [(t, weight) for t in tensors_in(out)]
-        elif not _is_light(func, inputs):
-            self.uncounted[str(packet)] += 1
-        elif not self.backward:
+        elif _is_light(func):
             self._follow(inputs, list(tensors_in(out)))
+        elif any(t.is_floating_point() or t.is_complex() for t in inputs):
+            self.uncounted[str(packet)] += 1
         return out
 
     def _own(self, tensor: Tensor, name: str) -> None:
@@ -199,9 +202,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
         """What is made of one weight alone, and is as large, stands for it."""
-        owners = [(t.numel(), self._owner(t)) for t in inputs]
-        if any(owner is None for _, owner in owners):
-            return
+        owners = []
+        for t in inputs:
+            if (owner := self._owner(t)) is None:
+                return
+            owners.append((t.numel(), owner))
         for out in outs:
             same = {owner for size, owner in owners if owner and size == out.numel()}
             if len(same) == 1 and self._owner(out) is None:
@@ -319,10 +324,10 @@ zeros ones full arange local item assert choice bernoulli uniform normal random 
 _LIGHT = frozenset(_LIGHT_WORDS.split())
 
 
-def _is_light(func: Any, inputs: list[Tensor]) -> bool:
-    """Tell whether an operation moves, compares, adds up or maps numbers one by one, or handles no numbers at all."""
-    numbers = any(t.is_floating_point() or t.is_complex() for t in inputs)
-    if not numbers or func.is_view or torch.Tag.pointwise in func.tags:
+@lru_cache(maxsize=4096)
+def _is_light(func: Any) -> bool:
+    """Tell whether an operation moves, compares, adds up or maps numbers one by one."""
+    if func.is_view or torch.Tag.pointwise in func.tags:
         return True
     words = re.findall(r"[a-z]+(?:2col|2im)?", func._schema.name.partition("::")[2])
     return func.namespace == "aten" and not _LIGHT.isdisjoint(words)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import data, flops, models, params
+from feddrop.callbacks import Callbacks
+from feddrop.callbacks import named as named_callbacks
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
@@ -61,6 +63,7 @@ class Run:
         metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
         resume: whether to go on with what the folder holds.
         overwrite: whether a run that the folder holds may be overwritten.
+        callbacks: who hears of every round, beside those that ``config.callbacks`` names; see ``callbacks.py``.
         command: how the run was started, for the report.
     """
 
@@ -78,12 +81,14 @@ class Run:
         metrics: Mapping[str, Loss] | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        callbacks: Sequence[Any] = (),
         command: str = "",
     ) -> None:
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._disk = RunFolder(out)
         if not resume:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
+        self._callbacks = Callbacks([*named_callbacks(config.callbacks), *callbacks])
         check_torch_device(config.execution.device)
         given = {
             "network": model,
@@ -113,11 +118,14 @@ class Run:
         )
         self._factory = method or config.method.factory()
         self._method = checked(self._factory(self._setup), "method")
+        if self._setup.blueprint().note():
+            log.warning(self._setup.blueprint().note())
         self._flops = flops.count(self.model, self.dataset.example)
         self.control = self._decider()
         self._executor_factory = executor
-        self.params: Params = params.from_model(self.model)
-        self.state: State = self._method.init(self.params)
+        start = params.from_model(self.model)
+        self.state: State = self._method.init(start)
+        self.params: Params = self._settled(start, self.state)
         self._step: Params = first_state(config.server, self.params)
         self._learned = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
@@ -137,6 +145,11 @@ class Run:
         """The records of the rounds done so far."""
         return self._disk.records()
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What ``run.json`` tells of the run."""
+        return self._disk.about()
+
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
             return
@@ -144,11 +157,15 @@ class Run:
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
             executor = self._executor()
+            self._callbacks.on_start(self)
             try:
                 while self.round < self.config.rounds:
-                    yield self._one_round(executor)
+                    record = self._one_round(executor)
+                    self._callbacks.on_round(record)
+                    yield record
             finally:
                 executor.close()
+                self._callbacks.on_end(self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it."""
@@ -168,15 +185,18 @@ class Run:
             guard=self._guard,
             min_devices=config.server.min_devices,
         )
-        after, self._step = server_step(config.server, self._step, self.params, result.params, self._learned)
-        self.state = result.state
-        self.params = self._method.settle(self.state, after) if self._method.settle else after
+        self.state, before = result.state, self._settled(self.params, result.state)  # what was pruned is no gradient
+        after, self._step = server_step(config.server, self._step, before, result.params, self._learned)
+        self.params = self._settled(after, self.state)
         self.round += 1
         due = self.round % config.eval_every == 0 or self.round == config.rounds
         measured = executor.evaluate(self.params) if due else {}
         record = self._record(decision, result.devices, measured, time.perf_counter() - started)
         self._disk.save(record, self._groups())
         return record
+
+    def _settled(self, whole: Params, state: State) -> Params:
+        return self._method.settle(state, whole) if self._method.settle else whole
 
     def _record(
         self, decision: Decision, devices: list[DeviceRound], measured: Mapping[str, float], wall_s: float
@@ -318,7 +338,7 @@ class Run:
             "forward_flops": int(self._flops.whole.forward),
             "samples": [len(part) for part in self.parts],
             "class_names": list(self.dataset.class_names),
-            "class_counts": counts.tolist(),
+            "class_counts": counts.tolist() if self.dataset.class_names else None,
             "budget_j": self.control.budgets(),
             "data_crc32": self.dataset.crc32(),
         }
@@ -346,7 +366,8 @@ def run(config: RunConfig, out: str | Path, **given: Any) -> list[Record]:
         config: what to run.
         out: the run folder, new or empty.
         **given: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
-            metrics. A network that is given stays as it is; :func:`load_model` gives the trained one.
+            metrics, callbacks, overwrite. A network that is given stays as it is; :func:`load_model` gives the
+            trained one.
     """
     return _finish(Run(config, out, **given))
 

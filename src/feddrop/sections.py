@@ -28,6 +28,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 DIGEST_BYTES = 8
+MOST_DIMENSIONS = 16
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 _HEAD = struct.Struct("<HBB")
@@ -93,8 +94,9 @@ def pack_sections(tensors: Mapping[str, Tensor], remembered: Collection[str] = (
         code = _CODES[dtype]
         if name in remembered:
             data, code = _digest(data), code | _REMEMBERED
-        if len(text) >= 1 << 16 or len(shape) > 255 or max(shape, default=0) >= 1 << 32:
+        if len(text) >= 1 << 16 or max(shape, default=0) >= 1 << 32:
             raise FrameError(f"payload {name[:80]!r} has too long a name or too large a shape, {shape}.")
+        _check_shape(shape)
         parts += [_HEAD.pack(len(text), code, len(shape)), struct.pack(f"<{len(shape)}I", *shape)]
         parts += [text.ljust(_padded(len(text)), b"\0"), data.ljust(_padded(len(data)), b"\0")]
     return b"".join(parts)
@@ -126,6 +128,7 @@ def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Sect
         if code >= len(DTYPES):
             raise FrameError(f"unknown dtype {code} of a section.")
         dtype = list(DTYPES)[code]
+        _check_shape(shape)
         data, at = _take(view, at, DIGEST_BYTES if remembered else _length(dtype, shape))
         try:
             name = bytes(text).decode()
@@ -145,6 +148,15 @@ def _take(view: memoryview, at: int, length: int) -> tuple[memoryview, int]:
     if any(view[at + length : end]):
         raise FrameError("padding of a section is not zero.")
     return view[at : at + length], end
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    """Raise unless torch can hold such a shape; dimensions beside one of 0 must not be absurd either."""
+    if len(shape) > MOST_DIMENSIONS or math.prod(max(1, size) for size in shape) >= 1 << 48:
+        raise FrameError(
+            f"a section has {len(shape)} dimensions, {shape[:MOST_DIMENSIONS]}; at most {MOST_DIMENSIONS} are allowed, "
+            "and 2^48 entries."
+        )
 
 
 def _spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:

@@ -1,8 +1,10 @@
 """Rates and shares for a round: the paper's P1, solved exactly, by its Algorithm 1, or by simpler schemes.
 
 ``allocate(Problem(...))`` gives an :class:`Allocation`: rate, share, latency, energy and what binds, by device.
+``allocate(PowerProblem(...))`` chooses transmit power and clock speed too.
 
-NumPy only. The problem, its constraints and its KKT conditions stand in :mod:`feddrop.allocation.problem`.
+NumPy only. The problems, their constraints and KKT conditions stand in :mod:`feddrop.allocation.problem` and
+:mod:`feddrop.allocation.power`.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import baselines, exact, exact_subband, primal_dual
+from feddrop.allocation import baselines, exact, exact_power, exact_power_subband, exact_subband, primal_dual
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
+from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
-from feddrop.allocation.solution import Allocation, Multipliers, Status
+from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 
@@ -24,9 +27,11 @@ __all__ = [
     "POLICIES",
     "Allocation",
     "Multipliers",
+    "PowerProblem",
     "Problem",
     "Shortfall",
     "Status",
+    "SubbandPowerProblem",
     "SubbandProblem",
     "allocate",
     "diagnose",
@@ -36,7 +41,7 @@ METHODS = ("exact", "primal-dual", "equal", "random", "none", "fixed")
 
 
 def allocate(
-    problem: Problem | SubbandProblem,
+    problem: AnyProblem,
     method: str = "exact",
     *,
     policy: str = "error",
@@ -44,10 +49,11 @@ def allocate(
     rate: npt.ArrayLike | None = None,
     warm: Allocation | None = None,
 ) -> Allocation:
-    """Choose rates and shares for a round, or for every round of a batch.
+    """Choose rates and shares for a round, or for every round of a batch; power and clock too, if they are open.
 
     Args:
-        problem: what the devices need, and what there is.
+        problem: what the devices need, and what there is. A :class:`PowerProblem` leaves power and clock open: every
+            method then gives each device the best ones for its share.
         method: ``"exact"`` is the optimum; ``"primal-dual"`` the paper's Algorithm 1; ``"equal"`` splits the band
             equally and ``"random"`` at random, with the best rates for that; ``"fixed"`` gives every device the same
             ``rate``, and the band in proportion to need; ``"none"`` is the paper's ideal without dropout.
@@ -72,11 +78,14 @@ def allocate(
         return baselines.none(problem)
     if method == "random":
         _check_seed(seed)
-    if method == "primal-dual" and isinstance(problem, SubbandProblem):
-        raise ConfigError("The closed forms of 'primal-dual' do not hold under subband noise; use the method 'exact'.")
-    if method == "exact" and isinstance(problem, Problem):
+    if method == "primal-dual" and not isinstance(problem, Problem):
+        raise ConfigError(
+            "The closed forms of 'primal-dual' hold neither under subband noise nor where power and clock are chosen; "
+            "use the method 'exact'."
+        )
+    if method == "exact":
         # Mostly all is well, and the solver finds out sooner than a check before it would.
-        found = exact.solve(problem, everyone(problem))
+        found = _solve(problem, everyone(problem))
         if found is not None:
             return found
     max_rate = problem.max_rate
@@ -90,14 +99,23 @@ def allocate(
         return baselines.random(problem, active, seed=seed)
     if method == "fixed":
         return replace(baselines.fixed(problem, active), problem=replace(problem, max_rate=max_rate))
+    if method == "primal-dual" and isinstance(problem, Problem):
+        return primal_dual.solve(problem, active, warm=warm)
     if isinstance(problem, SubbandProblem):
         return exact_subband.solve(problem, active)
-    if method == "primal-dual":
-        return primal_dual.solve(problem, active, warm=warm)
-    found = exact.solve(problem, active)
+    if isinstance(problem, SubbandPowerProblem):
+        return exact_power_subband.solve(problem, active)
+    found = _solve(problem, active)
     if found is None:  # only if rounding undid what was settled
         raise InfeasibleError(diagnose(problem))
     return found
+
+
+def _solve(problem: AnyProblem, active: npt.NDArray[np.bool_]) -> Allocation | None:
+    """The optimum, by a solver that finds out by itself whether there is one; None if there is none, or no solver."""
+    if isinstance(problem, SubbandProblem | SubbandPowerProblem):
+        return None
+    return exact_power.solve(problem, active) if isinstance(problem, PowerProblem) else exact.solve(problem, active)
 
 
 def _check_seed(seed: int | None) -> None:

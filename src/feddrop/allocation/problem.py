@@ -131,7 +131,7 @@ def coerce(problem: Any) -> None:
     for name in names:
         try:
             value = np.asarray(getattr(problem, name), dtype=np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{name} must be a number or an array of numbers: {error}.") from error
         object.__setattr__(problem, name, value)
         values.append(value)
@@ -150,7 +150,10 @@ def coerce(problem: Any) -> None:
         _check(name, value, shape)
 
 
-_MAY_BE_ZERO = ("weight", "compute_s", "upload_j", "compute_j", "tx_power_w")
+_MAY_BE_ZERO = (
+    *("weight", "compute_s", "upload_j", "compute_j", "push_s", "download_s", "cycles", "cpu_constant"),
+    *("tx_power_w", "least_cpu_hz", "least_tx_power_w"),
+)
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
@@ -169,7 +172,9 @@ def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
         refuse(name, value, (value > 0) & (value < np.inf), "finite and positive", shape)
 
 
-def refuse(name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...]) -> None:
+def refuse(
+    name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...], *, first_round: int = 0
+) -> None:
     """Raise a ConfigError that names the first device whose value is not good.
 
     Args:
@@ -178,9 +183,10 @@ def refuse(name: str, value: FloatArray, good: BoolArray, rule: str, shape: tupl
         good: which of them can be used.
         rule: what a usable value is.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
+        first_round: number of the first round.
     """
     if not good.all():
         place = tuple(np.argwhere(~np.broadcast_to(good, shape))[0])
         given = np.broadcast_to(value, shape)[place]
-        where = f"device {place[-1]}" + (f" in round {place[0]}" if len(place) == 2 else "")
+        where = f"device {place[-1]}" + (f" in round {place[0] + first_round}" if len(place) == 2 else "")
         raise ConfigError(f"{name} of {where} is {given:g}; it must be {rule}.")

@@ -1,7 +1,8 @@
 """Two safeguarded Newton iterations: one root a device, and the one price that clears the band.
 
-Both keep a bracket, take Newton's step when it falls inside, and halve the bracket otherwise and on every eighth
-pass: the number of passes is bounded by the bits of a float, whatever the number of devices.
+Both keep a bracket and take Newton's step when it falls inside. Otherwise, and when steps do not get shorter fast
+enough (the first) or on every eighth pass (the second), they halve the bracket: the number of passes is bounded by the
+bits of a float, whatever the number of devices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ BAND = 1.0 - 2.0**-47
 
 
 def root(
-    f: Callable[[FloatArray], tuple[FloatArray, FloatArray]], low: FloatArray, high: FloatArray, x: FloatArray
+    f: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    low: FloatArray,
+    high: FloatArray,
+    x: FloatArray,
+    *,
+    tolerance: float = 2.0**-51,
 ) -> FloatArray:
     """Find where decreasing functions cross zero, elementwise.
 
@@ -28,22 +34,29 @@ def root(
         low: left ends of the brackets; returned where the function is not positive there.
         high: right ends; returned where the function is not negative there.
         x: first guesses.
+        tolerance: of the last step, relative to x where that is above 1.
     """
     at_low, at_high = f(low)[0] <= 0, f(high)[0] >= 0
     found = at_low | at_high
     x = np.where(at_low, low, np.where(at_high, high, np.clip(x, low, high)))
-    for number in range(PASSES):
+    before = high - low
+    for _ in range(PASSES):
         value, slope = f(x)
         right = value > 0
         low = np.where(right, x, low)
         high = np.where(right, high, x)
         step = x - value / slope
-        usable = (step >= low) & (step <= high) & (number % 8 != 7)
-        new = np.where(usable, step, 0.5 * (low + high))
+        # A step that is outside by rounding alone goes to the end that it meant.
+        near = 2.0**-40 * np.maximum(1.0, np.abs(x))
+        usable = (step >= low - near) & (step <= high + near) & (np.abs(step - x) <= 0.5 * before)
+        new = np.where(usable, np.minimum(np.maximum(step, low), high), 0.5 * (low + high))
         new = np.where(found, x, new)
-        if np.all(np.abs(new - x) <= 2.0**-51 * np.maximum(1.0, np.abs(x))):
-            return new
+        before = np.abs(new - x)
+        # Whoever has arrived stays: halving would send him off again.
+        found = found | (np.abs(new - x) <= tolerance * np.maximum(1.0, np.abs(x)))
         x = new
+        if found.all():
+            break
     return x
 
 

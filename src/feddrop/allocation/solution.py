@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.allocation.pace import pace
+from feddrop.allocation.power import PowerProblem
+from feddrop.allocation.power_kkt import fit, limits_off
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocation.subband import SubbandProblem
 
-AnyProblem = Problem | SubbandProblem
+Fixed = Problem | SubbandProblem
+AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _TIE = 1e-11
 _BINDS = 1e-9
@@ -32,12 +36,16 @@ class Status(StrEnum):
 class Multipliers:
     """Lagrange multipliers of the constraints as written in :mod:`feddrop.allocation.problem`; dimensionless.
 
+    Those of clock and power are of :mod:`feddrop.allocation.power`, and None where these are not chosen.
+
     Attributes:
         band: μ, the price of the whole band, ``[..., 1]``.
         deadline: λ, ``[..., num_devices]``.
         energy: ν, ``[..., num_devices]``.
         floor: α, of the rate being at least 0, ``[..., num_devices]``.
         cap: β, of the rate being at most θ, ``[..., num_devices]``.
+        clock: η_f, of the limits of the clock, ``[..., num_devices]``.
+        power: η_P, of the limits of the power, ``[..., num_devices]``.
     """
 
     band: FloatArray
@@ -45,11 +53,13 @@ class Multipliers:
     energy: FloatArray
     floor: FloatArray
     cap: FloatArray
+    clock: FloatArray | None = None
+    power: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Rates and shares for a round, or for a batch of rounds.
+    """Rates and shares for a round, or for a batch of rounds; clocks and powers, where the problem leaves them open.
 
     Attributes:
         problem: what was solved; its deadline is the longer one where the policy stretched it.
@@ -58,6 +68,8 @@ class Allocation:
         rate: γ, ``[..., num_devices]``; 1 for a device that has no part in the round.
         share: ρ, ``[..., num_devices]``; 0 for a device that has no part in the round.
         active: which devices have a part in the round, ``[..., num_devices]``.
+        cpu_hz: f, ``[..., num_devices]``, 0 for a device without a part; None where the problem fixes it.
+        tx_power_w: P, likewise.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
         objective: Σ w_k/(1-γ_k) over the active devices, their weights adding up to 1: a float, or ``[num_rounds]``.
         iterations: passes over the devices.
@@ -76,16 +88,25 @@ class Allocation:
     iterations: int
     price: FloatArray | None = None
     history: FloatArray | None = None
+    cpu_hz: FloatArray | None = None
+    tx_power_w: FloatArray | None = None
+
+    @property
+    def costs(self) -> Fixed:
+        """The costs of the full model: the problem itself, at the clocks and powers that were chosen."""
+        if not isinstance(self.problem, PowerProblem):
+            return self.problem
+        return self.problem.at(*self._chosen)
 
     @property
     def latency_s(self) -> FloatArray:
         """Seconds to push, compute and pull, ``[..., num_devices]``; 0 for a device without a part."""
-        return self._used(self.problem.air(self._share)[0] + self.problem.compute_s)
+        return self._used((costs := self.costs).air(self._share)[0] + costs.compute_s)
 
     @property
     def energy_j(self) -> FloatArray:
         """Joules to compute and upload, net of the circuit's, ``[..., num_devices]``; 0 for a device without a part."""
-        return self._used(self.problem.air(self._share)[1] + self.problem.compute_j)
+        return self._used((costs := self.costs).air(self._share)[1] + costs.compute_j)
 
     @property
     def binding(self) -> npt.NDArray[np.str_]:
@@ -106,7 +127,11 @@ class Allocation:
     @property
     def multipliers(self) -> Multipliers | None:
         """The multipliers that fit the price and the shares; None for methods without a price."""
-        return None if self.price is None else fit_multipliers(self.problem, self._share, self.price)
+        if self.price is None:
+            return None
+        if isinstance(self.problem, PowerProblem):
+            return _with_limits(self.problem, self._share, self.price, *self._chosen)
+        return fit_multipliers(self.problem, self._share, self.price)
 
     @property
     def residual(self) -> float:
@@ -118,11 +143,21 @@ class Allocation:
         """Shares that can be divided by."""
         return np.where(self.active, self.share, 1.0)
 
+    @property
+    def _chosen(self) -> tuple[FloatArray, FloatArray]:
+        """Clocks and powers that can be divided by."""
+        problem = self.problem
+        if not isinstance(problem, PowerProblem) or self.cpu_hz is None or self.tx_power_w is None:
+            raise TypeError("Clocks and powers are chosen for a PowerProblem only.")
+        return np.where(self.active, self.cpu_hz, problem.cpu_hz), np.where(
+            self.active, self.tx_power_w, problem.tx_power_w
+        )
+
     def _used(self, full: FloatArray) -> FloatArray:
         return np.where(self.active, (1.0 - self.rate) * full, 0.0)
 
 
-def loads(problem: AnyProblem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+def loads(problem: Fixed, share: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Left sides of C1 and C2: the z that the deadline asks for, and the one that the budget asks for.
 
     Args:
@@ -148,8 +183,21 @@ def finish(
     iterations: int = 1,
     price: FloatArray | None = None,
     history: FloatArray | None = None,
+    guess: FloatArray | None = None,
 ) -> Allocation:
-    """Give every active device the lowest rate that its share allows, and pack the result."""
+    """Give every active device the lowest rate that its share allows, and pack the result.
+
+    Where clock and power are open, each gets those that go with the lowest rate; ``guess`` is where to look first.
+    """
+    if isinstance(problem, PowerProblem):
+        at = np.where(active, share, 1.0)
+        cpu_hz, tx_power_w = _paces(problem, at, guess)
+        fixed = problem.at(cpu_hz, tx_power_w)
+        found = finish(
+            fixed, share=share, active=active, method=method, status=status, iterations=iterations, price=price
+        )
+        cpu_hz, tx_power_w = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
+        return replace(found, problem=problem, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
     everyone = bool(active.all())
     count = problem.shape[-1]
     rate = np.empty(problem.shape)
@@ -180,6 +228,16 @@ def finish(
     )
 
 
+def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -> tuple[FloatArray, FloatArray]:
+    """Clocks and powers that go with the lowest rates, block by block."""
+    cpu_hz, tx_power_w = np.empty(problem.shape), np.empty(problem.shape)
+    for first in range(0, problem.shape[-1], BLOCK):
+        block = slice(first, first + BLOCK)
+        found = pace(part_of(problem, block), share[..., block], guess=None if guess is None else guess[..., block])
+        cpu_hz[..., block], tx_power_w[..., block] = found.cpu_hz, found.tx_power_w
+    return cpu_hz, tx_power_w
+
+
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
     """Σ w_k/(1-γ_k) over the active devices, whose weights are made to add up to 1: a float, or ``[num_rounds]``."""
     keep = 1.0 - rate
@@ -192,7 +250,23 @@ def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float
     return float(value) if value.ndim == 0 else value
 
 
-def fit_multipliers(problem: AnyProblem, share: FloatArray, price: FloatArray) -> Multipliers:
+def _with_limits(
+    problem: PowerProblem, share: FloatArray, price: FloatArray, cpu_hz: FloatArray, tx_power_w: FloatArray
+) -> Multipliers:
+    lam, nu, clock, power = fit(problem, share, cpu_hz, tx_power_w, price)
+    rest = problem.weight - lam - nu
+    return Multipliers(
+        band=price,
+        deadline=lam,
+        energy=nu,
+        floor=np.maximum(rest, 0.0),
+        cap=np.maximum(-rest, 0.0),
+        clock=clock,
+        power=power,
+    )
+
+
+def fit_multipliers(problem: Fixed, share: FloatArray, price: FloatArray) -> Multipliers:
     """Choose the multipliers that make the Lagrangian stationary, given the price of the band.
 
     Stationarity in the share fixes λ and ν: the one whose constraint holds the device carries all of the price, and
@@ -222,7 +296,7 @@ def kkt_residual(allocation: Allocation) -> float:
     Every term is relative to its own row: C1 and C2 to the deadline and the budget, stationarity in z and slackness
     to the multipliers of the device, stationarity in the share to the price.
     """
-    p, active, share = allocation.problem, allocation.active, allocation._share
+    p, active, share = allocation.costs, allocation.active, allocation._share
     keep = 1.0 - np.where(active, allocation.rate, 0.0)
     deadline, energy = loads(p, share)
     room_d, room_e = 1.0 - keep * deadline, 1.0 - keep * energy
@@ -243,6 +317,8 @@ def kkt_residual(allocation: Allocation) -> float:
         still_z = p.weight - m.deadline - m.energy - m.floor + m.cap
         still_share = m.deadline * fall_d + m.energy * fall_e - m.band
         worst += [np.abs(slack / size)[active], np.abs(still_z / size)[active]]
+        if isinstance(allocation.problem, PowerProblem) and m.clock is not None and m.power is not None:
+            worst += [(limits_off(allocation.problem, *allocation._chosen, m.clock, m.power) / size)[active]]
         worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
         worst += [np.abs(m.band * room_band) / np.reshape(np.asarray(allocation.objective), (-1, 1))]
     return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

@@ -71,8 +71,8 @@ class SubbandProblem:
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Seconds and joules of the full model on the air at these shares."""
-        up = self.pull_s * _link(self.snr_up, share).cost
-        return self.push_s * _link(self.snr_down, share).cost + up, self.tx_power_w * up
+        up = self.pull_s * link(self.snr_up, share).cost
+        return self.push_s * link(self.snr_down, share).cost + up, self.tx_power_w * up
 
     def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
         """How fast the left sides of C1 and C2 fall with the share."""
@@ -93,7 +93,7 @@ class SubbandProblem:
             return np.maximum(share(lambda rho: deadline_side(self, rho, stretch)), share(partial(energy_side, self)))
 
 
-class _Link(NamedTuple):
+class LinkCost(NamedTuple):
     """A link of unit bandwidth and spectral efficiency over a share ρ of the band.
 
     ``cost`` is 1/(ρ log2(1 + S/ρ)), ``fall`` is -d log(cost) / d log ρ, and ``bend`` is d fall / d log ρ.
@@ -104,13 +104,14 @@ class _Link(NamedTuple):
     bend: FloatArray
 
 
-def _link(snr: FloatArray, share: FloatArray) -> _Link:
+def link(snr: FloatArray, share: FloatArray) -> LinkCost:
+    """Work out what a share of the band costs, at a signal-to-noise ratio over the whole band."""
     q = snr / share
     log, r = np.log1p(q), q / (1.0 + q)
     # log - r loses its digits at low signal-to-noise ratios: there, its series in r, r²/2 + r³/3 + ...
     series = r**2 * (1 / 2 + r * (1 / 3 + r * (1 / 4 + r * (1 / 5 + r * (1 / 6 + r * (1 / 7 + r / 8))))))
     fall = np.where(r < 0.01, series, log - r) / log
-    return _Link(_LN2 / (share * log), fall, r * (fall - r) / log)
+    return LinkCost(_LN2 / (share * log), fall, r * (fall - r) / log)
 
 
 class Side(NamedTuple):
@@ -124,7 +125,7 @@ class Side(NamedTuple):
 def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArray | float = 1.0) -> Side:
     """C1 at these shares, the deadline times ``stretch``."""
     deadline = problem.deadline_s * stretch
-    down, up = _link(problem.snr_down, share), _link(problem.snr_up, share)
+    down, up = link(problem.snr_down, share), link(problem.snr_up, share)
     push, pull = problem.push_s * down.cost / deadline, problem.pull_s * up.cost / deadline
     fall = push * down.fall + pull * up.fall
     bend = push * (down.bend - down.fall**2) + pull * (up.bend - up.fall**2)
@@ -134,6 +135,6 @@ def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArra
 def energy_side(problem: SubbandProblem, share: FloatArray) -> Side:
     """C2 at these shares."""
     budget = positive(problem.budget_j)
-    up = _link(problem.snr_up, share)
+    up = link(problem.snr_up, share)
     pull = problem.tx_power_w * problem.pull_s * up.cost / budget
     return Side(pull + problem.compute_j / budget, pull * up.fall, up.bend / up.fall - up.fall)

@@ -56,7 +56,7 @@ def from_arrays(
             taken as they are. Tokens and targets always are.
         name: what to call it.
         loss: ``"cross_entropy"`` or ``"mse"``; by default what goes with the targets.
-        vocabulary: number of different tokens; by default up to the largest in ``x``.
+        vocabulary: number of different tokens; by default up to the largest there is.
         owners: natural owner of each training sample, numbers or names ``[N]``, for ``partition = "owner"``.
     """
     train, test = _inputs("x", x), _inputs("test_x", test_x)
@@ -69,7 +69,7 @@ def from_arrays(
         raise DataError(f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both numbers.")
     if class_names is None:
         class_names = [] if numbers else _numbered(int(targets.max()))
-    tokens = [a for a in train if is_tokens(a)]
+    tokens = [a for a in (*train, *test) if is_tokens(a)]
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in tokens), default=0)
     elif not tokens:

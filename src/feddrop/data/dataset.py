@@ -94,6 +94,24 @@ class Dataset:
         """The inputs of the first training sample, as a batch of one: ``model(*dataset.example)``."""
         return tuple(x[:1] for x in as_tuple(self.train_x))
 
+    def about(self) -> dict[str, Any]:
+        """Describe the data set in plain values, as ``feddrop data`` shows it."""
+        shapes = [list(shape) for shape in self.input_shapes]
+        about: dict[str, Any] = {
+            "name": self.name,
+            "train": len(self.train_y),
+            "test": len(self.test_y),
+            "input_shape": shapes if isinstance(self.train_x, tuple) else shapes[0],
+            "target_shape": list(self.target_shape),
+            "classes": self.num_classes,
+            "loss": self.loss,
+        }
+        if self.vocabulary:
+            about["vocabulary"] = self.vocabulary
+        if self.owners is not None:
+            about["owners"] = len(np.unique(self.owners))
+        return about
+
     def crc32(self) -> int:
         """Return a checksum of all values."""
         crc = 0

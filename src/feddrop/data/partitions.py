@@ -6,7 +6,6 @@ owner and those given are complete.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -179,9 +178,9 @@ def _cut(samples: Index, devices: int, alpha: float, seed: int) -> list[Index]:
 
 
 def check_alpha(name: str, alpha: float) -> None:
-    """Refuse a concentration that is not a positive number."""
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"{name} is {alpha}; it must be a positive number (small is uneven, 100 is nearly even).")
+    """Refuse a concentration that is not a positive number, or so large that the draws would overflow."""
+    if not 0 < alpha <= 1e6:
+        raise ConfigError(f"{name} is {alpha}; it must be above 0, at most 1e6 (small is uneven, 100 is nearly even).")
 
 
 def _rescued(parts: list[Index], seed: int) -> list[Index]:

@@ -17,10 +17,11 @@ from feddrop.data.archives import Bytes, read_archive, read_folder, read_idx
 from feddrop.data.arrays import assemble
 from feddrop.data.dataset import Dataset
 from feddrop.data.download import download
+from feddrop.data.embedded import diabetes, digits
 from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
-from feddrop.data.values import Array, moments, rank_in_class, resize
+from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
-from feddrop.seeds import derive, permutation
+from feddrop.seeds import derive
 
 Images = tuple[Bytes, Bytes]
 """Images ``[N, C, H, W]`` and their labels ``[N]``."""
@@ -197,9 +198,11 @@ def load(
     if image_size is not None and image_size < 1:
         raise ConfigError(f"image_size is {image_size}; it must be at least 1.")
     if name == "diabetes":
-        return _diabetes(train_limit)
+        (x, y), (test_x, test_y) = diabetes()
+        kept = _limited(name, np.zeros(len(y), np.int64), train_limit)
+        return assemble(name, x[kept], y[kept], test_x, test_y, loss="mse")
     if name == "digits":
-        (x, y), (test_x, test_y), names = _digits()
+        (x, y), (test_x, test_y), names = digits()
     else:
         place = locate(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
         source = SOURCES[name]
@@ -284,29 +287,6 @@ def _shakespeare(source: Shakespeare, place: Path, train_limit: int | None) -> D
         owners=text.owners[kept],
         owner_names=text.roles,
     )
-
-
-def _diabetes(train_limit: int | None) -> Dataset:
-    """Progression of diabetes after a year from ten measurements of 442 people, as scikit-learn has it."""
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True, scaled=False)
-    order = permutation(derive(0, "diabetes", "test"), len(y))
-    test, train = np.sort(order[: len(y) // 5]), np.sort(order[len(y) // 5 :])
-    mean, deviation = moments(y[train, None])
-    targets = ((y[:, None] - mean) / deviation).astype(np.float32)
-    train = train[_limited("diabetes", np.zeros(len(train), np.int64), train_limit)]
-    return assemble("diabetes", x[train], targets[train], x[test], targets[test], loss="mse")
-
-
-def _digits() -> tuple[Images, Images, list[str]]:
-    """The handwritten digits that come with scikit-learn: 1,797 images, values 0 to 16."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x, y = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.uint8)
-    test = rank_in_class(y, derive(0, "digits", "test")) < np.round(0.2 * np.bincount(y))[y]
-    return (x[~test], y[~test]), (x[test], y[test]), [str(digit) for digit in range(10)]
 
 
 def _check_balance(place: Path, labels: Bytes, classes: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from feddrop.errors import ConfigError, one_of
 
 NAMES = ("serial", "processes")
 WIRES = ("float32", "float16", "bfloat16", "int8")
-_MOST = 4096
+MOST = 1024
+"""Workers, or threads, at most: what a large machine has cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class ExecutionConfig:
         device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
         wire: how values are stored in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``.
         timeout_s: longest time that a worker may take over one device; then it is ended and the device is given to
-            another.
+            another, three times in all.
     """
 
     executor: str = "serial"
@@ -31,13 +33,27 @@ class ExecutionConfig:
     threads: int = 1
     device: str = "cpu"
     wire: str = "float32"
-    timeout_s: float = 600.0
+    timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:
         one_of("execution.executor", self.executor, NAMES)
         one_of("execution.wire", self.wire, WIRES)
         for name in ("workers", "threads"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise ConfigError(f"execution.{name} is {getattr(self, name)!r}; it must be 1 to {_MOST}.")
-        if not (self.timeout_s > 0 and not math.isnan(self.timeout_s)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        try:
+            seconds = float(self.timeout_s)
+        except (TypeError, ValueError, OverflowError):
+            seconds = math.nan
+        if not seconds > 0:
             raise ConfigError(f"execution.timeout_s is {self.timeout_s!r}; it must be a number of seconds above 0.")
+        object.__setattr__(self, "timeout_s", seconds)
+
+
+def _whole(name: str, given: object) -> int:
+    try:
+        number = operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if isinstance(given, bool) or not 1 <= number <= MOST:
+        raise ConfigError(f"execution.{name} is {given!r}; it must be a whole number from 1 to {MOST}.")
+    return number

@@ -49,7 +49,7 @@ def feddrop(setup: Setup, config: FeddropConfig) -> Method:
         >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
         {'weight': 16, 'bias': 4}
     """
-    plan_of = setup.blueprint(config.level)
+    plan_of = setup.blueprint()
     cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
     network_for = shrinker(setup.model, plan_of)
 

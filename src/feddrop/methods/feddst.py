@@ -179,7 +179,7 @@ class Layout:
         check_rate(sparsity, "sparsity")
         self._shapes = params.shapes(model)
         self._anywhere = config.as_released
-        self.weights = {name: tuple(p.shape) for name, p in model.named_parameters() if p.ndim >= 2}
+        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items()}
         self._sparsities = layer_sparsities(
             self.weights, sparsity, config.layer_sparsity, as_released=config.as_released
         )
@@ -344,7 +344,7 @@ class _Remembering:
 
 def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
     """Return the gradient of a minibatch's loss in every weight, active or not."""
-    named = {name: p for name, p in model.named_parameters() if p.ndim >= 2}
+    named = params.weights(model)
     learned = [p for p in named.values() if p.requires_grad]
     found = iter(torch.autograd.grad(loss(call(model, batch[0]), batch[1]), learned, allow_unused=True))
     gradients = {name: next(found) if p.requires_grad else None for name, p in named.items()}

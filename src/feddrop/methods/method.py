@@ -25,7 +25,7 @@ from feddrop.learning.local import Loss, train
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.params import Params
 from feddrop.seeds import derive
-from feddrop.subnets.cut import Blueprint, blueprint
+from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.piece import Subnet, from_device_shape
 
 State = dict[str, Tensor]
@@ -165,13 +165,13 @@ class Setup:
     loss: Loss = nn.functional.cross_entropy
     rates: Sequence[float] | None = None
     mean: MeanConfig = field(default_factory=MeanConfig)
-    _known: dict[str, Blueprint] = field(default_factory=dict, repr=False, compare=False)
+    _known: list[Blueprint] = field(default_factory=list, repr=False, compare=False)
 
-    def blueprint(self, level: str = "weight") -> Blueprint:
+    def blueprint(self) -> Blueprint:
         """Return what cutting needs to know of the network; read off once, also for copies of this setup."""
-        if level not in self._known:
-            self._known[level] = blueprint(self.model, self.example, level=level)
-        return self._known[level]
+        if not self._known:
+            self._known.append(Blueprint(self.model, self.example))
+        return self._known[0]
 
     def lr(self, round_: int) -> float:
         """Return the learning rate of a round."""

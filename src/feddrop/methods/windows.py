@@ -55,10 +55,9 @@ def fedrolex(setup: Setup, config: WindowConfig) -> Method:
 
 def _windows(setup: Setup, config: WindowConfig, start_of: Callable[[int], int]) -> Method:
     """Build a method whose window starts, in every round, where ``start_of`` says."""
-    plan_of, subnet = setup.blueprint("unit"), config.subnet()
+    plan_of, subnet = setup.blueprint(), config.subnet()
     cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
     graph = plan_of.units
-    assert graph is not None  # noqa: S101 -- so it is at the unit level
     for layer in (layer for layers in graph.layers.values() for layer in layers):
         if not isinstance(setup.model.get_submodule(layer), nn.Linear | _ConvNd):
             raise SubnetError(

@@ -1,7 +1,7 @@
 """The networks that come with the package."""
 
-from feddrop.models.build import INITS, MODELS, ModelConfig, Shaped, Shapes, build
 from feddrop.models.images import NORMS, alexnet, lenet, resnet18
+from feddrop.models.named import INITS, MODELS, ModelConfig, Shaped, Shapes, build
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
 from feddrop.params import count_parameters

@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
 def panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
     """Make a figure with one panel a title, two a row."""
-    from matplotlib.figure import Figure
-
-    from feddrop.report.style import MUTED, SURFACE, TEXT, WIDE, soften
+    from feddrop.report.style import MUTED, TEXT, WIDE, blank_figure, soften
 
     rows = (len(titles) + 1) // 2
-    figure = Figure(figsize=(WIDE, 3.8 * rows), dpi=150, layout="constrained", facecolor=SURFACE)
+    figure = blank_figure(WIDE, 3.8 * rows, dpi=150)
     axes = [figure.add_subplot(rows, 2, i + 1) for i in range(len(titles))]
     for panel, title in zip(axes, titles, strict=True):
         soften(panel)

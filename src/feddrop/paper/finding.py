@@ -109,25 +109,25 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 def draw(results: dict[str, dict[str, float]], spreads: dict[str, list[tuple[float, float]]]) -> Any:
     """Draw the table as bars, and what an equal split costs over the optimum against the spread of path loss."""
-    from matplotlib.figure import Figure
+    from feddrop.report.style import GRID, INK, MUTED, SERIES, blank_figure
 
-    figure = Figure(figsize=(11.0, 4.4), layout="constrained", dpi=144)
+    figure = blank_figure(11.0, 4.4, dpi=144)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     place = np.arange(len(results))
     ends = [[found[scheme] for found in results.values()] for scheme in ("exact", "random")]
-    left.hlines(place, *ends, color="#c9ccd1", lw=1, zorder=0)
+    left.hlines(place, *ends, color=GRID, lw=1, zorder=0)
     for scheme, label, style in zip(SCHEMES, ("optimum", "equal split", "random split"), ("o", "D", "x"), strict=True):
-        colour = {"exact": "#2a5fc4", "equal": "#d9740c", "random": "#656d78"}[scheme]
+        colour = {"exact": SERIES[0], "equal": SERIES[1], "random": MUTED}[scheme]
         values = [found[scheme] for found in results.values()]
         left.plot(values, place, style, color=colour, label=label, ms=7 if scheme == "exact" else 5)
     left.set_yticks(place, list(results))
     left.invert_yaxis()
     left.set_xscale("log")
-    left.grid(axis="x", which="both", color="#e4e6ea")
+    left.grid(axis="x", which="both", color=GRID)
     left.set_xlabel("what dropout costs, Σ w γ/(1-γ)")
     left.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3)
     for (noise, points), style in zip(spreads.items(), ("-", "--", ":"), strict=True):
-        right.plot(*zip(*points, strict=True), style, marker="o", ms=3, color="#1b1f24", label=noise)
+        right.plot(*zip(*points, strict=True), style, marker="o", ms=3, color=INK, label=noise)
     right.set_xlabel("path loss within ± dB")
     right.set_ylabel("equal split over optimum, %")
     right.legend(frameon=False, title="noise")

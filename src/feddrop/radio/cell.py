@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ NOISES = ("density", "literal", "subband")
 PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
 PAPER_TX_POWER_W = (0.3e-2, 1e-2)
 PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
+PAPER_NOISE_W_HZ = 1e-13
 
 Range = tuple[float, float]
 _LN2 = float(np.log(2.0))
@@ -104,7 +106,7 @@ class Cell:
     deadline_s: float
     fading: Fading
     noise: str = "density"
-    noise_w_hz: float = 1e-13
+    noise_w_hz: float = PAPER_NOISE_W_HZ
     bits_per_parameter: float = 256.0
     flop_per_cycle: float = 16.0
     max_rate: float = 0.9
@@ -115,7 +117,7 @@ class Cell:
         if len(shape) != 1 or shape[0] == 0:
             raise ConfigError(f"cpu_hz has shape {list(shape)}; give one value a device.")
         for name in _PER_DEVICE:
-            value = np.asarray(getattr(self, name), dtype=np.float64)
+            value = numbers(name, getattr(self, name))
             if value.shape not in ((), shape):
                 raise ConfigError(f"{name} has {value.size} values for {shape[0]} devices; give one, or one a device.")
             object.__setattr__(self, name, np.broadcast_to(value, shape))
@@ -125,7 +127,8 @@ class Cell:
                 good, rule = good & (value < np.inf), f"finite and {rule}"
             refuse(name, value, good, rule, shape)
         for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "bits_per_parameter", "flop_per_cycle"):
-            positive(name, getattr(self, name))
+            object.__setattr__(self, name, positive(name, getattr(self, name)))
+        object.__setattr__(self, "max_rate", plain("max_rate", self.max_rate))
         if not 0 <= self.max_rate < 1:
             raise ConfigError(f"max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
         one_of("noise", self.noise, NOISES)
@@ -305,9 +308,30 @@ def positive(name: str, value: float | None) -> float:
     """Return a scalar that is finite and positive, else raise a ConfigError."""
     if value is None:
         raise ConfigError(f"{name} is missing.")
-    if not 0 < value < np.inf:
-        raise ConfigError(f"{name} is {value:g}; it must be finite and positive.")
-    return value
+    number = plain(name, value)
+    if not 0 < number < np.inf:
+        raise ConfigError(f"{name} is {number:g}; it must be finite and positive.")
+    return number
+
+
+def numbers(name: str, value: Any) -> FloatArray:
+    """Return numbers of any kind as an array, else raise a ConfigError."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except OverflowError:
+        raise ConfigError(f"{name} is beyond what a number can be.") from None
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be a number, or one a device.") from None
+
+
+def plain(name: str, value: Any) -> float:
+    """Return a number of any kind as a float, else raise a ConfigError."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name} is beyond what a number can be.") from None
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is {value!r}; it must be a number.") from None
 
 
 def _efficiency(signal_to_noise: FloatArray) -> FloatArray:

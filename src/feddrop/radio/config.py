@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation import METHODS, POLICIES
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, FeddropWarning, one_of
 from feddrop.radio.cell import (
     NOISES,
     PAPER_CPU_CONSTANT,
     PAPER_CPU_HZ,
+    PAPER_NOISE_W_HZ,
     PAPER_TX_POWER_W,
     Cell,
     Dynamics,
     draw_devices,
 )
 from feddrop.radio.fading import Fading, Rician, path_loss, read_gains
+from feddrop.radio.tables import by_device, read_table
 
 DEVICE_COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
 
@@ -52,7 +54,8 @@ class RadioConfig:
         reference_m: distance at which ``path_loss`` holds.
         gains_csv: table of measured gains instead of fading; see :func:`feddrop.radio.read_gains`.
         devices_csv: table with a row a device and any of the columns cpu_hz, tx_power_w, cpu_constant, budget_j,
-            circuit_j and distance_m; what it lacks is drawn or taken from here.
+            circuit_j and distance_m; what it lacks is drawn or taken from here. A column device says whose row it is;
+            without it they are in order.
         cpu_hz: range of CPU frequencies to draw from, as ``[lowest, highest]``.
         tx_power_w: range of transmit powers to draw from.
         cpu_constant: range of CPU constants to draw from.
@@ -68,7 +71,7 @@ class RadioConfig:
     circuit_j: float = 0.1
     downlink_power_w: float = 1.0
     noise: str = "density"
-    noise_w_hz: float = 1e-13
+    noise_w_hz: float = PAPER_NOISE_W_HZ
     costs: str = "measured"
     bits_per_parameter: float = 256.0
     flop_per_cycle: float = 16.0
@@ -113,6 +116,8 @@ class RadioConfig:
         )
         drawn = draw_devices(devices, seed=seed, cpu_hz=cpu_hz, tx_power_w=tx_power_w, cpu_constant=cpu_constant)
         distances = table.get("distance_m", np.asarray(self.distances_m))
+        if note := self.noise_note(bool(distances.size)):
+            warnings.warn(note, FeddropWarning, stacklevel=2)
         changing = Dynamics(min_devices=self.min_devices, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
         return Cell(
             cpu_hz=table.get("cpu_hz", drawn[0]),
@@ -131,6 +136,20 @@ class RadioConfig:
             flop_per_cycle=self.flop_per_cycle,
             max_rate=self.max_rate,
             dynamics=changing if self.dynamic else None,
+        )
+
+    def noise_note(self, distances: bool = False) -> str:
+        """One line for whoever has gains of the real world beside the noise of the paper; empty for others.
+
+        Args:
+            distances: whether a table has the distances of devices.
+        """
+        real = self.gains_csv or self.distances_m or distances
+        if not real or self.noise == "literal" or self.noise_w_hz != PAPER_NOISE_W_HZ:
+            return ""
+        return (
+            "radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise (4e-21), and the gains are your "
+            "own: for a receiver with a noise figure of 5 dB write radio.noise_w_hz = 1.26e-20."
         )
 
     def _fading(self, distances_m: npt.NDArray[np.float64], folder: Path) -> Fading:
@@ -152,22 +171,15 @@ class RadioConfig:
 
 
 def _read_devices(path: Path, devices: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Read a table of devices; an unknown column, or a row too many or too few, is an error."""
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot read the devices {str(path)!r}: {error}.") from None
-    if len(rows) != devices:
+    """Read a table of devices: in the order of its column ``device``, else of its rows.
+
+    An unknown column, and a device too many, missing or there twice, is an error.
+    """
+    columns, rows = read_table(path, "devices")
+    for name in columns:
+        one_of(f"a column of {str(path)!r}", name, ("device", *DEVICE_COLUMNS))
+    if "device" in columns:
+        rows = by_device(rows, devices, repr(str(path)))
+    elif len(rows) != devices:
         raise ConfigError(f"{str(path)!r} has {len(rows)} devices; the cell has {devices}.")
-    names = [one_of(f"a column of {str(path)!r}", name, ("device", *DEVICE_COLUMNS)) for name in rows[0]]
-    table = {}
-    for name in names:
-        if name == "device":
-            continue
-        try:
-            table[name] = np.array([float(row[name]) for row in rows])
-        except (TypeError, ValueError):
-            bad = [row[name] for row in rows]
-            raise ConfigError(f"{str(path)!r}: the column {name} has {bad}; it must hold numbers.") from None
-    return table
+    return {name: np.array([row.number(name) for row in rows]) for name in columns if name != "device"}

@@ -5,7 +5,6 @@ A gain is the power gain |h|² of a link. Gains stay as they are during a round 
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,11 @@ import numpy as np
 
 from feddrop.allocation.problem import FloatArray, refuse
 from feddrop.errors import ConfigError
+from feddrop.radio.tables import Row, read_table
 from feddrop.seeds import derive, generator
+
+_MOST = 1e30
+"""No gain is anywhere near; a table that has more is in other units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,8 @@ class Measured:
             object.__setattr__(self, name, gain)
             if gain.ndim != 2 or gain.size == 0:
                 raise ConfigError(f"{name} gains have shape {list(gain.shape)}; they must be [rounds, devices].")
-            refuse(f"{name} gain", gain, (gain > 0) & (gain < np.inf), "finite and positive", gain.shape)
+            good = (gain > 0) & (gain < _MOST)
+            refuse(f"{name} gain", gain, good, f"positive and below {_MOST:g}", gain.shape, first_round=1)
         if self.uplink.shape != self.downlink.shape:
             raise ConfigError(
                 f"uplink gains are {list(self.uplink.shape)}, downlink gains {list(self.downlink.shape)}; "
@@ -72,8 +76,10 @@ class Measured:
             )
 
     def draw(self, devices: int, round: int, seed: int) -> tuple[FloatArray, FloatArray]:  # noqa: A002, ARG002
-        """Uplink and downlink gains of a round, each ``[num_devices]``."""
-        row = round % len(self.uplink)
+        """Uplink and downlink gains of a round, each ``[num_devices]``; rounds count from 1."""
+        if round < 1:
+            raise ConfigError(f"the round is {round}; rounds count from 1, and the first takes the first gains.")
+        row = (round - 1) % len(self.uplink)
         return self.uplink[row, :devices], self.downlink[row, :devices]
 
 
@@ -94,38 +100,37 @@ def read_gains(path: str | Path) -> Measured:
 
     Its columns are ``round``, ``device``, ``uplink`` and ``downlink``, the last two as power gains |h|²; or
     ``uplink_db`` and ``downlink_db`` in decibels. Without a downlink column, it is taken to be as good as the uplink.
-    Rounds and devices count from 0, and every device needs a gain in every round. Round r of a run takes round r of the
-    table, and begins again with round 0 after the last.
+    Rows may come in any order; every device needs a gain in every round. Rounds count from 1, as those of a run do, and
+    devices from 0. Round r of a run takes round r of the table, and begins again with round 1 after the last.
     """
-    try:
-        with Path(path).open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot read the gains {str(path)!r}: {error}.") from None
-    columns = set(rows[0]) if rows else set()
+    columns, rows = read_table(path, "gains")
     up = next((name for name in ("uplink", "uplink_db") if name in columns), None)
-    if up is None or not {"round", "device"} <= columns:
+    if up is None or not {"round", "device"} <= set(columns) or not rows:
         raise ConfigError(
-            f"{str(path)!r} has the columns {sorted(columns, key=str)}; "
-            "it must have round, device, and uplink or uplink_db, and may have downlink or downlink_db."
+            f"{str(path)!r} has the columns {columns} and {len(rows)} rows; "
+            "it must have round, device, and uplink or uplink_db, may have downlink or downlink_db, and a row a gain."
         )
     down = next((name for name in ("downlink", "downlink_db") if name in columns), up)
     table: dict[tuple[int, int], tuple[float, float]] = {}
-    for line, row in enumerate(rows, 2):
-        try:
-            place = int(row["round"]), int(row["device"])
-            gains = [10 ** (float(row[c]) / 10) if c.endswith("_db") else float(row[c]) for c in (up, down)]
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigError(f"{str(path)!r}, line {line}: {list(row.values())} are not all numbers.") from None
-        if min(place) < 0:
-            raise ConfigError(f"{str(path)!r}, line {line}: round {place[0]}, device {place[1]}; both count from 0.")
+    for row in rows:
+        place = row.whole("round", 1), row.whole("device", 0)
         if place in table:
-            raise ConfigError(f"{str(path)!r}, line {line}: device {place[1]} has a gain in round {place[0]} already.")
-        table[place] = gains[0], gains[1]
-    rounds, devices = (1 + max(place[i] for place in table) for i in (0, 1))
-    for r in range(rounds):
-        for k in range(devices):
-            if (r, k) not in table:
-                raise ConfigError(f"{str(path)!r} has no gain of device {k} in round {r}; every device needs one.")
-    both = np.array([[table[r, k] for k in range(devices)] for r in range(rounds)])
+            raise ConfigError(f"{row.where}: device {place[1]} has a gain in round {place[0]} already.")
+        table[place] = _gain(row, up), _gain(row, down)
+    devices = 1 + max(device for _, device in table)
+    rounds = max(number for number, _ in table)
+    for place in ((r, k) for r in range(1, rounds + 1) for k in range(devices)):
+        if place not in table:  # found within as many looks as there are rows, whatever numbers they hold
+            raise ConfigError(
+                f"{str(path)!r} has no gain of device {place[1]} in round {place[0]}; every device needs one in every "
+                "round. Rounds count from 1, devices from 0."
+            )
+    both = np.array([[table[r, k] for k in range(devices)] for r in range(1, rounds + 1)])
     return Measured(uplink=both[..., 0], downlink=both[..., 1])
+
+
+def _gain(row: Row, column: str) -> float:
+    value = row.number(column)
+    if not column.endswith("_db"):
+        return value
+    return float(10.0 ** (min(value, 3000.0) / 10.0))  # no float is larger; the rest is refused later

@@ -15,9 +15,7 @@ table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` tab
 
 from __future__ import annotations
 
-import csv
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -30,6 +28,8 @@ from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 from feddrop.radio.config import RadioConfig
+from feddrop.radio.tables import brief, read_table
+from feddrop.texts import parse_json, parse_toml, read_text
 
 _DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
@@ -39,6 +39,7 @@ _CELL_KEYS = {
     "cell": ("devices", "samples", "seed", "round"),
     "model": ("parameters", "forward_flops"),
 }
+_MOST = 10_000_000
 
 
 class Given(NamedTuple):
@@ -61,18 +62,11 @@ def load(path: str | Path) -> Given:
     """Read a problem, the names of its devices and how to allocate from a TOML, CSV or JSON file."""
     path = Path(path)
     kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the problem {str(path)!r}: {error}.") from None
     if kind == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
+        rows = [row.cells for row in read_table(path, "problem")[1]]
         shared = {key: [row.pop(key) for row in rows] for key in _COMMON_KEYS[:2] if rows and key in rows[0]}
         return _problem(shared, rows)
-    try:
-        table = tomllib.loads(text) if kind == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{str(path)!r} is not valid {kind[1:].upper()}: {error}.") from None
+    table = (parse_toml if kind == ".toml" else parse_json)(read_text(path, "the problem"), repr(str(path)))
     if not isinstance(table, dict):
         raise ConfigError(f"{str(path)!r} must hold a table of keys and values.")
     if "radio" in table:
@@ -120,8 +114,10 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
 def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{key} is {values!r}; it must be a number.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"{key} is {brief(values)}; it must be a number, and not beyond what a float can be."
+        ) from None
 
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
@@ -133,7 +129,7 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
             "radio.costs is 'measured', but nothing is measured here: allocate plans by the paper's formula. "
             'Leave it out or write costs = "formula"; `feddrop run` plans by measured costs.'
         )
-    devices, seed, number = _whole(cell, "devices", 10, 1), _whole(cell, "seed", 0), _whole(cell, "round", 0)
+    devices, seed, number = _whole(cell, "devices", 10, 1, _MOST), _whole(cell, "seed", 0), _whole(cell, "round", 1, 1)
     listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in radio.items()}
     samples = _numbers("samples of [cell]", cell.get("samples", 5000))
     try:
@@ -142,7 +138,7 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
         problem = built.problem(built.draw(number, seed), **model)
     except ConfigError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"a value of [radio], [cell] or [model] has the wrong type: {error}.") from None
     return Given(problem, [""] * built.devices, config.scheme, config.policy)
 
@@ -156,10 +152,11 @@ def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _whole(cell: Mapping[str, Any], key: str, default: int, least: int = 0) -> int:
+def _whole(cell: Mapping[str, Any], key: str, default: int, least: int = 0, most: int = 2**63) -> int:
     value = cell.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key} of [cell] is {value!r}; it must be a whole number, {least} or more.")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        limit = f"{least} to {most:,}" if most == _MOST else f"{least} or more"
+        raise ConfigError(f"{key} of [cell] is {brief(value)}; it must be a whole number, {limit}.")
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError
-from feddrop.files import clean, plain
+from feddrop.files import clean, flat, plain
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
@@ -61,17 +61,6 @@ def digest(config: RunConfig) -> str:
     """Return a digest of what decides the outcome: every setting but those that may change between parts of a run."""
     chosen = {key: value for key, value in flat(tomllib.loads(config.to_toml())).items() if not _free(key)}
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of sections as one of dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def check(
@@ -127,7 +116,7 @@ def _free(key: str) -> bool:
 def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[str, tuple[Any, Any]]:
     """Return the settings that changed: what each was, and is."""
     try:  # through the same reading, so that a key which is new since then counts as its default
-        old = flat(tomllib.loads(type(config).from_toml(before["config"]).to_toml()))
+        old = flat(tomllib.loads(type(config).from_toml(str(before["config"])).to_toml()))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise RunError(
             f"run.json of {where} does not tell the configuration that it was started with ({clean(error, 80)}). "

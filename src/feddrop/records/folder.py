@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError
-from feddrop.files import append_line, clean, dump_line, locked, parse, sweep, trouble, write_atomically
+from feddrop.files import append_line, clean, dump_line, is_folder, locked, parse, sweep, trouble, write_atomically
 from feddrop.records import about, pairs
 from feddrop.records.types import RoundRecord
 
@@ -62,8 +62,7 @@ class RunFolder:
         """Read the configuration."""
         from feddrop.config import RunConfig
 
-        if not (self.path / CONFIG).exists():
-            raise RunError(f"{clean(self.path)} holds no {CONFIG}: it is not a run folder. {_GIVE}")
+        self._text(CONFIG, f"It is not a run folder. {_GIVE}")
         return RunConfig.from_file(self.path / CONFIG)
 
     def settings(self) -> dict[str, Any]:
@@ -77,10 +76,8 @@ class RunFolder:
     def about(self) -> dict[str, Any]:
         """Read ``run.json``; empty where there is none."""
         path = self.path / ABOUT
-        if not path.exists():
-            return {}
         try:
-            found = parse(self._text(ABOUT))
+            found = parse(self._text(ABOUT, default="{}"))
         except ValueError as error:
             raise RunError(
                 f"{clean(path)} cannot be read: {ABOUT} is not valid JSON: {clean(error, 120)}. Delete it to read the "
@@ -97,9 +94,7 @@ class RunFolder:
             RunError: a line is not what a run writes; the message says which and why.
         """
         where, found = self.path / METRICS, list[RoundRecord]()
-        if not where.exists():
-            return found
-        rows = self._text(METRICS).split("\n")
+        rows = self._text(METRICS, default="").split("\n")
         for number, row in enumerate(rows, 1):
             if not row.strip():
                 continue
@@ -151,8 +146,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder, so that no other process writes into it."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{clean(self.path)} is a file. Name a folder for the run.")
+        is_folder(self.path)
         with locked(self.path):
             self._place = self._stat()
             for folder in (self.path, self.path / CHECKPOINTS, self.path / MEMORIES):
@@ -161,10 +155,11 @@ class RunFolder:
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise unless a new run may be written here: the folder is new, empty, or a run that may be overwritten."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{clean(self.path)} is a file. Name a folder for the run.")
-        if not self.path.is_dir() or all(path.name.startswith(".") for path in self.path.iterdir()):
-            return
+        try:
+            if not is_folder(self.path) or all(path.name.startswith(".") for path in self.path.iterdir()):
+                return
+        except OSError as error:
+            raise trouble("look into", self.path, error) from None
         is_run = (self.path / CONFIG).is_file() and "config_digest" in self._about_or_nothing()
         if not is_run and overwrite:
             raise RunError(
@@ -193,7 +188,7 @@ class RunFolder:
             RunError: it was started from something else, or nothing in it is whole enough to go on.
         """
         before = self.about()
-        if not before and (self.path / METRICS).exists():
+        if not before and self._bytes():
             raise RunError(f"{clean(self.path)} has lost its {ABOUT}. Restore it, or start a new run.")
         if not before:  # killed before it was written
             self._write(CONFIG, config.to_toml().encode())
@@ -231,22 +226,28 @@ class RunFolder:
 
     def _cut(self, data: bytes, found: Checkpoint | None) -> None:
         """Go back to the lines given and to the memories of a checkpoint."""
+        from feddrop.checkpoints import prune
+
         if data != self._bytes():
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
         if found and found.notes.get("metrics") != self._digest.hexdigest():
             log.warning("%s was changed since it was written.", clean(self.path / METRICS))
         self._best = pairs.best_round(self.records())
+        if found:
+            prune(self.path / CHECKPOINTS, found.round, self._best[1] if self._best else 0)
         if (self.path / MEMORIES).is_dir():
             round_ = found.round if found else 0
             self.memories.restore(round_, pairs.memory_indices(self.path / CHECKPOINTS, round_))
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def _text(self, name: str, remedy: str = "") -> str:
+    def _text(self, name: str, remedy: str = "", *, default: str | None = None) -> str:
         try:
             return (self.path / name).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            if default is not None:
+                return default
             raise RunError(f"{clean(self.path)} has no {name}. {remedy}") from None
         except OSError as error:
             raise RunError(f"{clean(self.path / name)} cannot be read: {error.strerror}.") from None

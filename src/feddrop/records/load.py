@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError
-from feddrop.files import clean
+from feddrop.files import clean, is_folder
 from feddrop.records import tables
 from feddrop.records.folder import RunFolder
 from feddrop.records.types import RoundRecord
@@ -80,7 +80,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         [2]
     """
     run = RunFolder(folder)
-    if not run.path.is_dir():
+    if not is_folder(run.path):
         raise RunError(f"{clean(run.path)} is not a folder. Give the folder that `feddrop run --out DIR` wrote.")
     return LoadedRun(folder=run.path, settings=run.settings(), about=run.about(), rounds=tuple(run.records()))
 

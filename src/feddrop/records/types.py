@@ -29,6 +29,9 @@ class _Record(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return (key for key in self._keys() if key not in self._rare() or getattr(self, key))
 
+    def __contains__(self, key: object) -> bool:
+        return any(key == one for one in self)
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
@@ -66,6 +69,8 @@ class DeviceRecord(_Record):
         formula_energy_j: joules, likewise.
         measured_latency_s: seconds as measured, where the run counts by the formula.
         measured_energy_j: joules, likewise.
+        tx_power_w: watts that it sends with, where the allocator chose them.
+        cpu_hz: clock that it computes at, likewise.
         suspicious: why its update stands out; None if it does not.
     """
 
@@ -84,6 +89,8 @@ class DeviceRecord(_Record):
     formula_energy_j: float | None = None
     measured_latency_s: float | None = None
     measured_energy_j: float | None = None
+    tx_power_w: float | None = None
+    cpu_hz: float | None = None
     suspicious: str | None = None
 
     @classmethod
@@ -103,7 +110,10 @@ class DeviceRecord(_Record):
         return cls(device=whole(entry, "device", where), **_values(cls, entry, where, ("device",)))
 
 
-_RARE = frozenset({"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "suspicious"})
+_RARE = frozenset(
+    {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
+    | {"tx_power_w", "cpu_hz", "suspicious"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,29 @@
 """A run folder as arrays, figures, and one self-contained HTML page. Matplotlib is loaded when something is drawn."""
 
 from feddrop.report.compare import write_comparison
+from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
+from feddrop.report.groups import Group, grouped
 from feddrop.report.load import load_run
 from feddrop.report.maps import binding_figure, map_figure
 from feddrop.report.page import write_report
 from feddrop.report.partition import partition_figure
-from feddrop.report.plots import (
-    accuracy_figure,
-    bytes_figure,
-    device_figure,
-    limit_figure,
-    loss_figure,
-    traffic_figure,
-)
+from feddrop.report.plots import bytes_figure, device_figure, limit_figure, participation_figure, traffic_figure
 from feddrop.report.runlog import RunLog
 
 __all__ = [
+    "Group",
     "RunLog",
     "accuracy_figure",
     "binding_figure",
     "bytes_figure",
     "device_figure",
+    "grouped",
     "limit_figure",
     "load_run",
     "loss_figure",
     "map_figure",
+    "metric_figure",
+    "participation_figure",
     "partition_figure",
     "traffic_figure",
     "write_comparison",

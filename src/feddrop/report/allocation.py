@@ -10,20 +10,10 @@ import numpy as np
 
 from feddrop.allocation.solution import Allocation
 from feddrop.errors import ConfigError
+from feddrop.report.style import BINDINGS, GRID, INK, blank_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLOURS = {
-    "deadline": "#2a5fc4",
-    "energy": "#d9740c",
-    "deadline+energy": "#6b1d5c",
-    "rate cap": "#7a5c02",
-    "none": "#159c92",
-    "left out": "#656d78",
-    "absent": "#c9ccd1",
-}
-"""One colour for each thing that can hold a device; apart from each other for colour-blind eyes too."""
 
 _MOST = 200
 
@@ -35,27 +25,25 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
         allocation: of a single round, for at most 200 devices.
         names: of the devices; numbers where they are empty.
     """
-    from matplotlib.figure import Figure
-
     devices = allocation.share.shape[-1]
     if allocation.share.ndim != 1 or devices > _MOST:
         raise ConfigError(
             f"a picture shows one round of at most {_MOST} devices; this is {list(allocation.share.shape)}."
         )
     held = [str(word) for word in allocation.binding]
-    colours = [COLOURS[word] for word in held]
+    colours = [BINDINGS[word] for word in held]
     place = np.arange(devices)
     p = allocation.problem
-    figure = Figure(figsize=(9.0, 6.4), layout="constrained", dpi=144)
+    figure = blank_figure(9.0, 6.4, dpi=144)
     share, rate, use = figure.subplots(3, 1, sharex=True)
     share.bar(place, allocation.share, color=colours, width=0.8)
-    share.axhline(1.0 / max(1, int(allocation.active.sum())), color="#1b1f24", lw=0.8, ls=":", label="equal split")
+    share.axhline(1.0 / max(1, int(allocation.active.sum())), color=INK, lw=0.8, ls=":", label="equal split")
     share.set_ylabel("share of the band ρ")
     rate.bar(place, np.where(allocation.active, allocation.rate, 0.0), color=colours, width=0.8)
     rate.set_ylabel("dropout rate γ")
     use.bar(place - 0.2, allocation.latency_s / p.deadline_s, width=0.4, color=colours)
     use.bar(place + 0.2, allocation.energy_j / p.budget_j, width=0.4, color=colours, alpha=0.45)
-    use.axhline(1.0, color="#1b1f24", lw=0.8)
+    use.axhline(1.0, color=INK, lw=0.8)
     use.set_ylabel("of deadline (dark)\nand budget (pale)")
     if devices <= 30:
         use.set_xticks(place, [names[k] if k < len(names) and names[k] else str(k) for k in range(devices)])
@@ -63,7 +51,7 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
     use.set_xlabel("device")
     for axes in (share, rate, use):
         _bare(axes)
-    _legend(figure, share, sorted(set(held), key=list(COLOURS).index))
+    _legend(figure, share, sorted(set(held), key=list(BINDINGS).index))
     return figure
 
 
@@ -78,14 +66,14 @@ def save(allocation: Allocation, path: str | Path, names: Sequence[str] = ()) ->
 def _bare(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
-    axes.grid(axis="y", color="#e4e6ea")
+    axes.grid(axis="y", color=GRID)
 
 
 def _legend(figure: Figure, axes: Any, held: list[str]) -> None:
     from matplotlib.patches import Patch
 
     lines, labels = axes.get_legend_handles_labels()
-    patches = [Patch(color=COLOURS[word], label=word) for word in held]
+    patches = [Patch(color=BINDINGS[word], label=word) for word in held]
     words = [word if word in ("left out", "absent") else f"held by {word.replace('none', 'nothing')}" for word in held]
     handles, words = [*patches, *lines], [*words, *labels]
     figure.legend(handles, words, loc="outside upper left", ncols=len(words), frameon=False)

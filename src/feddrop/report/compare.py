@@ -1,8 +1,11 @@
-"""Several runs on one page: curves over each other, results side by side, and what differs in their settings."""
+"""Several runs on one page: curves over each other, results side by side, and what differs in their settings.
+
+Runs that differ only in their seed are one group: its mean, and the standard deviation as a band.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from feddrop.errors import RunError
-from feddrop.report.html import Html, document, drawing, el, section, table, write_atomically
+from feddrop.report.curves import Against, accuracy_figure, loss_figure, metric_figure
+from feddrop.report.groups import Group, differing, grouped
+from feddrop.report.html import Html, document, drawing, el, folded, section, table, write_atomically
 from feddrop.report.load import load_run
-from feddrop.report.plots import Against, accuracy_figure, loss_figure
 from feddrop.report.quantities import NOTHING, how_many, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.runlog import RunLog
-from feddrop.report.style import SERIES
-from feddrop.report.tables import flat, show
+from feddrop.report.tables import show
 
 TITLES: dict[Against, str] = {"round": "by round", "bytes": "by traffic", "time": "by simulated time"}
 
@@ -43,29 +46,44 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
 def comparison_page(runs: Sequence[RunLog]) -> Html:
     """Return the comparison of runs as HTML."""
+    groups = grouped(runs)
+    several = len(groups) < len(runs)
+    title = (
+        f"{how_many(len(groups), 'setting')}, {how_many(len(runs), 'run')}" if several else how_many(len(runs), "run")
+    )
+    lead = "Runs that differ only in their seed are drawn as their mean; the band is one standard deviation."
+    every = folded("Every run", _results(_one_by_one(groups), _aim(runs)[0])) if several else Html("")
+    return document(
+        f"{title} compared",
+        "feddrop comparison",
+        " · ".join(group.name + _seeds(group) for group in groups),
+        section("Results", _aim(runs)[1], _results(groups, _aim(runs)[0]), every),
+        section("Learning", lead if several else "", *_figures(groups)),
+        section("What differs", "", _differences(groups)),
+    )
+
+
+def _figures(groups: Sequence[Group]) -> list[Html]:
+    """Return the curves: accuracy left, loss right, one row for each thing they are drawn against; then metrics."""
+    runs = [run for group in groups for run in group.runs]
     ways: list[Against] = ["round", "bytes"]
     if all(np.isfinite(run.by_round["latency_s"]).any() for run in runs):
         ways.append("time")
-    curves = []
-    for name, title, draw in (("accuracy", "Accuracy", accuracy_figure), ("loss", "Test loss", loss_figure)):
-        key = "test_accuracy" if name == "accuracy" else "test_loss"
-        if any(np.isfinite(run.by_round[key]).any() for run in runs):
-            curves.append(
-                [
-                    drawing(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, runs, against=way))
-                    for way in ways
-                ]
-            )
-    # accuracy left, loss right, one row for each thing they are drawn against
-    figures = [figure for row in zip(*curves, strict=True) for figure in row]
-    return document(
-        f"{how_many(len(runs), 'run')} compared",
-        "feddrop comparison",
-        " · ".join(run.name for run in runs),
-        section("Results", _aim(runs)[1], _results(runs)),
-        section("Learning", "", *figures),
-        section("What differs", "", _differences(runs)),
+    kinds = (
+        ("accuracy", "Accuracy", "test_accuracy", accuracy_figure),
+        ("loss", "Test loss", "test_loss", loss_figure),
     )
+    there = [kind for kind in kinds if any(np.isfinite(run.by_round[kind[2]]).any() for run in runs)]
+    figures = [
+        drawing(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
+        for way in ways
+        for name, title, _, draw in there
+    ]
+    shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    return figures + [
+        drawing(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
+        for n, name in enumerate(shared)
+    ]
 
 
 def _names(folders: Sequence[str | Path]) -> list[str]:
@@ -76,6 +94,14 @@ def _names(folders: Sequence[str | Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{path.name} ({n})" for n, path in enumerate(paths, 1)]
+
+
+def _seeds(group: Group) -> str:
+    return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+
+
+def _one_by_one(groups: Sequence[Group]) -> list[Group]:
+    return [replace(group, name=run.name, runs=(run,)) for group in groups for run in group.runs]
 
 
 def _aim(runs: Sequence[RunLog]) -> tuple[float, str]:
@@ -89,24 +115,49 @@ def _aim(runs: Sequence[RunLog]) -> tuple[float, str]:
     )
 
 
-def _results(runs: Sequence[RunLog]) -> Html:
-    aim, _ = _aim(runs)
+def _results(groups: Sequence[Group], aim: float) -> Html:
+    """Return one row a group; means, and for what is measured on the test set the deviation."""
+    runs = [run for group in groups for run in group.runs]
     radio = any(run.has_radio for run in runs)
-    head = ["run", "accuracy", "best", "rounds", "mean γ", "traffic", "saved", *["time", "energy"] * radio]
+    columns: list[tuple[str, Callable[[RunLog], float], Callable[[float, float], str]]] = []
+    if any(np.isfinite(run.accuracy[0]) for run in runs):
+        columns += [
+            ("accuracy", lambda run: run.accuracy[0], _percent),
+            ("best", lambda run: run.accuracy[1], _percent),
+        ]
+    else:
+        columns += [("test loss", lambda run: run.last("test_loss"), _plain)]
+    for name in dict.fromkeys(name for run in runs for name in run.metrics):
+        columns += [(name, partial(RunLog.last, key=f"metrics.{name}"), _plain)]
+    columns += [
+        ("rounds", lambda run: len(run.rounds), _mean_of(plain_count)),
+        ("mean γ", lambda run: run.mean_rate, _mean_of(plain)),
+        ("traffic", lambda run: float(run.traffic.sum()), _mean_of(in_bytes)),
+        ("saved", lambda run: run.saving, _mean_of(in_percent)),
+    ]
+    if radio:
+        columns += [("time", lambda run: _sum(run, "latency_s"), _mean_of(in_seconds))]
+        columns += [("energy", lambda run: _sum(run, "energy_j"), _mean_of(in_joules))]
     if np.isfinite(aim):
-        head += [f"{word} to it" for word in ("rounds", "traffic", *["time"] * radio)]
-    rows = []
-    for n, run in enumerate(runs):
-        last, best, _ = run.accuracy
-        row: list[object] = [el("span", _dot(n), run.name), in_percent(last), in_percent(best), len(run.rounds)]
-        row += [plain(run.mean_rate), in_bytes(float(run.traffic.sum())), in_percent(run.saving)]
-        row += [in_seconds(_sum(run, "latency_s")), in_joules(_sum(run, "energy_j"))] if radio else []
-        if np.isfinite(aim):
-            there = int(np.flatnonzero(run.by_round["test_accuracy"] >= aim)[0]) + 1
-            row += [run.rounds[there - 1], in_bytes(float(run.traffic[:there].sum()))]
-            row += [in_seconds(_sum(run, "latency_s", there))] if radio else []
-        rows.append(row)
-    return table(head, rows)
+        columns += [
+            ("rounds to it", lambda run: float(run.rounds[_reached(run, aim) - 1]), _mean_of(plain_count)),
+            ("traffic to it", lambda run: float(run.traffic[: _reached(run, aim)].sum()), _mean_of(in_bytes)),
+        ]
+        if radio:
+            columns += [("time to it", lambda run: _sum(run, "latency_s", _reached(run, aim)), _mean_of(in_seconds))]
+    rows = [
+        [
+            el("span", _dot(group), group.name + _seeds(group)),
+            *(write(*group.spread([value(run) for run in group.runs])) for _, value, write in columns),
+        ]
+        for group in groups
+    ]
+    return table(["run", *(name for name, _, _ in columns)], rows)
+
+
+def _reached(run: RunLog, aim: float) -> int:
+    """Return how many rounds it took to the aim."""
+    return int(np.flatnonzero(run.by_round["test_accuracy"] >= aim)[0]) + 1
 
 
 def _sum(run: RunLog, key: str, first: int | None = None) -> float:
@@ -114,16 +165,33 @@ def _sum(run: RunLog, key: str, first: int | None = None) -> float:
     return float(np.nansum(values)) if np.isfinite(values).any() else float("nan")
 
 
-def _differences(runs: Sequence[RunLog]) -> Html:
-    configs = [flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    written = {key: [show(config[key]) if key in config else NOTHING for config in configs] for key in keys}
-    rows = [[key, *values] for key, values in written.items() if len(set(values)) > 1]
+def _percent(mean: float, deviation: float) -> str:
+    return in_percent(mean) if not np.isfinite(deviation) else f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+
+
+def _plain(mean: float, deviation: float) -> str:
+    return plain(mean) if not np.isfinite(deviation) else f"{plain(mean)} ± {plain(deviation)}"
+
+
+def plain_count(value: float) -> str:
+    """Write a number of rounds, which as a mean need not be whole."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _mean_of(write: Callable[[float], str]) -> Callable[[float, float], str]:
+    return lambda mean, _: write(mean)
+
+
+def _differences(groups: Sequence[Group]) -> Html:
+    rows = [
+        [key, *(NOTHING if value is None else show(value) for value in values)]
+        for key, values in differing(groups).items()
+    ]
     if not rows:
         return el("div", el("p", "Nothing: all runs have the same configuration."), class_="panel wide")
-    head = ["setting", *(el("span", _dot(n), run.name) for n, run in enumerate(runs))]
+    head = ["setting", *(el("span", _dot(group), group.name) for group in groups)]
     return table(head, rows, words=len(head))
 
 
-def _dot(n: int) -> Html:
-    return el("span", class_="dot", style=f"background: var(--series-{n % len(SERIES)})")
+def _dot(group: Group) -> Html:
+    return el("span", class_="dot", style=f"background: var(--series-{group.look[0]})")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop.errors import RunError
-from feddrop.report.style import clean, to_svg
+from feddrop import files
+from feddrop.files import clean
+from feddrop.report.style import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:
-    """Return a table that scrolls on its own; the first ``words`` columns are text, the others numbers."""
+    """Return a table that scrolls on its own; the first ``words`` columns are text that wraps, the others numbers."""
     kinds = ["word" if n < words else "count" for n in range(len(head))]
     top = el("tr", *(el("th", cell, class_=kind, scope="col") for cell, kind in zip(head, kinds, strict=True)))
     body = [el("tr", *(el("td", c, class_=k) for c, k in zip(row, kinds, strict=True))) for row in rows]
@@ -96,18 +96,16 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
     return Html("<!doctype html>\n" + el("html", head, el("body", el("main", top, *content)), lang="en") + "\n")
 
 
+def in_frame(page: Html, height: int = 900) -> str:
+    """Return a page as a frame to stand in another page; scripts stay forbidden in it."""
+    look = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe sandbox="allow-same-origin" srcdoc="{html.escape(page)}" style="{look}"></iframe>'
+
+
 def write_atomically(out: Path, name: str, page: Html) -> Path:
     """Write a page to ``out`` (or to this name in it, if it is a folder): a reader sees the old file or the new one."""
     path = out / name if out.is_dir() else out
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise RunError(f"The report cannot be written to {path}: {error.strerror}. Choose another place.") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    files.write_atomically(path, page.encode())
     return path
 
 

@@ -1,26 +1,30 @@
-"""Reading a run folder: ``config.toml``, ``metrics.jsonl``, ``run.json``. Nothing in them is trusted."""
+"""A run as arrays: what was read from its folder, aligned by device. Nothing in it is trusted."""
 
 from __future__ import annotations
 
-import json
-import math
-import tomllib
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.errors import RunError
+from feddrop.files import clean
+from feddrop.records import DeviceRecord, RoundRecord
+from feddrop.records import load_run as read
+from feddrop.records.types import number
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
-from feddrop.report.style import clean
 
-LONGEST_REASON = 200
+LONGEST_REASON, LONGEST_NAME = 200, 40
+MOST_METRICS = 12
+"""Own metrics that are drawn: more would bury the rest."""
 
 
 def load_run(run_dir: str | Path) -> RunLog:
-    """Read a run folder.
+    """Read a run folder as arrays.
 
     Args:
         run_dir: folder with ``config.toml``, ``metrics.jsonl`` and, optionally, ``run.json``. A last line of metrics
@@ -29,165 +33,97 @@ def load_run(run_dir: str | Path) -> RunLog:
     Raises:
         RunError: something is missing or malformed; the message says what, where, and what to do.
     """
-    folder = Path(run_dir)
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder. Give the folder that `feddrop run --out DIR` wrote.")
-    config = _config(folder / "config.toml")
-    lines = _metrics(folder / "metrics.jsonl")
-    info = _info(folder / "run.json")
-    devices = np.array(sorted({entry["device"] for line in lines for entry in line["devices"]}), np.int64)
-    counts, names = _partition(info, folder / "run.json")
-    deadline, budget = _limits(config, info, devices, folder)
+    run = read(run_dir)
+    if not run.rounds:
+        raise RunError(
+            f"{clean(run.folder)} has no metrics.jsonl, or no finished round in it. Let the run finish its first "
+            "round, then ask for the report again."
+        )
+    devices = np.array(sorted({entry.device for record in run.rounds for entry in record.devices}), np.int64)
+    counts, names = _partition(run.about, run.folder / "run.json")
+    deadline, budget = _limits(run.settings, run.about, devices, run.folder)
+    if run.about.get("parameters") is not None:
+        number(run.about, "parameters", str(run.folder / "run.json"))
     return RunLog(
-        name=folder.resolve().name,
-        config=config,
-        info=info,
-        rounds=np.array([line["round"] for line in lines], np.int64),
+        name=run.name,
+        config=run.settings,
+        info=run.about,
+        rounds=np.array([record.round for record in run.rounds], np.int64),
         devices=devices,
-        by_round={key: np.array([_number(line, key) for line in lines]) for key in ROUND_FIELDS},
-        by_device=_by_device(lines, devices),
-        words=_words(lines, devices),
-        refusals=_refusals(lines),
+        by_round={key: _floats(getattr(record, key) for record in run.rounds) for key in ROUND_FIELDS},
+        by_device=_by_device(run.rounds, devices),
+        words=_words(run.rounds, devices),
+        refusals=_refusals(run.rounds),
         deadline_s=deadline,
         budget_j=budget,
         class_counts=counts,
         class_names=names,
+        metrics=_own_metrics(run.rounds),
+        suspicious=_suspicious(run.rounds, devices),
+        suspicions=_suspicions(run.rounds),
     )
 
 
-def _read(path: Path, remedy: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise RunError(f"{path.parent} has no {path.name}. {remedy}") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+def _floats(values: Iterator[float | None]) -> Floats:
+    return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _config(path: Path) -> dict[str, Any]:
-    text = _read(path, "Give the folder that `feddrop run --out DIR` wrote.")
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path} is not valid TOML: {error}. Restore it, or run again.") from error
-
-
-def _info(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        info = json.loads(_read(path, ""))
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON: {error}. Delete it: the report goes without.") from error
-    if not isinstance(info, dict):
-        raise RunError(f"{path} must hold a JSON object. Delete it: the report goes without.")
-    if info.get("parameters") is not None:
-        _check(info, "parameters", str(path))
-    return info
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    """Read and check the metrics, one object a round."""
-    text = _read(path, "Has the run finished its first round?")
-    rows = text.split("\n")
-    lines: list[dict[str, Any]] = []
-    for number, row in enumerate(rows, 1):
-        if not row.strip():
-            continue
-        where = f"{path} line {number}"
-        try:
-            line = json.loads(row)
-        except ValueError as error:
-            if number == len(rows):  # no newline behind it: cut off while writing
-                break
-            raise RunError(f"{where} is not valid JSON: {error}. Delete the line, or resume the run.") from error
-        _check_round(line, where)
-        if lines and line["round"] <= lines[-1]["round"]:
-            raise RunError(
-                f"{where}: round {line['round']} comes after round {lines[-1]['round']}; rounds must increase. "
-                "Did two runs write into this folder?"
-            )
-        lines.append(line)
-    if not lines:
-        raise RunError(f"{path} holds no finished round. Let the run finish a round, then ask for the report again.")
-    return lines
-
-
-def _check_round(line: Any, where: str) -> None:
-    if not isinstance(line, dict) or not isinstance(line.get("devices"), list):
-        raise RunError(f"{where} must be an object with a round number and a list of devices. Was it edited by hand?")
-    for key in ("round", *ROUND_FIELDS):
-        _check(line, key, where, whole=key == "round")
-    seen: set[int] = set()
-    for entry in line["devices"]:
-        if not isinstance(entry, dict):
-            raise RunError(f"{where}: every device must be an object, not {entry!r}. Was it edited by hand?")
-        for key in ("device", *DEVICE_FIELDS):
-            _check(entry, key, where, whole=key == "device")
-        if entry["device"] in seen:
-            raise RunError(f"{where}: device {entry['device']} appears twice in one round. Was it edited by hand?")
-        seen.add(entry["device"])
-
-
-def _check(item: Mapping[str, Any], key: str, where: str, *, whole: bool = False) -> None:
-    """Raise unless ``item[key]`` is a number: a whole one of 64 bits that is there, or any one or null."""
-    value = item.get(key)
-    if whole:
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
-            return
-        raise RunError(f"{where}: {key!r} is {value!r}; it must be a whole number. Was it edited by hand?")
-    if value is None or (isinstance(value, float | int) and not isinstance(value, bool) and _fits(value)):
-        return
-    raise RunError(f"{where}: {key!r} is {value!r}; it must be a number or null. Was it edited by hand?")
-
-
-def _fits(value: float) -> bool:
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
-
-
-def _number(item: Mapping[str, Any], key: str) -> float:
-    """Return a number, or NaN for what is none: absent, null, or (a loss that ran away) infinite."""
-    value = float("nan") if item.get(key) is None else float(item[key])
-    return value if math.isfinite(value) else float("nan")
-
-
-def _cells(lines: list[dict[str, Any]], devices: Ints) -> Iterable[tuple[int, int, dict[str, Any]]]:
+def _cells(rounds: Sequence[RoundRecord], devices: Ints) -> Iterator[tuple[int, int, DeviceRecord]]:
     column = {int(device): k for k, device in enumerate(devices)}
-    for r, line in enumerate(lines):
-        for entry in line["devices"]:
-            yield r, column[entry["device"]], entry
+    for r, record in enumerate(rounds):
+        for entry in record.devices:
+            yield r, column[entry.device], entry
 
 
-def _by_device(lines: list[dict[str, Any]], devices: Ints) -> dict[str, Floats]:
-    table = {key: np.full((len(lines), len(devices)), np.nan) for key in DEVICE_FIELDS}
-    for r, k, entry in _cells(lines, devices):
+def _by_device(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Floats]:
+    table = {key: np.full((len(rounds), len(devices)), np.nan) for key in DEVICE_FIELDS}
+    for r, k, entry in _cells(rounds, devices):
         for key in DEVICE_FIELDS:
-            table[key][r, k] = _number(entry, key)
+            value = getattr(entry, key)
+            table[key][r, k] = np.nan if value is None else value
     return table
 
 
-def _words(lines: list[dict[str, Any]], devices: Ints) -> dict[str, Words]:
-    table = {key: np.full((len(lines), len(devices)), "", "<U16") for key in DEVICE_WORDS}
-    for r, k, entry in _cells(lines, devices):
-        table["binding"][r, k] = str(entry.get("binding") or "")
+def _words(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Words]:
+    table = {key: np.full((len(rounds), len(devices)), "", "<U16") for key in DEVICE_WORDS}
+    for r, k, entry in _cells(rounds, devices):
+        table["binding"][r, k] = entry.binding or ""
         table["status"][r, k] = _status(entry)
     return table
 
 
-def _status(entry: Mapping[str, Any]) -> str:
+def _status(entry: DeviceRecord) -> str:
     """Return ``"ok"``, ``"left out"`` or, for any reason that a run may give, ``"refused"``."""
-    status = entry.get("status") or "ok"
+    status = entry.status or "ok"
     return status if status in ("ok", "left out") else "refused"
 
 
-def _refusals(lines: list[dict[str, Any]]) -> dict[str, int]:
+def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:
     """Count the reasons for which updates were refused, the most frequent first."""
-    refused = (entry["status"] for line in lines for entry in line["devices"] if _status(entry) == "refused")
+    refused = (entry.status for record in rounds for entry in record.devices if _status(entry) == "refused")
     return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
+
+
+def _own_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
+    """Return the run's own metrics, a value a round."""
+    names = dict.fromkeys(name for record in rounds for name in record.metrics)
+    return {
+        clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
+        for name in itertools.islice(names, MOST_METRICS)
+    }
+
+
+def _suspicious(rounds: Sequence[RoundRecord], devices: Ints) -> npt.NDArray[np.bool_]:
+    marked = np.zeros((len(rounds), len(devices)), np.bool_)
+    for r, k, entry in _cells(rounds, devices):
+        marked[r, k] = bool(entry.suspicious)
+    return marked
+
+
+def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
+    """Count the reasons for which updates were marked, the most frequent first."""
+    marks = (entry.suspicious for record in rounds for entry in record.devices if entry.suspicious)
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in marks).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:
@@ -212,12 +148,9 @@ def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[
 def _limits(config: Mapping[str, Any], info: Mapping[str, Any], devices: Ints, folder: Path) -> tuple[float, Floats]:
     """Read the deadline from the configuration, and the energy budget of each device from ``run.json``."""
     radio = config.get("radio")
-    radio = radio if isinstance(radio, dict) else {}
-    _check(radio, "deadline_s", str(folder / "config.toml"))
+    deadline = number(radio if isinstance(radio, dict) else {}, "deadline_s", str(folder / "config.toml"))
     given = info.get("budget_j")
     budgets = [{"budget_j": budget} for budget in given] if isinstance(given, list) else []
-    for budget in budgets:
-        _check(budget, "budget_j", str(folder / "run.json"))
-    known = [_number(budget, "budget_j") for budget in budgets]
-    each = [known[device] if 0 <= device < len(known) else float("nan") for device in devices]
-    return _number(radio, "deadline_s"), np.array(each)
+    known = [number(budget, "budget_j", str(folder / "run.json")) for budget in budgets]
+    each = _floats(known[device] if 0 <= device < len(known) else None for device in devices)
+    return np.nan if deadline is None else float(deadline), each

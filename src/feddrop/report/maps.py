@@ -16,8 +16,7 @@ from feddrop.report.plots import FIELDS, need, unit_of
 from feddrop.report.quantities import plain
 from feddrop.report.runlog import Floats, Ints, RunLog
 from feddrop.report.style import (
-    BOTH,
-    CAP,
+    BINDINGS,
     HALF,
     INK,
     MAP,
@@ -39,14 +38,11 @@ if TYPE_CHECKING:
 
 Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
 
-BINDINGS = {
-    "deadline": (MAP, 1.0),
-    "energy": (OVER, 1.0),
-    "deadline+energy": (BOTH, 1.0),
-    "rate cap": (CAP, 1.0),
-    "none": ("#8a919c", 0.28),
-}
-"""Every word of the allocator for what binds a device that takes part, with its colour and opacity."""
+HOLDS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
+"""What can hold a device that takes part."""
+
+FAINT = 0.28
+"""Opacity of what held nobody back, so that what did stands out."""
 
 TOLERANCE = 1e-6
 """A cost is over its limit when it exceeds it by more than this fraction: the rates are solved to the limit itself."""
@@ -89,12 +85,12 @@ def binding_figure(run: RunLog) -> Figure:
     """Draw which constraint set the rate of every device in every round: one of :data:`BINDINGS`."""
     rounds, devices = shown(run)
     words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
-    present = [word for word in BINDINGS if (words == word).any()]
+    present = [word for word in HOLDS if (words == word).any()]
     need(run, "binding", bool(present))
     figure, axes = new_figure(WIDE, row_height(len(devices)), "")
     image, left = np.zeros((*words.shape, 4)), 0.0
     for word in present:
-        colour, opacity = BINDINGS[word]
+        colour, opacity = look(word)
         image[words == word] = (*_rgb(colour), opacity)
         for text, shift, ink in (("■", 0, colour), (word, 14, INK)):
             axes.annotate(
@@ -110,6 +106,11 @@ def binding_figure(run: RunLog) -> Figure:
         left += 0.036 + 0.0092 * len(word)
     _draw(axes, image, run.rounds[rounds], run.devices[devices])
     return figure
+
+
+def look(word: str) -> tuple[str, float]:
+    """Return colour and opacity of what holds a device."""
+    return BINDINGS[word], FAINT if word == "none" else 1.0
 
 
 def _rgb(colour: str) -> tuple[float, float, float]:

@@ -9,17 +9,18 @@ from typing import Literal
 
 import numpy as np
 
+from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.html import Html, document, drawing, el, folded, section, tiles, write_atomically
 from feddrop.report.load import load_run
 from feddrop.report.maps import Field, map_figure, shown
 from feddrop.report.partition import is_upright, partition_figure
-from feddrop.report.plots import accuracy_figure, bytes_figure, device_figure, loss_figure, traffic_figure
-from feddrop.report.quantities import how_many, in_bytes, in_joules, in_percent, in_seconds
+from feddrop.report.plots import bytes_figure, device_figure, participation_figure, traffic_figure
+from feddrop.report.quantities import how_many, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings
 
-MOST_REASONS = 5
+MOST_REASONS, MOST_DEVICES = 5, 8
 
 
 def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
@@ -63,7 +64,7 @@ def describe(run: RunLog) -> Iterable[str]:
         yield " on ".join(names)
     if run.info.get("parameters") is not None:
         yield f"{run.info['parameters']:,} parameters"
-    yield how_many(len(run.devices), "device")
+    yield how_many(run.population, "device")
     yield how_many(len(run.rounds), "round")
 
 
@@ -78,8 +79,19 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
     if np.isfinite(last):
         note = "the best of the run" if when == run.rounds[-1] else f"best {in_percent(best)} in round {when}"
         yield "Test accuracy", in_percent(last), note
+    elif np.isfinite(run.last("test_loss")):
+        values = run.by_round["test_loss"]
+        at = int(np.nanargmin(values))
+        lowest = f"lowest {plain(float(values[at]))} in round {run.rounds[at]}"
+        yield "Test loss", plain(run.last("test_loss")), lowest if at < len(values) - 1 else "the lowest of the run"
+    for name in run.metrics:
+        yield name, plain(run.last(f"metrics.{name}")), "on the test set, in the end"
     wall = run.by_round["wall_s"]
     yield "Rounds", str(len(run.rounds)), f"in {in_seconds(float(np.nansum(wall)))}" if np.isfinite(wall).any() else ""
+    if run.has_absences:
+        there = run.active.sum(axis=1)
+        ever = f"of {run.population:,}; {len(run.devices):,} took part in all"
+        yield "Devices a round", _span(there), ever
     note = "pushed and pulled"
     if np.isfinite(run.saving):
         note = f"{in_percent(abs(run.saving))} {'less' if run.saving >= 0 else 'more'} than full float32 models"
@@ -103,6 +115,9 @@ def _learning(run: RunLog) -> Html:
     if any(np.isfinite(run.by_round[key]).any() for key in ("train_loss", "test_loss")):
         note = "Training: of the devices' subnets. Test: of the server's network."
         figures.append(drawing("loss", "Loss", note, partial(loss_figure, run)))
+    for n, name in enumerate(run.metrics):
+        if np.isfinite(run.metrics[name]).any():
+            figures.append(drawing(f"metric-{n}", name, "Your own metric.", partial(metric_figure, run, name)))
     return section("Learning", "", *figures)
 
 
@@ -142,11 +157,14 @@ def _devices(run: RunLog) -> Html:
         figures.append(drawing(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))
+    if run.has_absences and len(run.rounds) > 1:
+        about = f"{len(run.devices):,} of {how_many(run.population, 'device')} took part in at least one round."
+        figures.append(drawing("participation", "Participation", about, partial(participation_figure, run)))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
         about = "Local training loss of each device. " + note
         about += " Also blank: its update was refused." * bool(run.refusals)
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
-    return section("Devices", "", *figures, _refused(run))
+    return section("Devices", "", *figures, _refused(run), _suspicious(run))
 
 
 def _refused(run: RunLog) -> Html:
@@ -155,10 +173,27 @@ def _refused(run: RunLog) -> Html:
     if not times:
         return Html("")
     said = f"{times:,} of {int(run.active.sum()):,} updates did not count: damaged, wrong, or the device failed."
+    return _reasons("Refused updates", said, reasons)
+
+
+def _suspicious(run: RunLog) -> Html:
+    """Say which devices sent updates that were marked, how often, and why; nothing if none did."""
+    by_device = run.suspicious.sum(axis=0)
+    if not by_device.any():
+        return Html("")
+    order = [k for k in np.argsort(-by_device, kind="stable") if by_device[k]]
+    most = ", ".join(f"{run.devices[k]} ({how_many(int(by_device[k]), 'time')})" for k in order[:MOST_DEVICES])
+    rest = f" and {len(order) - MOST_DEVICES:,} more" if len(order) > MOST_DEVICES else ""
+    said = f"{int(by_device.sum()):,} of {int(run.active.sum()):,} updates were marked. From device {most}{rest}."
+    return _reasons("Suspicious updates", said, list(run.suspicions.items()))
+
+
+def _reasons(title: str, said: str, reasons: list[tuple[str, int]]) -> Html:
+    """Return a panel with the most frequent reasons."""
     if len(reasons) > MOST_REASONS:
         said += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
     rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", how_many(n, "time")), el("dd", why))]
-    return el("div", el("h3", "Refused updates"), el("p", said), el("dl", *rows), class_="panel wide")
+    return el("div", el("h3", title), el("p", said), el("dl", *rows), class_="panel warning wide")
 
 
 def _varies(run: RunLog, field: str) -> bool:

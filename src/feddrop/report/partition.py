@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from feddrop.errors import ConfigError
+from feddrop.files import clean
 from feddrop.report.maps import inked
 from feddrop.report.runlog import Floats, Ints
 from feddrop.report.style import (
@@ -19,7 +20,6 @@ from feddrop.report.style import (
     SERIES,
     TEXT,
     WIDE,
-    clean,
     new_figure,
     number_devices,
     soften,

@@ -1,28 +1,28 @@
-"""The figures of a run, for the report and for papers: each function returns a Matplotlib Figure.
+"""The figures of a run beside its curves, for the report and for papers: each function returns a Matplotlib Figure.
 
-Save one with ``figure.savefig("accuracy.pdf")``. Maps over devices and rounds, and the partition, are in ``maps.py``.
+Save one with ``figure.savefig("bytes.pdf")``. Learning curves are in ``curves.py``, maps over devices and rounds in
+``maps.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from feddrop.errors import ConfigError, one_of
-from feddrop.report.quantities import byte_scale, joule_scale, second_scale
-from feddrop.report.runlog import Floats, Ints, RunLog
+from feddrop.report.quantities import byte_scale, hertz_scale, joule_scale, second_scale, watt_scale
+from feddrop.report.runlog import RunLog
 from feddrop.report.style import (
     GRID,
     HALF,
     HEIGHT,
     INK,
-    MUTED,
     SERIES,
     TEXT,
     EndLabel,
     end_labels,
+    line,
     new_figure,
     number_devices,
     round_axis,
@@ -31,59 +31,36 @@ from feddrop.report.style import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Against = Literal["round", "bytes", "time"]
-"""What a learning curve is drawn against: rounds, bytes sent so far, or simulated seconds so far."""
-
-DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 FIELDS = {
     "rate": "rate γ",
     "share": "share ρ of the band",
     "latency_s": "latency",
     "energy_j": "energy",
     "loss": "loss",
+    "tx_power_w": "transmit power",
+    "cpu_hz": "CPU clock",
 }
+SCALES = {"latency_s": second_scale, "energy_j": joule_scale, "tx_power_w": watt_scale, "cpu_hz": hertz_scale}
 LIMITS = {"latency_s": "deadline", "energy_j": "budget"}
-FEW_POINTS = 40
+DeviceField = Literal["rate", "share", "latency_s", "energy_j", "tx_power_w", "cpu_hz"]
+
 MANY_BARS = 40
 
 
-def accuracy_figure(runs: RunLog | Sequence[RunLog], *, against: Against = "round") -> Figure:
-    """Draw test accuracy in percent; rounds without evaluation are passed over. One run has its best round marked."""
-    many = _several(runs)
-    figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
-    labels = _curves(axes, many, "test_accuracy", against, factor=100)
-    axes.set_ylim(0, min(axes.get_ylim()[1], 103))
-    if len(many) > 1:
-        end_labels(axes, labels)
-    elif labels:
-        end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
-        x, y = _points(many[0], "test_accuracy", against, _scale(many, against))
-        best = int(np.argmax(y))
-        if best < len(y) - 1:
-            axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
-            axes.annotate(
-                f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(0, 9),
-                textcoords="offset points", ha="center", color=INK, fontsize=TEXT,
-            )  # fmt: skip
-    return figure
-
-
-def loss_figure(runs: RunLog | Sequence[RunLog], *, against: Against = "round") -> Figure:
-    """Draw the losses: training and test for one run, test only for several."""
-    many = _several(runs)
-    figure, axes = new_figure(HALF, HEIGHT, "loss" if len(many) == 1 else "test loss")
-    labels = _curves(axes, many, "test_loss", against)
-    if len(many) == 1:
-        labels = [label._replace(text="test") for label in labels]
-        x, y = _points(many[0], "train_loss", against, _scale(many, against))
-        if len(x):
-            _line(axes, x, y, SERIES[1])
-            labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
-    axes.set_ylim(bottom=0)
-    end_labels(axes, labels)
+def participation_figure(run: RunLog) -> Figure:
+    """Draw in how many rounds each device took part."""
+    times = run.active.sum(axis=0)
+    figure, axes = new_figure(HALF, row_height(len(times)), "rounds with it")
+    place = np.arange(len(times))
+    if len(times) > MANY_BARS:
+        axes.stairs(times, np.append(place - 0.5, len(times) - 0.5), fill=True, color=SERIES[0], alpha=0.85)
+    else:
+        axes.bar(place, times, width=0.68, color=SERIES[0], alpha=0.85)
+    axes.set_ylim(0, max(1.12 * float(times.max()), 1))
+    axes.set_xlim(min(-0.5, len(times) / 2 - 3.5), max(len(times) - 0.5, len(times) / 2 + 2.5))
+    number_devices(axes, run.devices)
     return figure
 
 
@@ -116,7 +93,7 @@ def traffic_figure(run: RunLog) -> Figure:
     figure, axes = new_figure(HALF, HEIGHT, f"{unit} so far")
     end = float(run.rounds[-1])
     labels = [EndLabel(end, float(sent[-1] / scale), "sent", SERIES[0])]
-    _line(axes, run.rounds, sent / scale, SERIES[0])
+    line(axes, run.rounds, sent / scale, SERIES[0])
     if np.isfinite(full).all():
         axes.plot(run.rounds, full / scale, color=INK, linewidth=1.2, marker="o" if len(full) == 1 else None, ms=4)
         axes.fill_between(run.rounds, sent / scale, full / scale, color=GRID, alpha=0.5, linewidth=0)
@@ -127,12 +104,12 @@ def traffic_figure(run: RunLog) -> Figure:
     return figure
 
 
-def device_figure(run: RunLog, field: Literal["rate", "share", "latency_s", "energy_j"]) -> Figure:
+def device_figure(run: RunLog, field: DeviceField) -> Figure:
     """Draw one bar a device: the mean over the rounds it took part in, with the range as a whisker and any limit.
 
     Of a deadline that changes from round to round, the longest is drawn.
     """
-    one_of("field", field, ("rate", "share", "latency_s", "energy_j"))
+    one_of("field", field, get_args(DeviceField))
     values = run.values(field)
     there = np.isfinite(values).any(axis=0)
     need(run, field, bool(there.any()))
@@ -182,24 +159,24 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
         values, limit = 100 * values / limit, np.full_like(limit, 100)
     there = np.isfinite(values).any(axis=1)
     need(run, field, bool(there.any()))
-    rounds, values, line = run.rounds[there], values[there], limit[there, 0]
+    rounds, values, allowed = run.rounds[there], values[there], limit[there, 0]
     title = FIELDS[field] + " of a device"
-    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *line])))
+    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *allowed])))
     if own:
         scale, unit = 1.0, ", % of its budget"
     figure, axes = new_figure(HALF, row_height(len(run.devices)), title + unit)
     low, middle, high = (np.nanquantile(values, q, axis=1) / scale for q in (0, 0.5, 1))
     axes.fill_between(rounds, low, high, color=SERIES[0], alpha=0.16, linewidth=0)
-    _line(axes, rounds, middle, SERIES[0])
+    line(axes, rounds, middle, SERIES[0])
     axes.plot(rounds, high, color=SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
     most = "slowest" if field == "latency_s" else "most"
     labels = [
         EndLabel(float(rounds[-1]), float(y[-1]), word, SERIES[0]) for y, word in ((middle, "median"), (high, most))
     ]
-    known = line[np.isfinite(line)] / scale
+    known = allowed[np.isfinite(allowed)] / scale
     if known.size:
         edges = np.concatenate((rounds[:1] - 1, rounds, rounds[-1:] + 1))  # beyond the axis, so that it ends nowhere
-        axes.step(edges, np.pad(line / scale, 1, mode="edge"), where="mid", color=SERIES[1], linewidth=1.6)
+        axes.step(edges, np.pad(allowed / scale, 1, mode="edge"), where="mid", color=SERIES[1], linewidth=1.6)
         labels.append(EndLabel(float(rounds[-1]), float(known[-1]), LIMITS[field], SERIES[1]))
     axes.set_ylim(0, 1.08 * float(np.max([*high, *known])) or 1.0)
     round_axis(axes, rounds)
@@ -217,55 +194,7 @@ def need(run: RunLog, field: str, there: bool) -> None:
 
 def unit_of(field: str, top: float) -> tuple[float, str]:
     """Return the scale of a field whose largest value is ``top``, and its unit as the end of a title."""
-    if field not in LIMITS:
+    if field not in SCALES:
         return 1.0, ""
-    scale, unit = (second_scale if field == "latency_s" else joule_scale)(top)
+    scale, unit = SCALES[field](top)
     return scale, f", {unit}"
-
-
-def _several(runs: RunLog | Sequence[RunLog]) -> list[RunLog]:
-    many = [runs] if isinstance(runs, RunLog) else list(runs)
-    if not many:
-        raise ConfigError("There is no run to draw. Give at least one.")
-    return many
-
-
-def _scale(runs: Sequence[RunLog], against: Against) -> tuple[float, str]:
-    one_of("against", against, ("round", "bytes", "time"))
-    if against == "bytes":
-        scale, unit = byte_scale(max(float(run.traffic.sum()) for run in runs))
-        return scale, f"{unit} sent so far"
-    if against == "time":
-        scale, unit = second_scale(max(float(np.nansum(run.by_round["latency_s"])) for run in runs))
-        return scale, f"simulated time, {unit}"
-    return 1.0, "round"
-
-
-def _points(run: RunLog, key: str, against: Against, scale: tuple[float, str]) -> tuple[Floats, Floats]:
-    """Return where a curve has points: progress in the given scale, and the value."""
-    x = run.rounds.astype(np.float64)
-    if against != "round":
-        x = np.cumsum(run.traffic if against == "bytes" else np.nan_to_num(run.by_round["latency_s"])) / scale[0]
-    there = np.isfinite(run.by_round[key])
-    return x[there], run.by_round[key][there]
-
-
-def _curves(axes: Axes, runs: Sequence[RunLog], key: str, against: Against, factor: float = 1.0) -> list[EndLabel]:
-    """Draw one curve a run, and return the labels with the runs' names for those that have points."""
-    labels, scale = [], _scale(runs, against)
-    for n, run in enumerate(runs):
-        x, y = _points(run, key, against, scale)
-        if len(x):
-            _line(axes, x, factor * y, SERIES[n % len(SERIES)], DASHES[n // len(SERIES) % len(DASHES)])
-            labels.append(EndLabel(float(x[-1]), float(factor * y[-1]), run.name, SERIES[n % len(SERIES)]))
-    if against == "round":
-        round_axis(axes, np.array([min(r.rounds[0] for r in runs), max(r.rounds[-1] for r in runs)]))
-    else:
-        axes.set_xlabel(scale[1], fontsize=TEXT, color=MUTED)
-        axes.set_xlim(left=0)
-    return labels
-
-
-def _line(axes: Axes, x: Floats | Ints, y: Floats, colour: str, dash: object = "solid") -> None:
-    marker = "o" if len(x) <= FEW_POINTS else None
-    axes.plot(x, y, color=colour, linewidth=2, linestyle=dash, marker=marker, ms=4, solid_capstyle="round")

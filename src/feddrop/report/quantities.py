@@ -11,6 +11,9 @@ _BYTES: tuple[Scale, ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")
 _SECONDS: tuple[Scale, ...] = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 _JOULES: tuple[Scale, ...] = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 
+_WATTS: tuple[Scale, ...] = ((1e3, "kW"), (1.0, "W"), (1e-3, "mW"), (1e-6, "µW"))
+_HERTZ: tuple[Scale, ...] = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
+
 NOTHING = "–"
 """What stands where there is no number."""
 
@@ -30,6 +33,16 @@ def joule_scale(top: float) -> Scale:
     return _fit(top, _JOULES)
 
 
+def watt_scale(top: float) -> Scale:
+    """Return the unit for values up to ``top`` watts."""
+    return _fit(top, _WATTS)
+
+
+def hertz_scale(top: float) -> Scale:
+    """Return the unit for values up to ``top`` hertz."""
+    return _fit(top, _HERTZ)
+
+
 def in_bytes(value: float) -> str:
     """Write a number of bytes: ``12.3 MB``."""
     return _write(value, byte_scale(abs(value)))
@@ -43,6 +56,16 @@ def in_seconds(value: float) -> str:
 def in_joules(value: float) -> str:
     """Write an energy: ``301 J``."""
     return _write(value, joule_scale(abs(value)))
+
+
+def in_watts(value: float) -> str:
+    """Write a power: ``5.00 mW``."""
+    return _write(value, watt_scale(abs(value)))
+
+
+def in_hertz(value: float) -> str:
+    """Write a frequency: ``5.20 GHz``."""
+    return _write(value, hertz_scale(abs(value)))
 
 
 def in_percent(fraction: float, digits: int = 1) -> str:

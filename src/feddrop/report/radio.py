@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from feddrop.report.html import Html, drawing, el, section
-from feddrop.report.maps import BINDINGS, TOLERANCE, binding_figure, map_figure, over_limit
+from feddrop.report.maps import HOLDS, TOLERANCE, binding_figure, map_figure, over_limit
 from feddrop.report.plots import device_figure, limit_figure
 from feddrop.report.quantities import how_many, in_percent, in_seconds
 from feddrop.report.runlog import RunLog
@@ -17,6 +17,11 @@ from feddrop.report.runlog import RunLog
 COSTS: tuple[tuple[Literal["latency_s", "energy_j"], str, str], ...] = (
     ("latency_s", "Latency", "the deadline"),
     ("energy_j", "Energy", "the energy budget"),
+)
+
+SETTINGS: tuple[tuple[Literal["tx_power_w", "cpu_hz"], str], ...] = (
+    ("tx_power_w", "Transmit power by device"),
+    ("cpu_hz", "CPU clock by device"),
 )
 
 
@@ -40,7 +45,12 @@ def radio_section(run: RunLog) -> Html:
         if bounded and len(limits) == 1:
             note = f"Stronger is closer to {limit}; orange is above it."
         parts.append(drawing(f"{field}-map", f"{name} by device", note, partial(map_figure, run, field)))
-    if np.isin(run.words["binding"], list(BINDINGS)).any():
+    for setting, name in SETTINGS:
+        values = run.values(setting)
+        if np.isfinite(values).any():
+            note = "Mean over rounds, and the range." if len(run.rounds) > 1 else ""
+            parts.append(drawing(setting, name, note, partial(device_figure, run, setting)))
+    if np.isin(run.words["binding"], HOLDS).any():
         note = "The limit that a device runs up against. None: it has room to spare."
         parts.append(drawing("binding", "What binds", note, partial(binding_figure, run), wide=True))
     return section("Radio", "Simulated latency and energy of every device in every round.", *parts)

@@ -23,14 +23,14 @@ ROUND_FIELDS = (
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
-    "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j",
+    "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
 DEVICE_WORDS = ("binding", "status")
 FULL_VALUE_BYTES = 4
 """A full model is counted as float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -49,6 +49,9 @@ class RunLog:
         budget_j: energy budget of each device, ``[K]``; NaN if there is none.
         class_counts: samples by data partition and class, ``[partitions, classes]``, or None if unknown.
         class_names: a name for every class; empty if unknown.
+        metrics: ``[R]`` each of the run's own metrics, by name; NaN where absent.
+        suspicious: ``[R, K]``, which updates were marked as suspicious.
+        suspicions: why they were, shortened, and how often.
     """
 
     name: str
@@ -64,6 +67,36 @@ class RunLog:
     budget_j: Floats
     class_counts: Ints | None
     class_names: tuple[str, ...]
+    metrics: Mapping[str, Floats]
+    suspicious: npt.NDArray[np.bool_]
+    suspicions: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
+
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook, in a frame of its own: neither page can disturb the other."""
+        from feddrop.report.html import in_frame
+        from feddrop.report.page import run_page
+
+        return in_frame(run_page(self))
+
+    def series(self, key: str) -> Floats:
+        """Return one of :data:`ROUND_FIELDS`, or the own metric ``"metrics.NAME"``, ``[R]``; NaN where absent."""
+        if key.startswith("metrics."):
+            return self.metrics.get(key.removeprefix("metrics."), np.full(len(self.rounds), np.nan))
+        return self.by_round[key]
+
+    @property
+    def population(self) -> int:
+        """Devices in all, whether or not they ever took part."""
+        samples = self.info.get("samples")
+        return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
+
+    @property
+    def has_absences(self) -> bool:
+        """Whether a device was absent from a round that it was not left out of by the allocator."""
+        return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
     @property
     def has_radio(self) -> bool:
@@ -125,6 +158,12 @@ class RunLog:
         """Fraction of bytes saved against full float32 models; NaN if their size is unknown."""
         full = float(self.full_traffic.sum())
         return 1 - float(self.traffic.sum()) / full if full > 0 else float("nan")
+
+    def last(self, key: str) -> float:
+        """Return the last value of a series; NaN if there is none."""
+        values = self.series(key)
+        known = values[np.isfinite(values)]
+        return float(known[-1]) if known.size else float("nan")
 
     @property
     def accuracy(self) -> tuple[float, float, int]:

@@ -12,9 +12,12 @@ import re
 import warnings
 import xml.etree.ElementTree as ET  # reads only what Matplotlib has just written
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from feddrop.files import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +26,19 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
 SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
 DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
-MAP, OVER, CAP, BOTH = "#3b7ddd", "#d9730d", "#a8438f", "#695a1e"
+MAP, OVER = "#3b7ddd", "#d9730d"
 """Colours inside images, which cannot follow the page: readable on light and dark."""
+
+BINDINGS = {
+    "deadline": MAP,
+    "energy": OVER,
+    "deadline+energy": "#695a1e",
+    "rate cap": "#a8438f",
+    "none": "#9aa1ab",
+    "left out": "#30343a",
+    "absent": "#d5d8dd",
+}
+"""Every word of the allocator for what holds a device, with the one colour that it has wherever it is drawn."""
 
 HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1
 """Widths of a figure, in inches (one column of the page, and both), and its height."""
@@ -36,6 +50,7 @@ PIXELS = 1.36
 """Pixels of the page for one point of a figure, where there is room: text is then as large as the captions."""
 
 LONGEST_LABEL = 28
+FEW_POINTS = 40
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", SURFACE: "var(--surface)"} | {
     colour: f"var(--series-{n})" for n, colour in enumerate(SERIES)
 }
@@ -53,17 +68,34 @@ class EndLabel(NamedTuple):
     colour: str
 
 
-def clean(text: object, longest: int | None = None) -> str:
-    """Return text fit for a page: one line, no control characters, no halves of characters, cut at ``longest``."""
-    line = "".join(c if c.isprintable() else " " for c in str(text)).strip()
-    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
+@cache
+def figure_class() -> type[Figure]:
+    """Return Matplotlib's Figure, saved with fonts that journals take and shown by a notebook that is given it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    class OwnFigure(Figure):
+        def savefig(self, *args: Any, **options: Any) -> None:
+            """Save as Matplotlib does, with TrueType fonts in PDF and PostScript, whatever the user's settings are."""
+            with matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
+                super().savefig(*args, **options)
+
+        def _repr_svg_(self) -> str:
+            drawn = io.StringIO()
+            self.savefig(drawn, format="svg")
+            return drawn.getvalue()
+
+    return OwnFigure
+
+
+def blank_figure(width: float, height: float, dpi: float = 200) -> Figure:
+    """Make an empty figure of this size, in inches."""
+    return figure_class()(figsize=(width, height), dpi=dpi, layout="constrained", facecolor=SURFACE)
 
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     """Make a figure of this size (inches) with one bare axes; ``title`` says what is drawn, in which unit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=SURFACE)
+    figure = blank_figure(width, height)
     axes = figure.add_subplot()
     soften(axes)
     axes.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=12, y=1.0)
@@ -110,6 +142,19 @@ def whole_ticks(axes: Axes, label: str = "round") -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.set_xlabel(label, fontsize=TEXT, color=MUTED)
+
+
+def line(
+    axes: Axes,
+    x: np.ndarray[Any, np.dtype[Any]],
+    y: np.ndarray[Any, np.dtype[Any]],
+    colour: str,
+    dash: object = "solid",
+    marker: str = "o",
+) -> None:
+    """Draw a line; few points are marked."""
+    shape = marker if len(x) <= FEW_POINTS else None
+    axes.plot(x, y, color=colour, linewidth=2, linestyle=dash, marker=shape, ms=4, solid_capstyle="round")
 
 
 def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:

@@ -7,30 +7,37 @@ from typing import Any
 
 import numpy as np
 
+from feddrop.files import clean
+from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table
-from feddrop.report.maps import BINDINGS
-from feddrop.report.quantities import NOTHING, in_bytes, in_joules, in_percent, in_seconds, plain
+from feddrop.report.maps import HOLDS
+from feddrop.report.quantities import NOTHING, in_bytes, in_hertz, in_joules, in_percent, in_seconds, in_watts, plain
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.report.style import clean
 
 MOST_ROWS = 1_000
 """A longer table shows every n-th row."""
+
+_WRITE = {"tx_power_w": in_watts, "cpu_hz": in_hertz}
 
 
 def round_table(run: RunLog) -> Html:
     """Return one row a round."""
     radio = ["latency", "energy"] if run.has_radio else []
-    head = ["round", "accuracy", "test loss", "training loss", "push", "pull", "mean γ", *radio, "wall time"]
-    rates = run.values("rate")
+    accuracy = ["accuracy"] if np.isfinite(run.by_round["test_accuracy"]).any() else []
+    head = ["round", *accuracy, "test loss", "training loss", *run.metrics]
+    head += [*(["devices"] if run.has_absences else []), "push", "pull", "mean γ", *radio, "wall time"]
+    rates, there = run.values("rate"), run.active.sum(axis=1)
     rows = []
     for r in _thinned(len(run.rounds)):
         at = {key: float(values[r]) for key, values in run.by_round.items()}
         rows.append(
             [
                 run.rounds[r],
-                in_percent(at["test_accuracy"], 2),
+                *([in_percent(at["test_accuracy"], 2)] if accuracy else []),
                 plain(at["test_loss"]),
                 plain(at["train_loss"]),
+                *(plain(float(values[r])) for values in run.metrics.values()),
+                *([there[r]] if run.has_absences else []),
                 in_bytes(at["push_bytes"]),
                 in_bytes(at["pull_bytes"]),
                 plain(_mean(rates[r])),
@@ -43,9 +50,12 @@ def round_table(run: RunLog) -> Html:
 
 def device_table(run: RunLog) -> Html:
     """Return one row a device."""
-    bindings = [word for word in BINDINGS if (run.words["binding"] == word).any()]
+    bindings = [word for word in HOLDS if (run.words["binding"] == word).any()]
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
-    head = ["device", "samples", "rounds", "left out", "refused", "mean γ", "push", "pull", *radio]
+    settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
+    marked = ["suspicious"] if run.suspicious.any() else []
+    head = ["device", "samples", "rounds", "left out", "refused", *marked, "mean γ", "push", "pull", *radio]
+    head += [{"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_]
     rates, active = run.values("rate"), run.active
     rows = []
     for k in _thinned(len(run.devices)):
@@ -60,10 +70,12 @@ def device_table(run: RunLog) -> Html:
                 active[:, k].sum(),
                 (status == "left out").sum(),
                 (status == "refused").sum(),
+                *([run.suspicious[:, k].sum()] if marked else []),
                 plain(_mean(rates[:, k])),
                 in_bytes(float(np.nansum(of["push_bytes"]))),
                 in_bytes(float(np.nansum(of["pull_bytes"]))),
                 *(costs if radio else []),
+                *(_WRITE[key](_mean(of[key])) for key in settings_),
                 *((binding == word).sum() for word in bindings),
             ]
         )
@@ -74,14 +86,6 @@ def settings(title: str, values: Mapping[str, Any]) -> Html:
     """Return a panel of settings, key by key."""
     pairs = [part for key, value in flat(values).items() for part in (el("dt", key), el("dd", show(value)))]
     return el("div", el("h3", title), el("dl", *pairs), class_="panel")
-
-
-def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with dots between the keys."""
-    lines: dict[str, Any] = {}
-    for key, value in values.items():
-        lines |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return lines
 
 
 def show(value: object) -> str:

@@ -1,60 +1,54 @@
-"""Which dimensions follow the same units: one rule per kind of ATen operation.
+"""Which dimensions follow the same units: a union-find, filled while a network runs.
 
 :class:`Coupling` watches a forward pass at the level of ATen, where ``F.relu(x)``, ``x.relu()`` and ``nn.ReLU()(x)``
 are one and the same operation, and element-wise operations carry a tag. Every dimension of every parameter starts as
-units of its own; each operation joins, in a union-find, the dimensions that must be cut together. An operation that
-works across units, or has no rule, marks them as faulty.
+units of its own; each operation's rule (:mod:`feddrop.subnets.rules`, and your own by :func:`register_rule`) joins the
+dimensions that must be cut together. Units that meet an operation which works across them, or has no rule, are kept
+whole, and the reason is remembered.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from feddrop.errors import ConfigError
 from feddrop.subnets.probe import tensors_in
 
-# Element by element, like everything that ATen tags as pointwise, but without the tag.
-_POINTWISE = re.compile(
-    r"_prelu_kernel|alias|bernoulli_?|copy_|detach|hardswish_?|leaky_relu_?|lift_fresh|log_sigmoid_forward|"
-    r"native_dropout|\w+_like"
-)
 # A weight stays a weight: another view of it, or itself times a number.
 _VIEW = re.compile("_reshape_copy|_unsafe_view|alias|detach|expand|permute|squeeze|t|transpose|unsqueeze|view")
 _LINEAR = re.compile("_to_copy|clone|div|mul|neg")
-_REDUCTION = re.compile(
-    "all|amax|amin|any|argmax|argmin|linalg_vector_norm|logsumexp|max|mean|min|norm|prod|std|sum|var|var_mean"
-)
-# Pooling, resizing and padding work on the last 1, 2 or 3 dimensions, as their names say.
-_SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad)([123])d\w*")
 
 Kind = Literal["conv", "linear"]
 
 
 class Units:
-    """Units that are cut together: a node of a union-find. All but ``role`` counts at the root only.
+    """Units that are cut together: a node of a union-find. ``count`` and ``whole`` count at the root only.
 
     Attributes:
         count: number of units; the size of every dimension that follows them is a multiple of it.
         whole: why all must be kept, if so.
-        fault: what prevents a cut, if anything.
         role: of this very node, where it is a dimension of a weight: "in" if it is summed over.
+        outer: of this very node: how often the units are repeated along the dimension, all of them each time; more than
+            1 where a view has merged a fixed dimension with the one of the units that follows it.
     """
 
-    __slots__ = ("count", "fault", "parent", "role", "whole")
+    __slots__ = ("count", "outer", "parent", "role", "whole")
 
-    def __init__(self, count: int) -> None:
-        self.parent: Units | None = None
+    def __init__(self, count: int, *, parent: Units | None = None, outer: int = 1) -> None:
+        self.parent = parent
         self.count = count
         self.whole = ""
-        self.fault = ""
         self.role: Literal["in", "out"] | None = None
+        self.outer = outer
 
     def root(self) -> Units:
         """Return the node that speaks for all that are joined."""
@@ -66,6 +60,66 @@ class Units:
 
 Dims = tuple[Units | None, ...]
 """The units that each dimension of a tensor follows; None where its size is fixed (1 is always fixed)."""
+
+
+class Call(NamedTuple):
+    """One operation that a network called.
+
+    Attributes:
+        op: its name: ``"convolution"`` for ATen's own, ``"library::name"`` for others.
+        given: its arguments by name.
+        inputs: the tensors among them, in order.
+        outs: the tensors that it gave.
+    """
+
+    op: str
+    given: dict[str, Any]
+    inputs: list[Tensor]
+    outs: list[Tensor]
+
+
+Rule = Callable[["Coupling", Call], Sequence[Units | None]]
+"""Joins what an operation couples and returns what the dimensions of its first result follow."""
+
+_OWN: list[tuple[re.Pattern[str], Rule]] = []
+_BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
+
+
+def register_rule(operations: str, rule: Rule) -> None:
+    """Say how the units of a layer go through an operation of your own, or otherwise than they do by default.
+
+    Args:
+        operations: name of the operation, as a regular expression: ``"convolution"`` for ATen's own,
+            ``"library::name"`` for others (``torch.library.custom_op``).
+        rule: ``(coupling, call) -> dims``: what every dimension of the first result follows, after joining what must be
+            cut together with :meth:`Coupling.same`, and keeping whole what cannot be cut with :meth:`Coupling.keep`.
+            :func:`feddrop.subnets.rules.elementwise` is the rule of element-wise operations.
+
+    Example:
+        >>> from feddrop.subnets.rules import elementwise
+        >>> register_rule("my_library::swish", elementwise)
+    """
+    try:
+        _OWN.insert(0, (re.compile(operations), rule))
+    except re.error as error:
+        raise ConfigError(f"the operation {operations!r} is not a regular expression: {error}.") from None
+    rule_of.cache_clear()
+
+
+def built_in(operations: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that makes a function the rule of some operations, unless another is registered."""
+
+    def add(rule: Rule) -> Rule:
+        _BUILT_IN.append((re.compile(operations), rule))
+        return rule
+
+    return add
+
+
+@lru_cache(maxsize=1024)
+def rule_of(op: str) -> Rule | None:
+    """Return the rule of an operation: the latest that was registered, else the built-in one."""
+    return next((rule for pattern, rule in (*_OWN, *_BUILT_IN) if pattern.fullmatch(op)), None)
 
 
 class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,6 +158,56 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the units each dimension of a tensor follows; none for the input and for constants."""
         return self._seen[id(tensor)][1] if id(tensor) in self._seen else (None,) * tensor.ndim
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is a parameter or buffer of the network, or a view of one."""
+        return id(tensor) in self._names
+
+    def join(self, these: Sequence[Units | None], those: Sequence[Units | None]) -> None:
+        """Let the dimensions of two tensors follow the same units, one by one."""
+        for this, that in zip(these, those, strict=True):
+            self.same(this, that)
+
+    def same(self, this: Units | None, that: Units | None) -> None:
+        """Let two dimensions follow the same units; with a fixed one, all are kept."""
+        if this is None or that is None:
+            self.keep((this, that), f"{self.where()} ties it to a fixed size")
+        elif this.outer != that.outer:
+            self.keep((this, that))
+        elif (a := this.root()) is not (b := that.root()):
+            # With p and q positions a unit, the finest common unit has lcm(p, q): the number of units is the gcd.
+            a.count = math.gcd(a.count, b.count)
+            a.whole = a.whole or b.whole
+            b.parent = a
+
+    def coarsen(self, units: Units | None, count: int) -> None:
+        """Allow only units that are made of whole ``1/count`` parts of the dimension."""
+        if units:
+            units.root().count = math.gcd(units.root().count, count)
+
+    def keep(self, dims: Iterable[Units | None], why: str = "") -> None:
+        """Keep all of these units; the first reason counts."""
+        for units in dims:
+            if units:
+                units.root().whole = (
+                    units.root().whole or why or f"{self.where()} works across its units, or is unknown"
+                )
+
+    def produce(self, weight: Tensor, fan_in: Units | None, fan_out: Units | None, kind: Kind) -> None:
+        """Note that a weight sums over its fan-in and produces the units of its fan-out."""
+        if not self.is_own(weight):  # a weight computed from others
+            self.keep((fan_in, fan_out))
+            return
+        self.made[self._names[id(weight)]] = kind, fan_out
+        for units, role in ((fan_in, "in"), (fan_out, "out")):
+            if units and units.role not in (None, role):
+                self.keep([units])  # a weight used both ways, as in a tied autoencoder
+            elif units:
+                units.role = "in" if role == "in" else "out"
+
+    def where(self) -> str:
+        """Name the operation that is looked at, and where it is."""
+        return f"the operation {self._op!r} in {place(self.path)}"
+
     def _meet_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             if not args:
@@ -113,7 +217,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
             where = slice(-rank, None) if rank else slice(1, 2)
             self._op = type(module).__name__
             self.norms.setdefault(name, (tuple(shape[where]), _fresh(shape[where])))
-            self._join(self.norms[name][1], dims[where])
+            self.join(self.norms[name][1], dims[where])
 
         return hook
 
@@ -122,13 +226,12 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
         inputs, outs = list(tensors_in(given)), list(tensors_in(out))
         if outs and any(any(self.dims(t)) for t in inputs):
-            self._op = func.overloadpacket.__name__ if func.namespace == "aten" else str(func)
-            if torch.Tag.pointwise in func.tags or _POINTWISE.fullmatch(self._op):
-                dims = self._broadcast(inputs, outs[0])
-            else:
-                dims = self._rule(given, inputs, outs)
+            self._op = func.overloadpacket.__name__ if func.namespace == "aten" else func._schema.name
+            call = Call(self._op, given, inputs, outs)
+            rule = rule_of("elementwise" if torch.Tag.pointwise in func.tags else self._op) or unknown
+            dims = tuple(rule(self, call))
             still = _VIEW.fullmatch(self._op) or (_LINEAR.fullmatch(self._op) and len(inputs) == 1)
-            if still and id(inputs[0]) in self._names:
+            if still and self.is_own(inputs[0]):
                 self._names[id(outs[0])] = self._names[id(inputs[0])]
             for result in outs:
                 fits = result.ndim == len(dims) and all(
@@ -137,185 +240,15 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._seen[id(result)] = result, dims if fits else (None,) * result.ndim
         return out
 
-    def _rule(self, given: dict[str, Any], inputs: list[Tensor], outs: list[Tensor]) -> Dims:
-        """Join what an operation couples and return what the dimensions of its first result follow."""
-        first, out = inputs[0], outs[0]
-        dims, rank = self.dims(first), first.ndim
-        match self._op:
-            case "convolution":
-                return self._convolution(given)
-            case "mm" | "addmm":
-                return self._matmul(inputs, out)
-            case "view" | "_unsafe_view" | "_reshape_copy" | "squeeze" | "unsqueeze":
-                return self._reshape(first, out)
-            case "expand":
-                return self._broadcast(inputs, out)
-            case "permute":
-                return tuple(dims[d] for d in given["dims"])
-            case "t" | "transpose":
-                order = list(range(rank))
-                if rank > 1:
-                    a, b = given.get("dim0", 0), given.get("dim1", 1)
-                    order[a], order[b] = order[b], order[a]
-                return tuple(dims[d] for d in order)
-            case op if "batch_norm" in op:  # one per backend
-                return self._normalise(given, dims, slice(1, 2))
-            case "native_layer_norm":
-                return self._normalise(given, dims, slice(-len(given["normalized_shape"]), None))
-            case "native_group_norm":
-                # The statistics of a norm group stay what they were if it is kept or dropped whole.
-                if given["group"] > 1:
-                    self._coarsen(dims[1], given["group"])
-                return self._normalise(given, dims, slice(1, 2))
-            case "_softmax" | "_log_softmax" | "cumsum" | "cumprod" | "logcumsumexp" | "flip" | "roll":
-                self._fault(dims[d] for d in _across(given, rank))
-                return dims
-            case "select":
-                self._fault([dims[given["dim"]]])
-                return tuple(units for d, units in enumerate(dims) if d != given["dim"] % rank)
-            case "slice" | "split" | "split_with_sizes" | "constant_pad_nd":
-                changed = {d for d in range(rank) if any(t.shape[d] != first.shape[d] for t in outs)}
-                changed |= {rank - 1 - k // 2 for k, size in enumerate(given.get("pad", ())) if size}
-                self._fault(dims[d] for d in changed)
-                return tuple(None if d in changed else units for d, units in enumerate(dims))
-            case "cat":
-                across = given.get("dim", 0) % rank
-                for part in map(self.dims, inputs):
-                    self._fault([part[across]])
-                    self._join(dims[:across] + dims[across + 1 :], part[:across] + part[across + 1 :])
-                return tuple(None if d == across else units for d, units in enumerate(dims))
-            case op if _REDUCTION.fullmatch(op):
-                gone = _across(given, rank)
-                self._fault(dims[d] for d in gone)
-                if out.ndim == rank:
-                    return tuple(None if d in gone else units for d, units in enumerate(dims))
-                return tuple(units for d, units in enumerate(dims) if d not in gone)
-            case op if found := _SPATIAL.fullmatch(op):
-                kept = rank - int(found[1])
-                self._fault(dims[kept:])
-                return dims[:kept] + (None,) * (rank - kept)
-            case _:
-                for t in inputs:
-                    self._fault(self.dims(t))
-                    for units in self.dims(t) if id(t) in self._names else ():
-                        if units:
-                            units.role = units.role or "in"  # whatever it does with this weight, it reads it
-                return (None,) * out.ndim
 
-    def _broadcast(self, inputs: list[Tensor], out: Tensor) -> Dims:
-        result: list[Units | None] = []
-        for d in range(-out.ndim, 0):
-            aligned = [self.dims(t)[d] for t in inputs if t.ndim >= -d and t.shape[d] == out.shape[d] > 1]
-            for other in aligned[1:]:
-                self._same(aligned[0], other)
-            result.append(aligned[0] if aligned else None)
-        return tuple(result)
-
-    def _convolution(self, given: dict[str, Any]) -> Dims:
-        x, w = self.dims(given["input"]), self.dims(given["weight"])
-        fan_in, fan_out = (w[0], w[1]) if given["transposed"] else (w[1], w[0])
-        self._fault(x[2:])
-        if given["groups"] == 1:
-            self._same(x[1], fan_in)
-        elif given["transposed"]:
-            self._fault((x[1], fan_in, fan_out))
-        else:
-            # A convolution group reads all of its own channels, so it is kept or dropped whole.
-            self._coarsen(x[1], given["groups"])
-            self._coarsen(fan_out, given["groups"])
-            self._same(x[1], fan_out)
-        if given["bias"] is not None:
-            self._join((fan_out,), self.dims(given["bias"]))
-        self._produce(given["weight"], fan_in, fan_out, "conv")
-        return (x[0], fan_out, *(None for _ in x[2:]))
-
-    def _matmul(self, inputs: list[Tensor], out: Tensor) -> Dims:
-        left, right = inputs[-2:]
-        (a, inner), (same, b) = self.dims(left), self.dims(right)
-        match id(left) in self._names, id(right) in self._names:
-            case False, True:
-                self._produce(right, same, b, "linear")
-            case True, False:
-                self._produce(left, inner, a, "linear")
-            case _:  # a product of activations, or of weights
-                self._fault((a, inner, same, b))
-        self._same(inner, same)
-        if len(inputs) == 3:  # addmm: a bias, or anything that broadcasts to the result
-            for d, units in enumerate(reversed(self.dims(inputs[0])), start=1):
-                if inputs[0].shape[-d] == out.shape[-d] > 1:
-                    self._same((a, b)[-d], units)
-        return (a, b)
-
-    def _reshape(self, source: Tensor, out: Tensor) -> Dims:
-        """Match the shortest runs of dimensions with equal products; units lead a run or cannot be followed."""
-        dims = self.dims(source)
-        result: list[Units | None] = [None] * out.ndim
-        old = [d for d, size in enumerate(source.shape) if size > 1]
-        new = [d for d, size in enumerate(out.shape) if size > 1]
-        while old and new:
-            run, lead = [old.pop(0)], new.pop(0)
-            p, q, split = source.shape[run[0]], out.shape[lead], False
-            while p != q:
-                if p < q:
-                    run.append(old.pop(0))
-                    p *= source.shape[run[-1]]
-                else:
-                    q *= out.shape[new.pop(0)]
-                    split = True
-            self._fault(dims[d] for d in run[1:])
-            if split:
-                self._coarsen(dims[run[0]], out.shape[lead])
-            result[lead] = dims[run[0]]
-        return tuple(result)
-
-    def _normalise(self, given: dict[str, Any], dims: Dims, where: slice) -> Dims:
-        for key in ("weight", "bias", "running_mean", "running_var"):
-            if given.get(key) is not None:
-                self._join(dims[where], self.dims(given[key]))
-        return dims
-
-    def _produce(self, weight: Tensor, fan_in: Units | None, fan_out: Units | None, kind: Kind) -> None:
-        """Note that a weight sums over its fan-in and produces the units of its fan-out."""
-        if id(weight) not in self._names:  # a weight computed from others
-            self._fault((fan_in, fan_out))
-            return
-        self.made[self._names[id(weight)]] = kind, fan_out
-        for units, role in ((fan_in, "in"), (fan_out, "out")):
-            if units and units.role not in (None, role):
-                self._fault([units])  # a weight used both ways, as in a tied autoencoder
-            elif units:
-                units.role = "in" if role == "in" else "out"
-
-    def _join(self, these: Dims, those: Dims) -> None:
-        for this, that in zip(these, those, strict=True):
-            self._same(this, that)
-
-    def _same(self, this: Units | None, that: Units | None) -> None:
-        """Let two dimensions of one size follow the same units; with a fixed one, all are kept."""
-        if this is None or that is None:
-            for units in (this, that):
-                if units:
-                    units.root().whole = units.root().whole or f"{self._where()} ties it to a fixed size"
-            return
-        a, b = this.root(), that.root()
-        if a is not b:
-            # With p and q positions a unit, the finest common unit has lcm(p, q): the number of units is the gcd.
-            a.count = math.gcd(a.count, b.count)
-            a.whole, a.fault = a.whole or b.whole, a.fault or b.fault
-            b.parent = a
-
-    def _coarsen(self, units: Units | None, count: int) -> None:
-        """Allow only units that are made of whole ``1/count`` parts of the dimension."""
-        if units:
-            units.root().count = math.gcd(units.root().count, count)
-
-    def _fault(self, dims: Iterable[Units | None]) -> None:
-        for units in dims:
+def unknown(coupling: Coupling, call: Call) -> Dims:
+    """Keep whole whatever an operation without a rule touches."""
+    for t in call.inputs:
+        coupling.keep(coupling.dims(t))
+        for units in coupling.dims(t) if coupling.is_own(t) else ():
             if units:
-                units.root().fault = units.root().fault or self._where()
-
-    def _where(self) -> str:
-        return f"the operation {self._op!r} in {place(self.path)}"
+                units.role = units.role or "in"  # whatever it does with this weight, it reads it
+    return (None,) * call.outs[0].ndim
 
 
 def place(path: list[str]) -> str:
@@ -325,10 +258,3 @@ def place(path: list[str]) -> str:
 
 def _fresh(shape: Iterable[int]) -> Dims:
     return tuple(Units(size) if size > 1 else None for size in shape)
-
-
-def _across(given: dict[str, Any], rank: int) -> set[int]:
-    """Return the dimensions that an operation works across; all if it names none."""
-    dims = given.get("dim", given.get("dims"))
-    dims = [dims] if isinstance(dims, int) else dims
-    return {d % rank for d in dims} if dims else set(range(rank))

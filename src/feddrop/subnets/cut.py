@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any
 
 from torch import nn
 
-from feddrop import params
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import one_of
+from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Index, Piece, Subnet, whole
-from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 COUNTS = ("exact", "bernoulli")
@@ -50,63 +48,18 @@ class SubnetConfig:
             check_rate(rate, f"method.layer_rates[{name!r}]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
-    """What cutting needs to know of a network.
-
-    Attributes:
-        shapes: shape of every parameter and float buffer, in the network's order.
-        weights: the tensors that may be dropped, with the name of the layer they belong to.
-        biases: the biases of those layers, likewise.
-        linear: the names of the fully-connected layers.
-        units: the groups of coupled units; None at the weight level.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-    weights: dict[str, str]
-    biases: dict[str, str]
-    linear: frozenset[str]
-    units: UnitGraph | None
-
-    @property
-    def layers(self) -> list[str]:
-        """Names of the layers that may be dropped."""
-        return list(dict.fromkeys(self.weights.values()))
-
-
-def blueprint(model: nn.Module, example: Any, *, level: str = "weight") -> Blueprint:
-    """Read off a network what cutting needs; at the unit level, find its coupled units."""
-    weights: dict[str, str] = {}
-    biases: dict[str, str] = {}
-    linear = set()
-    for layer, module in model.named_modules():
-        own = {f"{layer}.{name}" if layer else name: p for name, p in module.named_parameters(recurse=False)}
-        if any(p.ndim >= 2 for p in own.values()):  # norms hold vectors only, and are kept
-            weights |= {name: layer for name, p in own.items() if p.ndim >= 2}
-            biases |= {name: layer for name, p in own.items() if p.ndim < 2}
-        if isinstance(module, nn.Linear):
-            linear.add(layer)
-    return Blueprint(
-        shapes=params.shapes(model),
-        weights=weights,
-        biases=biases,
-        linear=frozenset(linear),
-        units=trace(model, example) if level == "unit" else None,
-    )
-
-
-def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
+def cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
     """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
     if config.level == "unit":
-        cut_units = unit_cutter(plan, config)
+        cut_units = unit_cutter(blueprint, config)
         return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
-    rate_of = _rates(plan, config)
+    rate_of = _rates(blueprint, config)
 
     def cut_weights(seed: int, rate: float) -> Subnet:
         check_rate(rate)
-        droppable = _droppable(plan, config)
+        droppable = _droppable(blueprint, config)
         subnet: Subnet = {}
-        for name, shape in plan.shapes.items():
+        for name, shape in blueprint.shapes.items():
             keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
             index = kept_positions(seed, name, math.prod(shape), keep, config.count)
             scale = 1.0 / keep
@@ -116,9 +69,9 @@ def cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subn
     return cut_weights
 
 
-def unit_cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[float, Choose], Subnet]:
+def unit_cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[float, Choose], Subnet]:
     """Return the function ``(rate, choose) -> Subnet`` at the unit level, whichever units are chosen."""
-    rate_of, graph = _rates(plan, config), _graph(plan)
+    rate_of, graph = _rates(blueprint, config), blueprint.units
 
     def cut_units(rate: float, choose: Choose) -> Subnet:
         check_rate(rate)
@@ -127,11 +80,11 @@ def unit_cutter(plan: Blueprint, config: SubnetConfig) -> Callable[[float, Choos
             index = choose(group, graph.groups[group], share)
             if index is not None:
                 kept[group] = index
-        return unit_pieces(graph, plan.shapes, kept)
+        return unit_pieces(graph, blueprint.shapes, kept)
 
     @lru_cache(maxsize=256)
     def shares_at(rate: float) -> dict[str, float]:
-        return unit_shares(plan, graph, {layer: rate_of(layer, rate) for layer in plan.layers})
+        return unit_shares(blueprint, graph, {layer: rate_of(layer, rate) for layer in blueprint.layers})
 
     return cut_units
 
@@ -140,29 +93,31 @@ def _random_units(seed: int, count: str, group: str, units: int, share: float) -
     return kept_positions(seed, group, units, share, count)
 
 
-def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
+def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
     """Return the share of units kept in every group, so that the subnet has the size that the rates ask for.
 
     A share sqrt(1-γ) of the units leaves 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but
     sqrt(1-γ) of the first and the last layer, whose outer side is kept. All shares are therefore multiplied by one
-    factor, a little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level.
+    factor, a little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level. Weights that
+    no group touches (tables, recurrent layers) are kept whole, and the others are not made to pay for it.
 
     Args:
-        plan: the network.
+        blueprint: the network.
         graph: its units.
         rates: γ of every layer.
     """
     wanted = {group: math.sqrt(1.0 - max(rates[layer] for layer in graph.layers[group])) for group in graph.groups}
     target = sum(
-        math.prod(shape) * (1.0 - rates[plan.weights[name]] if name in plan.weights else 1.0)
-        for name, shape in plan.shapes.items()
+        math.prod(shape)
+        * (1.0 - rates[blueprint.weights[name]] if name in blueprint.weights and graph.axes.get(name) else 1.0)
+        for name, shape in blueprint.shapes.items()
     )
 
     def shares(factor: float) -> dict[str, float]:
         return {group: share * factor if share < 1.0 else 1.0 for group, share in wanted.items()}
 
     def size(factor: float) -> int:
-        return sum(_unit_sizes(plan, graph, shares(factor)).values())
+        return sum(_unit_sizes(blueprint, graph, shares(factor)).values())
 
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -171,38 +126,34 @@ def unit_shares(plan: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -
     return shares(min((low, high), key=lambda factor: abs(size(factor) - target)))
 
 
-def sizer(plan: Blueprint, config: SubnetConfig) -> Callable[[float], dict[str, int]]:
+def sizer(blueprint: Blueprint, config: SubnetConfig) -> Callable[[float], dict[str, int]]:
     """Return the function from a rate to how many values of every tensor are kept, without choosing which.
 
     For ``count="bernoulli"`` these are the expected numbers, rounded.
     """
-    rate_of = _rates(plan, config)
+    rate_of = _rates(blueprint, config)
 
     def sizes(rate: float) -> dict[str, int]:
         if config.level == "unit":
-            shares = unit_shares(plan, _graph(plan), {layer: rate_of(layer, rate) for layer in plan.layers})
-            return _unit_sizes(plan, _graph(plan), shares)
-        droppable = _droppable(plan, config)
+            shares = unit_shares(
+                blueprint, blueprint.units, {layer: rate_of(layer, rate) for layer in blueprint.layers}
+            )
+            return _unit_sizes(blueprint, blueprint.units, shares)
+        droppable = _droppable(blueprint, config)
         return {
             name: kept_count(math.prod(shape), 1.0 - rate_of(droppable[name], rate))
             if name in droppable
             else math.prod(shape)
-            for name, shape in plan.shapes.items()
+            for name, shape in blueprint.shapes.items()
         }
 
     return sizes
 
 
-def _graph(plan: Blueprint) -> UnitGraph:
-    if plan.units is None:
-        raise ConfigError('this blueprint was made for level="weight"; make it with level="unit".')
-    return plan.units
-
-
-def _unit_sizes(plan: Blueprint, graph: UnitGraph, shares: Mapping[str, float]) -> dict[str, int]:
+def _unit_sizes(blueprint: Blueprint, graph: UnitGraph, shares: Mapping[str, float]) -> dict[str, int]:
     kept = {group: kept_count(graph.groups[group], share) for group, share in shares.items()}
     sizes = {}
-    for name, shape in plan.shapes.items():
+    for name, shape in blueprint.shapes.items():
         sides = list(shape)
         for axis in graph.axes.get(name, ()):
             sides[axis.dim] = kept[axis.group] * axis.block
@@ -210,16 +161,16 @@ def _unit_sizes(plan: Blueprint, graph: UnitGraph, shares: Mapping[str, float]) 
     return sizes
 
 
-def _droppable(plan: Blueprint, config: SubnetConfig) -> dict[str, str]:
-    return plan.weights | plan.biases if config.biases else plan.weights
+def _droppable(blueprint: Blueprint, config: SubnetConfig) -> dict[str, str]:
+    return blueprint.weights | blueprint.biases if config.biases else blueprint.weights
 
 
-def _rates(plan: Blueprint, config: SubnetConfig) -> Callable[[str, float], float]:
+def _rates(blueprint: Blueprint, config: SubnetConfig) -> Callable[[str, float], float]:
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
-        one_of("a layer of method.layers or method.layer_rates", name, plan.layers)
-    chosen = {"all": frozenset(plan.layers), "linear": plan.linear}.get(str(config.layers), frozenset(named))
+        one_of("a layer of method.layers or method.layer_rates", name, blueprint.layers)
+    chosen = {"all": frozenset(blueprint.layers), "linear": blueprint.linear}.get(str(config.layers), frozenset(named))
 
     def rate_of(layer: str, rate: float) -> float:
         return config.layer_rates.get(layer, rate if layer in chosen else 0.0)
@@ -228,7 +179,7 @@ def _rates(plan: Blueprint, config: SubnetConfig) -> Callable[[str, float], floa
 
 
 def shrinker(
-    model: nn.Module, plan: Blueprint, prepare: Callable[[nn.Module, dict[str, int]], None] | None = None
+    model: nn.Module, blueprint: Blueprint, prepare: Callable[[nn.Module, dict[str, int]], None] | None = None
 ) -> Callable[[Subnet], nn.Module]:
     """Return the function from a subnet to a network of its shapes: the model itself where nothing is smaller.
 
@@ -236,19 +187,19 @@ def shrinker(
 
     Args:
         model: the network.
-        plan: its blueprint.
+        blueprint: its blueprint.
         prepare: is given every network that is made, and how many units of every group it has.
     """
     last: dict[tuple[tuple[int, ...], ...], nn.Module] = {}
 
     def network_for(subnet: Subnet) -> nn.Module:
-        if plan.units is None or all(piece.index is None for piece in subnet.values()):
+        if all(piece.sub_shape == piece.shape for piece in subnet.values()):
             return model
         shapes = tuple(piece.sub_shape for piece in subnet.values())
         if shapes not in last:
             last.clear()
-            sizes = kept_units(plan.units, subnet)
-            last[shapes] = shrink(model, plan.units, sizes)
+            sizes = kept_units(blueprint.units, subnet)
+            last[shapes] = shrink(model, blueprint.units, sizes)
             if prepare is not None:
                 prepare(last[shapes], sizes)
         return last[shapes]

@@ -1,22 +1,30 @@
 """Find the hidden units of any network.
 
 The network runs once on two samples while :mod:`feddrop.subnets.coupling` joins the dimensions that must be cut
-together. Units that reach the network's input or output are kept whole; those that meet an operation which cannot be
-cut are an error, never a guess. docs/units.md says why this and not torch.fx or torch-pruning.
+together. Units that reach the network's input or output are kept whole, and so are those that meet an operation which
+cannot be cut: never a guess. At the end a network of other sizes is made and traced like the first, which shows what no
+rule can see: sizes written as numbers in the network's code. docs/units.md says why this and not torch.fx or
+torch-pruning.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from feddrop import params
 from feddrop.errors import SubnetError
+from feddrop.subnets import rules  # noqa: F401 -- importing registers them
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
 from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
-from feddrop.subnets.units import Axis, UnitGraph, shrink
+from feddrop.subnets.units import Axis, UnitGraph, resized
+
+_OUTPUT = "its units are the network's output"
+# Attributes by which modules know how many heads they have.
+_HEADS = ("heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads")
 
 
 def trace(model: nn.Module, example: Example) -> UnitGraph:
@@ -25,50 +33,88 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
     A copy that shares its parameters is run in evaluation mode; the network itself is left untouched.
 
     Args:
-        model: any network of convolution, linear, norm, pooling and element-wise operations.
+        model: any network.
         example: what it takes: a batch, a tuple of batches, or the shape of one sample, without the batch.
 
     Raises:
-        SubnetError: the network has no hidden layer, or one that cannot be cut; the message names it.
+        SubnetError: nothing can be dropped, or the network does not run; the message says why, layer by layer.
     """
-    copy = twin(model)
-    path = _follow(copy)
-    coupling = Coupling(copy, path)
-    out = _run(copy, example, path, f"The network fails on {described(example)}", coupling)
-    outs = list(tensors_in(out))
-    if not outs:
-        raise SubnetError(
-            f"The network returns {type(out).__name__}; it must return tensors, alone or in dicts or tuples."
-        )
-    for units in (units for tensor in outs for units in coupling.dims(tensor) if units):
-        units.root().whole = "its units are the network's output"
-    graph = _graph(coupling)
-    _check(model, example, graph, [tuple(tensor.shape) for tensor in outs])
-    return graph
-
-
-def _check(model: nn.Module, example: Example, graph: UnitGraph, shapes: list[tuple[int, ...]]) -> None:
-    """Run a small subnet, which shows what no rule can see: sizes written as numbers in the network's code."""
-    small = shrink(model, graph, {group: min(2, units - 1) for group, units in graph.groups.items()})
-    complaint = (
-        "The network does not work with fewer units. Let its code take sizes from x.shape, as in x.flatten(1), or use "
-        "level='weight'"
-    )
-    out = _run(small, example, _follow(small), complaint)
-    if [tuple(tensor.shape) for tensor in tensors_in(out)] != shapes:
-        raise SubnetError(f"{complaint}: its output changes shape.")
-
-
-def _run(model: nn.Module, example: Example, path: list[str], complaint: str, coupling: Coupling | None = None) -> Any:
-    """Run two samples through a network; two, since a batch of one would look like a dimension of size one."""
     if not any(p.is_floating_point() for p in model.parameters()):
         raise SubnetError("The network has no parameters, so there are no units to drop.")
     inputs = samples(model, example, 2)
+    coupling, outs, failure = _watch(twin(model), inputs)
+    if failure:
+        raise SubnetError(f"The network fails on {described(example)}: {failure}")
+    if not outs:
+        raise SubnetError("The network returns no tensors; it must return tensors, alone or in dicts or tuples.")
+    shapes = [tuple(out.shape) for out in outs]
+    named, graph = _read(model, coupling)
+    failure = _trial(model, inputs, graph, graph.groups, shapes)
+    if failure:  # which of them is it?
+        alone = {group: _trial(model, inputs, graph, [group], shapes) for group in graph.groups}
+        for units, group in named.items():
+            if alone[group] or not any(alone.values()):
+                units.whole = f"the network does not work with fewer units: {alone[group] or failure}"
+        named, graph = _read(model, coupling)
+        failure = _trial(model, inputs, graph, graph.groups, shapes)
+    if failure or not graph.groups:
+        reasons = "".join(f" {layer!r}: {reason}." for layer, reason in graph.whole.items()) or f" {failure}"
+        raise SubnetError(f"The network has no hidden units to drop; use level='weight'.{reasons}")
+    return graph
+
+
+def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list[Tensor], str]:
+    """Run a network on two samples; two, since a batch of one would look like a dimension of size one.
+
+    Returns:
+        What was seen, the network's outputs, and what went wrong, if anything.
+    """
+    path = _follow(model)
+    coupling = Coupling(model, path)
+    with coupling:
+        outs, failure = _run(model, inputs, path)
+    coupling.keep((units for out in outs for units in coupling.dims(out)), _OUTPUT)
+    return coupling, outs, failure
+
+
+def _run(model: nn.Module, inputs: tuple[Tensor, ...], path: list[str]) -> tuple[list[Tensor], str]:
     try:
-        with torch.enable_grad(), random_state_kept(model), coupling or nullcontext():
-            return model(*inputs)
+        with torch.enable_grad(), random_state_kept(model):
+            return list(tensors_in(model(*inputs))), ""
     except Exception as error:
-        raise SubnetError(f"{complaint}: in {place(path)}: {error}") from error
+        return [], f"in {place(path)}: {error}"
+
+
+def _trial(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    graph: UnitGraph,
+    groups: Collection[str],
+    shapes: list[tuple[int, ...]],
+) -> str:
+    """Give these groups another size, trace that network too, and return what is not as it should be.
+
+    It has two units a group, three where there are two already. It runs in the network's own mode too, so that a branch
+    for training is tried as well.
+    """
+    sizes = {group: 2 if graph.groups[group] > 2 else 3 for group in groups}
+    hint = "let its code take sizes from x.shape, as in x.flatten(1)"
+    other = resized(model, graph, sizes)
+    failure = _run(other, inputs, _follow(other))[1] if model.training else ""
+    coupling, outs, worse = _watch(other.eval(), inputs)
+    if failure := failure or worse:
+        return f"{failure}; {hint}"
+    if [tuple(out.shape) for out in outs] != shapes:
+        return f"its output changes shape; {hint}"
+    _, seen = _read(other, coupling)
+    for group, size in sizes.items():
+        if seen.groups.get(group) != size or _following(seen, group) != _following(graph, group):
+            return f"its code fixes how many units {group!r} has; {hint}"
+    return ""
+
+
+def _following(graph: UnitGraph, group: str) -> set[tuple[str, Axis]]:
+    return {(name, axis) for name, axes in graph.axes.items() for axis in axes if axis.group == group}
 
 
 def _follow(model: nn.Module) -> list[str]:
@@ -84,7 +130,8 @@ def _follow(model: nn.Module) -> list[str]:
     return path
 
 
-def _graph(coupling: Coupling) -> UnitGraph:
+def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitGraph]:
+    """Read the graph off what was seen; the names of its groups come with it."""
     named: dict[Units, str] = {}
     groups: dict[str, int] = {}
     layers: dict[str, tuple[str, ...]] = {}
@@ -97,21 +144,12 @@ def _graph(coupling: Coupling) -> UnitGraph:
         units = made.root() if made else None
         if units is None or units.whole:
             whole[name] = units.whole if units else "it has one unit"
-        elif units.fault:
-            raise _refusal(f"of layer {name!r}", units)
         elif units.count == 1:
             whole[name] = "an operation keeps its units together"
         else:
             group = named.setdefault(units, name)
             groups[group] = units.count
             layers[group] = (*layers.get(group, ()), layer)
-    for name, (_, dims) in coupling.tensors.items():
-        for units in dims:
-            if units and units.role == "in" and units.root().fault and not units.root().whole:
-                raise _refusal(f"that {name!r} reads", units.root())
-    if not groups:
-        reasons = "".join(f" {layer!r}: {reason}." for layer, reason in whole.items())
-        raise SubnetError(f"The network has no hidden units to drop; use level='weight'.{reasons}")
 
     def axes(shape: tuple[int, ...], dims: Dims) -> tuple[Axis, ...]:
         return tuple(
@@ -120,18 +158,40 @@ def _graph(coupling: Coupling) -> UnitGraph:
             if units and (root := units.root()) in named
         )
 
-    return UnitGraph(
+    followed = {name: axes(*tensor) for name, tensor in coupling.tensors.items()}
+    for name in params.weights(model):
+        if name not in coupling.made and not followed[name]:
+            whole.setdefault(name.rpartition(".")[0] or name, _why(coupling.tensors[name][1]))
+    return named, UnitGraph(
         groups=groups,
-        axes={name: axes(*tensor) for name, tensor in coupling.tensors.items()},
+        axes=followed,
         layers=layers,
         kinds=kinds,
         norms={name: axes(*norm) for name, norm in coupling.norms.items()},
         whole=whole,
+        heads=_heads(model, groups, followed),
     )
 
 
-def _refusal(whose: str, units: Units) -> SubnetError:
-    return SubnetError(
-        f"The units {whose} cannot be dropped: {units.fault} works across them, or is unknown. Change it, or "
-        f"use level='weight'."
-    )
+def _why(dims: Iterable[Units | None]) -> str:
+    """Return why a weight that no known product uses is kept."""
+    return next((units.root().whole for units in dims if units and units.root().whole), "it is not used")
+
+
+def _heads(
+    model: nn.Module, groups: dict[str, int], followed: dict[str, tuple[Axis, ...]]
+) -> dict[str, tuple[str, str]]:
+    """Find the modules that state a group's number of units, as heads, in an attribute."""
+    found = {}
+    for name, module in model.named_modules():
+        inside = {
+            axis.group
+            for tensor, axes in followed.items()
+            for axis in axes
+            if axis.block > 1 and axis.role == "out" and tensor.startswith(f"{name}." if name else "")
+        }
+        for attribute in _HEADS:
+            fitting = [group for group in groups if group in inside and vars(module).get(attribute) == groups[group]]
+            if len(fitting) == 1:
+                found[name] = attribute, fitting[0]
+    return found

@@ -9,7 +9,7 @@ module cuts along it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ class UnitGraph:
         kinds: what every layer that has units is: "conv" or "linear".
         norms: hidden dimensions of the shape that each norm module normalises over.
         whole: why each remaining layer keeps all its units.
+        heads: by module, the attribute that states the number of units of a group, and the group.
     """
 
     groups: Mapping[str, int]
@@ -59,6 +60,17 @@ class UnitGraph:
     kinds: Mapping[str, Literal["conv", "linear"]]
     norms: Mapping[str, tuple[Axis, ...]]
     whole: Mapping[str, str]
+    heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def note(self) -> str:
+        """Return a line that names the layers of which nothing is cut, and why; empty if only output layers are so."""
+        reasons: dict[str, list[str]] = {}
+        for layer, why in self.whole.items():
+            cut = any(axes for name, axes in self.axes.items() if name == layer or name.startswith(f"{layer}."))
+            if not cut and not why.endswith("the network's output"):
+                reasons.setdefault(why, []).append(repr(layer))
+        kept = "; ".join(f"{', '.join(layers)} ({why})" for why, layers in reasons.items())
+        return f"Kept whole at the unit level: {kept}." if kept else ""
 
 
 def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, Index]) -> Subnet:
@@ -99,18 +111,26 @@ def shrink(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.M
     for group, size in sizes.items():
         if not 1 <= size <= graph.groups[group]:
             raise SubnetError(f"{group!r} cannot have {size} units; it has 1 to {graph.groups[group]}.")
+    return resized(model, graph, sizes)
+
+
+def resized(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.Module:
+    """Do what :func:`shrink` does, for sizes of any kind."""
     sizes = {**graph.groups, **sizes}
 
-    def smaller(name: str, tensor: Tensor) -> Tensor:
+    def cut(name: str, tensor: Tensor) -> Tensor:
         axes = graph.axes.get(name, ())
         if not axes and not isinstance(tensor, nn.Parameter):
             return tensor.detach().clone()
         return torch.zeros(_cut_shape(tuple(tensor.shape), axes, sizes), dtype=tensor.dtype, device=tensor.device)
 
-    small = structural_copy(model, smaller)
-    for name, module in small.named_modules():
+    other = structural_copy(model, cut)
+    for name, module in other.named_modules():
         _correct(module, graph.norms.get(name, ()), sizes)
-    return small
+        if name in graph.heads:
+            attribute, group = graph.heads[name]
+            setattr(module, attribute, sizes[group])
+    return other
 
 
 def _check_groups(graph: UnitGraph, given: Mapping[str, object]) -> None:

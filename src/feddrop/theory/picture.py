@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError
-from feddrop.report.style import GRID, INK, MUTED, SERIES, SURFACE, TEXT
+from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure
 from feddrop.theory.bounds import Floats, odds
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ def draw(study: Study, title: str = "") -> Figure:
         study: what was measured.
         title: what network and data these are.
     """
-    from matplotlib.figure import Figure
-
     if not study.laws:
         raise ConfigError("this study holds no variance law; measure at least one level.")
-    figure = Figure(figsize=(1.2 + 5.2 * len(study.laws), 6.6), dpi=150, layout="constrained", facecolor=SURFACE)
+    figure = blank_figure(1.2 + 5.2 * len(study.laws), 6.6, dpi=150)
     shape = {"height_ratios": (3, 2)}
     panels = figure.subplots(2, len(study.laws), sharex="col", sharey="row", squeeze=False, gridspec_kw=shape)
     for column, law in enumerate(study.laws):

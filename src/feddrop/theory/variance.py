@@ -25,7 +25,8 @@ from torch import Tensor
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.seeds import derive
-from feddrop.subnets.cut import LEVELS, blueprint
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.cut import LEVELS
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds
@@ -44,14 +45,14 @@ class Masks:
     """
 
     def __init__(self, point: Point, level: str) -> None:
-        plan = blueprint(point.model, point.input_shape, level=one_of("level", level, LEVELS))
-        self._point, self.level = point, level
+        blueprint = Blueprint(point.model, point.input_shape)
+        self._point, self.level = point, one_of("level", level, LEVELS)
         self._readers: dict[str, tuple[Axis, ...]] = {}
-        if plan.units is None:
-            self.sizes = {name: math.prod(plan.shapes[name]) for name in plan.weights}
+        if level == "weight":
+            self.sizes = {name: math.prod(blueprint.shapes[name]) for name in blueprint.weights}
         else:
-            self.sizes = dict(plan.units.groups)
-            readers = {n: tuple(a for a in axes if a.role == "in") for n, axes in plan.units.axes.items()}
+            self.sizes = dict(blueprint.units.groups)
+            readers = {n: tuple(a for a in axes if a.role == "in") for n, axes in blueprint.units.axes.items()}
             self._readers = {name: axes for name, axes in readers.items() if axes and name in point.shapes}
 
     def variance(self, rate: float | Floats) -> Floats:

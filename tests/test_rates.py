@@ -6,9 +6,10 @@ import pytest
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig
-from feddrop.control import RadioRates
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.participation import Participation, ParticipationConfig
+from feddrop.rates import RadioRates, Workload
 from feddrop.runs import Run, resume, run
 from feddrop.seeds import derive
 
@@ -23,9 +24,9 @@ def run_with(tmp_path, *settings, name="run"):
     ("settings", "budget"),
     [
         (["radio.deadline_s=0.4"], None),
-        (["radio.deadline_s=0.4", "subnet.level=unit"], None),
+        (["radio.deadline_s=0.4", "method.level=unit"], None),
         (["radio.deadline_s=0.1", "execution.wire=int8"], None),
-        (["radio.deadline_s=0.2", "execution.wire=bfloat16", "subnet.biases=true"], None),
+        (["radio.deadline_s=0.2", "execution.wire=bfloat16", "method.biases=true"], None),
         (["radio.deadline_s=0.45", "radio.scheme=primal-dual"], None),
         (["radio.deadline_s=0.25", "radio.scheme=equal", "radio.noise=subband"], None),
         (["radio.deadline_s=2.0", "radio.energy_budget_j=1.2"], 1.2),
@@ -69,7 +70,7 @@ def test_measured_latency_by_hand(tmp_path):
     down, up = cell.bits_per_second(decision.channels, decision.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
     kept = 1 - device["rate"]
-    flops = job.control.flops.whole.forward * 3 * 50
+    flops = job._flops.whole.forward * 3 * 50
     compute = flops * kept / 16 / decision.channels.cpu_hz[2]
     assert device["latency_s"] == pytest.approx(push + pull + compute, rel=1e-3)
     joules = pull * decision.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * decision.channels.cpu_hz[2] ** 3
@@ -108,21 +109,36 @@ def test_resume_with_a_radio_is_never_stopped(tmp_path):
 
 def test_radio_needs_sizes_it_can_promise(tmp_path):
     with pytest.raises(ConfigError, match="exact"):
-        run_with(tmp_path, "radio.deadline_s=1.0", "subnet.count=bernoulli")
+        run_with(tmp_path, "radio.deadline_s=1.0", "method.count=bernoulli")
 
 
 def test_own_network_and_data(tmp_path, tiny, digits):
     data = from_arrays(digits.train_x[:120], digits.train_y[:120], digits.test_x[:50], digits.test_y[:50])
-    config = RunConfig.from_toml("", ["rounds=1", "data.devices=4", "radio.deadline_s=0.5", "subnet.level=unit"])
+    config = RunConfig.from_toml("", ["rounds=1", "data.devices=4", "radio.deadline_s=0.5", "method.level=unit"])
     (record,) = run(config, tmp_path / "own", model=tiny, dataset=data)
     assert record["latency_s"] <= 0.5
 
 
 def test_covering_is_close(tmp_path):
     """The full model that the allocator is told of is at most a little larger than the real one."""
-    from feddrop.models import lenet
+    import torch
 
-    control = RadioRates(RunConfig.from_toml("", ["radio.noise=density"]), lenet(), (3, 32, 32), [10, 10, 10])
+    from feddrop.flops import count
+    from feddrop.methods import named
+    from feddrop.methods.method import Setup
+    from feddrop.models import lenet
+    from feddrop.radio import RadioConfig
+
+    setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
+    flops = count(setup.model, setup.example)
+    work = Workload(
+        samples=[10, 10, 10],
+        parameters=69656,
+        flops=lambda kept: (flops.of(kept or {}).forward, 3 * flops.of(kept or {}).forward),
+        sizes=named("feddrop").factory()(setup).sizes,
+        dtype="float32",
+    )
+    control = RadioRates(RadioConfig(noise="density"), work, Participation(ParticipationConfig(), 3, 0), 0)
     for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
         assert 1.0 <= control._cover(top)["push_bits"] / (69656 * 32) < slack
 
@@ -166,6 +182,6 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
 
 
 def test_layer_rates_of_units_cannot_be_promised(tmp_path):
-    with pytest.raises(ConfigError, match="layer_rates at the unit level"):
-        run_with(tmp_path, "radio.deadline_s=1.0", "subnet.level=unit", "subnet.layer_rates.fc1=0.5")
-    assert run_with(tmp_path, "radio.costs=formula", "subnet.level=unit", "subnet.layer_rates.fc1=0.5", name="b")
+    with pytest.raises(ConfigError, match="no layer rates"):
+        run_with(tmp_path, "radio.deadline_s=1.0", "method.level=unit", "method.layer_rates.fc1=0.5")
+    assert run_with(tmp_path, "radio.costs=formula", "method.level=unit", "method.layer_rates.fc1=0.5", name="b")

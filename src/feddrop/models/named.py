@@ -23,7 +23,7 @@ INITS = ("torch", "he")
 _HEADS = 4
 _MOST = 1 << 31  # parameters
 _BYTES = 16  # a parameter in training: itself, its gradient, its momentum and its update
-_WIDEST = 1e6
+_WIDEST = 1e5  # beyond it, sizes would no longer fit into 64 bits
 
 
 class Shaped(Protocol):

@@ -1,0 +1,196 @@
+"""The optimum of rate, share, power and clock, for noise that does not depend on the share.
+
+At a price μ for the band, every device finds by Newton's method how fast to compute and send, and asks for the share
+that goes with it; an outer Newton iteration finds the price at which the shares fill the band. The problem and the
+closed forms stand in :mod:`feddrop.allocation.power`. Devices are taken in blocks that stay in the processor's cache,
+so that time and memory grow as their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from feddrop.allocation.exact import sum_of
+from feddrop.allocation.feasible import FITS
+from feddrop.allocation.pace import TOLERANCE, Limits, Link, hurry, limits, pace, reach
+from feddrop.allocation.power import PowerProblem
+from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, positive, total
+from feddrop.allocation.roots import BAND, clear, root
+from feddrop.allocation.solution import Allocation, Status, finish
+
+_NOBODY = 1e-200
+"""The weight of a device without one: it is content with the least share, and nothing is divided by zero."""
+
+FREE = 1e60
+"""1/sqrt(μ) of a band that costs nothing: only devices without weight would want more of it."""
+
+
+class _State(NamedTuple):
+    """Devices at a price and at a q.
+
+    Attributes:
+        r: 1/share.
+        gap: log D - log E.
+        slope: its derivative in q.
+        r_moves: d log r / d log μ, where both loads stay equal.
+        q_moves: d q / d log μ, likewise.
+    """
+
+    r: FloatArray
+    gap: FloatArray
+    slope: FloatArray
+    r_moves: FloatArray
+    q_moves: FloatArray
+
+
+@dataclass(slots=True)
+class _Block:
+    """Devices of a block; ``r_low`` and ``r_high`` are 1/share where z = 1 and where z = 1/(1-θ).
+
+    ``q``, ``q_moves`` and ``log_price`` are where it stood at the last price, to begin with at the next; ``worth`` is
+    Σ sqrt(w α) as if z were α/ρ, ``[..., 1]``.
+    """
+
+    air: Link
+    limits: Limits
+    deadline_s: FloatArray
+    budget_j: FloatArray
+    weight: FloatArray
+    active: BoolArray
+    r_low: FloatArray
+    r_high: FloatArray
+    q: FloatArray
+    share: FloatArray
+    worth: FloatArray
+    slope: FloatArray | float = 0.0
+    q_moves: FloatArray | float = 0.0
+    log_price: FloatArray | float = 0.0
+
+    def at(self, q: FloatArray, price: FloatArray) -> _State:
+        """Clock, power and share at a λ, and by how much the deadline asks for more than the energy."""
+        h = hurry(q, self.limits)
+        pull_s, pull_j = self.air.pull(h.x)
+        on_d, on_e = (self.air.down_s + pull_s) / self.deadline_s, pull_j / self.budget_j
+        odd = 1.0 / (1.0 + h.odds)
+        even = 1.0 - odd
+        worth = even * on_d + odd * on_e
+        wish = np.sqrt(price / (self.weight * worth))
+        r = np.minimum(np.maximum(wish, self.r_low), self.r_high)
+        free = r == wish
+        # Clock and power are the best for κ already: the worth of band changes with κ alone.
+        r_turns = np.where(free, -0.5 * even * odd * (on_d - on_e) / worth, 0.0)
+        deadline = r * on_d + h.tau / self.deadline_s
+        energy = r * on_e + self.limits.cubic / h.tau**2 / self.budget_j
+        # A second less costs λ joules, whether clock or radio saves it.
+        change = (h.d_tau - r * pull_s / h.x * h.d_x) / self.deadline_s
+        tilt = r * (on_d / deadline - on_e / energy)
+        turns = tilt * r_turns + change / deadline + np.where(change < 0, h.odds * change / energy, 0.0)
+        # At a higher price λ moves so that both loads stay equal, and r with it.
+        moves = np.where(free, -0.5 * tilt / turns, 0.0)
+        r_moves = np.where(free, 0.5 + r_turns * moves, 0.0)
+        return _State(r, np.log(deadline / energy), h.per_q * turns, r_moves, moves / h.per_q)
+
+    def demand(self, s: FloatArray) -> FloatArray:
+        """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
+        price = 1.0 / (s * s)
+        log_price = np.log(price)
+        first = self.q + np.clip(self.q_moves * (log_price - self.log_price), -1.0, 1.0)
+
+        def gap(q: FloatArray) -> tuple[FloatArray, FloatArray]:
+            found = self.at(q, price)
+            return found.gap, found.slope
+
+        self.q = root(gap, self.limits.low, self.limits.high, first, tolerance=TOLERANCE)
+        found = self.at(self.q, price)
+        # At an end, where one load alone decides, λ does not move.
+        ends = (self.q <= self.limits.low) | (self.q >= self.limits.high)
+        free = (found.r > self.r_low) & (found.r < self.r_high)
+        moves = np.where(ends, 0.5 * free, np.nan_to_num(np.clip(found.r_moves, 0.0, 4.0)))
+        self.q_moves = np.where(ends, 0.0, np.nan_to_num(found.q_moves))
+        self.log_price = log_price
+        self.share = np.where(self.active, 1.0 / found.r, 0.0)
+        self.slope = total(2.0 * moves * self.share)
+        return total(self.share)
+
+
+def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
+    """Find the optimal rates, shares, powers and clocks; None if that is infeasible for the active devices.
+
+    Args:
+        problem: a round or a batch of rounds.
+        active: devices that have a part, ``[..., num_devices]``.
+    """
+    with np.errstate(all="ignore"):
+        count = total(active)
+        starts = range(0, problem.shape[-1], BLOCK)
+        parts = [part_of(problem, slice(first, first + BLOCK)) for first in starts]
+        blocks = [_block(part, active[..., i : i + BLOCK], count) for i, part in zip(starts, parts, strict=True)]
+        least, most = (
+            [np.where(block.active, 1.0 / r, 0.0) for block, r in zip(blocks, rs, strict=True)]
+            for rs in ([block.r_high for block in blocks], [block.r_low for block in blocks])
+        )
+        fewest, enough = sum_of([total(each) for each in least]), sum_of([total(each) for each in most])
+        if not (fewest <= FITS).all():
+            return None
+        loose, tight = enough <= BAND, fewest >= BAND
+        start = 1.0 / sum_of([block.worth for block in blocks])
+        if tight.any():
+            last = [_last(block, part) for block, part in zip(blocks, parts, strict=True)]
+            start = np.where(tight, np.minimum.reduce(last), start)
+        s, passes = clear(
+            lambda s: sum_of([block.demand(s) for block in blocks]),
+            lambda _: sum_of([np.asarray(block.slope) for block in blocks]),
+            start,
+            loose | tight,
+        )
+        share = np.concatenate([block.share for block in blocks], axis=-1)
+        share = share * np.minimum(1.0, BAND / total(share))
+        share = np.where(tight, np.concatenate(least, axis=-1) * (BAND / fewest), share)
+        share = np.where(loose, np.concatenate(most, axis=-1) * (BAND / enough), share)
+        price = np.where(loose | (s > FREE), 0.0, 1.0 / (s * s))
+    guess = np.concatenate([block.q for block in blocks], axis=-1)
+    return finish(
+        problem,
+        share=share,
+        active=active,
+        method="exact",
+        status=Status.OPTIMAL,
+        iterations=passes,
+        price=price,
+        guess=guess,
+    )
+
+
+def _block(part: PowerProblem, active: BoolArray, count: FloatArray) -> _Block:
+    """The devices of a block, where they would be with equal shares."""
+    shape = active.shape
+    object.__setattr__(part, "shape", shape)
+    air = part.link(np.ones(shape))
+    r_high = np.where(active, reach(part, 1.0 / (1.0 - part.max_rate))[0], 1.0)
+    r_low = np.where(active, np.minimum(reach(part, np.ones(()))[0], r_high), 1.0)
+    share = 1.0 / np.minimum(np.maximum(np.broadcast_to(count, shape), r_low), r_high)
+    first = pace(part, share)
+    return _Block(
+        air=air,
+        limits=limits(part, air),
+        deadline_s=part.deadline_s,
+        budget_j=positive(part.budget_j),
+        weight=np.maximum(part.weight, _NOBODY),
+        active=active,
+        r_low=r_low,
+        r_high=r_high,
+        q=first.q,
+        share=share,
+        worth=total(np.where(active, np.sqrt(part.weight * first.fall * share), 0.0)),
+    )
+
+
+def _last(block: _Block, part: PowerProblem) -> FloatArray:
+    """The last s at which everyone of a block is at the least share, ``[..., 1]``."""
+    share = 1.0 / block.r_high
+    worth = block.weight * pace(part, share).fall / share
+    last: FloatArray = np.min(np.where(block.active, 1.0 / np.sqrt(worth), np.inf), axis=-1, keepdims=True)
+    return last

@@ -1,0 +1,233 @@
+"""A worker process, from both sides: what it does, and how the server starts it, waits for it and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from feddrop.device import Device
+from feddrop.errors import RunError
+from feddrop.executors.shared import SharedTask, receive_task
+
+START_S = 300.0
+"""Longest time that a worker may take to start: it imports torch, maybe over a slow network."""
+
+_CONTEXT = mp.get_context("spawn")  # fork is unsafe beside threads and CUDA
+_GUARD = (
+    "a worker process ended while it started. Each runs the main script's imports again, so a script must guard what "
+    "it runs by `if __name__ == '__main__':`."
+)
+
+
+class WorkerLostError(Exception):
+    """A worker died or was ended; the message says how.
+
+    Attributes:
+        killed: whether from outside, by a signal or for its time; else it ended of itself.
+    """
+
+    def __init__(self, reason: str, *, killed: bool) -> None:
+        super().__init__(reason)
+        self.killed = killed
+
+
+class Worker:
+    """A worker process as the server sees it. Calls go out and answers come in one by one.
+
+    All waiting is bounded: a watchdog calls :meth:`tick`, which kills a worker that is over its time, and whoever waits
+    for it, to take a call or to answer, then finds it gone.
+
+    Attributes:
+        ready: whether it has started; until then its next answer says so.
+        generation: how often it was started: what was sent to an earlier one is lost.
+        failures: starts in a row that came to nothing.
+    """
+
+    def __init__(self, task: SharedTask, timeout_s: float) -> None:
+        self.ready = False
+        self.generation = self.failures = 0
+        self._task, self._timeout_s = task, timeout_s
+        self._lock = threading.Lock()
+        self._left = math.inf  # seconds, while it is waited for
+        self._receiving = self._late = False
+        self._link: Connection | None = None
+        self._process: Any = None
+
+    @property
+    def link(self) -> Connection:
+        """The link to wait on."""
+        assert self._link is not None  # noqa: S101
+        return self._link
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended since."""
+        return self._link is not None
+
+    def start(self) -> None:
+        """Start it, anew if need be; it will answer None when it is ready."""
+        self.end()
+        try:
+            self._link, theirs = _CONTEXT.Pipe()
+            self._process = _CONTEXT.Process(target=serve, args=(theirs,), daemon=True, name="feddrop worker")
+            with theirs, _no_interrupts():
+                self._process.start()
+        except RuntimeError:  # multiprocessing found that a worker's main script is at work here
+            raise RunError(_GUARD) from None
+        except OSError as error:
+            raise RunError(
+                f"a worker process cannot be started: {error.strerror or error}. Use fewer workers."
+            ) from None
+        self.generation += 1
+        self._watched(START_S)
+        with contextlib.suppress(OSError, RuntimeError):  # dead already: receive() will say so
+            self._task.send(self._link, self._process.pid)
+
+    def send(self, call: bytes) -> None:
+        """Send a call; that the worker is gone will show when its answer is received."""
+        self._watched(self._timeout_s)
+        with contextlib.suppress(OSError):
+            self.link.send_bytes(call)
+
+    def receive(self) -> Any:
+        """Receive an answer.
+
+        Raises:
+            WorkerLostError: there will be none.
+            RunError: the call failed.
+        """
+        self._watched(self._timeout_s if self.ready else START_S, receiving=True)
+        try:
+            good, value = pickle.loads(self.link.recv_bytes())  # noqa: S301 -- from our own child process
+        except (EOFError, OSError):
+            raise self._lost() from None
+        finally:
+            self._watched(math.inf)
+        if not good and not self.ready:
+            raise RunError(
+                f"a worker process cannot rebuild the network, loss, metrics or method: {value} What a notebook or "
+                "`__main__` defines goes to workers where cloudpickle is installed; else define it in a module, or use "
+                'execution.executor = "serial".'
+            )
+        if not good:
+            raise RunError(f"a worker process failed:\n{value}")
+        self.ready, self.failures = True, 0
+        return value
+
+    def end(self) -> None:
+        """Kill it, also where it is stopped, and wait until it is gone."""
+        if self._process is not None and self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+            self._link = self._process = None
+            self._left, self._late = math.inf, False
+        self.ready = False
+
+    def tick(self, seconds: float) -> None:
+        """Count time, from the watchdog's thread. An answer that nobody has come for yet is not the worker's fault."""
+        with self._lock:
+            self._left -= seconds
+            if self._left <= 0 and self._link is not None and (self._receiving or not self._link.poll()):
+                self._late, self._left = True, math.inf
+                self._process.kill()
+
+    def _watched(self, seconds: float, *, receiving: bool = False) -> None:
+        with self._lock:
+            self._left, self._receiving = seconds, receiving
+
+    def _lost(self) -> Exception:
+        """Return what to raise, from how the process ended."""
+        self._process.join(1)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        code = self._process.exitcode
+        self.failures += not self.ready
+        if self._late:
+            limit = f"execution.timeout_s = {self._timeout_s:g}" if self.ready else f"{START_S:g} s to start"
+            return WorkerLostError(f"took longer than {limit} and was ended", killed=True)
+        if code < 0:
+            often = ", as by a shortage of memory" if -code == getattr(signal, "SIGKILL", 0) else ""
+            return WorkerLostError(f"was killed (signal {-code}{often})", killed=True)
+        if not self.ready:
+            return RunError(_GUARD)
+        return WorkerLostError(f"ended with exit code {code}", killed=False)
+
+
+def watch(workers: Sequence[Worker], closed: threading.Event, tick_s: float) -> None:
+    """Let time pass for workers. It counts in ticks: while this process was stopped (Ctrl-Z), none has passed."""
+    while not closed.wait(tick_s):
+        for worker in workers:
+            with contextlib.suppress(OSError):  # its link was closed under our hands
+                worker.tick(tick_s)
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C in the terminal does not reach: it is for the server."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def serve(link: Connection) -> None:
+    """Serve, in a worker process, until the server closes the link."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the server is gone
+        try:
+            device = Device(receive_task(link))
+        except (EOFError, ConnectionResetError):
+            return
+        except Exception as error:
+            link.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {error}.")))
+            return
+        link.send_bytes(pickle.dumps((True, None)))
+        while True:
+            name, *arguments = pickle.loads(link.recv_bytes())  # noqa: S301 -- from our own parent process
+            try:
+                answer = True, _handle(device, *arguments) if name == "handle" else _evaluate(device, *arguments)
+            except Exception:
+                answer = False, traceback.format_exc()
+            link.send_bytes(pickle.dumps(answer))
+
+
+def _handle(device: Device, frame: bytes, memory: bytes) -> Any:
+    return tuple(device.handle(frame, memory))
+
+
+def _evaluate(device: Device, start: int, values: dict[str, Any] | None) -> Any:
+    if values is not None:
+        device.load({name: torch.from_numpy(array) for name, array in values.items()})
+    return device.evaluate(start)
+
+
+def _die_with_parent() -> None:
+    """Have the system kill this process with the server, however that ends; elsewhere the closed link ends it."""
+    parent = mp.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent.pid:  # it ended before that
+            os._exit(0)

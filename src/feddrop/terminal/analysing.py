@@ -1,0 +1,141 @@
+"""``feddrop allocate`` and ``feddrop theory``: numbers without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from feddrop.errors import ConfigError, InfeasibleError, within
+from feddrop.terminal.say import Json, Screen, say
+
+MOST = 10**9
+
+
+def allocate(
+    file: Path,
+    *,
+    method: str | None = None,
+    policy: str | None = None,
+    rate: float | None = None,
+    seed: int = 0,
+    plot: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Choose dropout rates and shares of the band for one round.
+
+    Parameters
+    ----------
+    file:
+        Problem or cell, as .toml, .csv or .json; see examples/problem.toml and examples/cell.toml.
+    method:
+        exact, primal-dual, equal, random, fixed or none. Default: scheme in the [radio] table of a cell, else exact.
+    policy:
+        If no allocation meets the constraints: error, leave-out (the fewest devices) or stretch (the deadline).
+        Default: policy in the [radio] table of a cell, else error.
+    rate:
+        Rate of the method fixed; no other method takes one.
+    seed:
+        Seed of the method random, 0 or more. The seed of a cell is in its file.
+    plot:
+        Draw the allocation into this file, e.g. split.png.
+    json_:
+        Print JSON.
+    """
+    from feddrop.allocation import allocate as solve
+    from feddrop.radio.files import as_json, as_text, load, with_names
+    from feddrop.report.allocation import save
+
+    problem, names, scheme, fallback = load(file)
+    try:
+        found = solve(problem, method or scheme, policy=policy or fallback, rate=rate, seed=seed)
+    except InfeasibleError as error:
+        raise with_names(error, names) from None
+    if plot is not None:
+        save(found, plot, names)
+    if json_:
+        print(as_json(found, names))
+    else:
+        say(as_text(found, names, problem) + (f"\nPicture: {plot}" if plot else ""))
+
+
+def theory(
+    *,
+    model: str = "lenet",
+    data: str = "digits",
+    checkpoint: Path | None = None,
+    level: str = "both",
+    rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True)] = [],  # noqa: B006 -- cyclopts copies it
+    batch: int = 128,
+    masks: int = 24,
+    rounds: int = 100,
+    devices: int = 10,
+    seed: int = 0,
+    out: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Measure on a network what the paper's bounds assume: the variance law, A, G, L, sigma^2 and theta.
+
+    Parameters
+    ----------
+    model:
+        lenet or alexnet, at initialisation.
+    data:
+        digits, cifar10, cifar100 or fashion_mnist.
+    checkpoint:
+        Run folder: measure its newest checkpoint instead, with its data, devices and rounds.
+    level:
+        weight, unit or both.
+    rates:
+        Dropout rates, rising.
+    batch:
+        Training samples to measure on, 2 or more.
+    masks:
+        Masks a rate and level, and random vectors, 2 or more; more make the errors smaller.
+    rounds:
+        Planned rounds T, for theta.
+    devices:
+        Devices K, for theta.
+    seed:
+        Root of every random choice.
+    out:
+        Folder for theory.png and theory.json. Default: theory; with --json none.
+    json_:
+        Print JSON.
+    """
+    for name, value, low in (("batch", batch, 2), ("masks", masks, 2), ("rounds", rounds, 1), ("devices", devices, 1)):
+        within(name, value, low, MOST)
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more.")
+    from feddrop.terminal.folders import writable
+
+    folder = out or (None if json_ else Path("theory"))
+    if folder is not None:
+        writable(folder)  # before the measuring, which takes minutes
+    from feddrop.theory import draw
+    from feddrop.theory.console import render, run_study
+
+    found, title = run_study(
+        model=model,
+        name=data,
+        checkpoint=checkpoint,
+        level=level,
+        rates=rates,
+        batch=batch,
+        masks=masks,
+        rounds=rounds,
+        devices=devices,
+        seed=seed,
+        console=Screen(stderr=True),
+    )
+    text = json.dumps(found.to_json())
+    if folder is not None:
+        (folder / "theory.json").write_text(text, encoding="utf-8")
+        draw(found, title).savefig(folder / "theory.png")
+    if json_:
+        print(text)
+    else:
+        Screen().print(render(found, title))
+        say(f"Picture: {Path(folder or '') / 'theory.png'}")

@@ -1,0 +1,62 @@
+"""Text files that people write, read with distrust: whatever their size, depth and encoding, an error is one line.
+
+The only module that parses what a user may have typed, pasted or been sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+from feddrop.errors import ConfigError
+
+LARGEST = 64 * 2**20
+"""Bytes of a file that are read at most: a device file or a mistaken name has no end."""
+
+
+def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -> str:
+    """Read a UTF-8 text file, with or without a byte-order mark.
+
+    Args:
+        path: the file.
+        what: what it is, for the error: "the configuration".
+        largest: bytes that it may have.
+    """
+    name = repr(os.fspath(path))
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 -- a name that is no path must fail here
+            data = file.read(largest + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {what} {name}: {error.strerror}.") from None
+    except ValueError:
+        raise ConfigError(f"cannot read {what} {name}: this is not a name that a file can have.") from None
+    if len(data) > largest:
+        raise ConfigError(f"cannot read {what} {name}: it has more than {largest // 2**20} MB. Is it the right file?")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {what} {name}: it is not UTF-8 text. Save it as UTF-8.") from None
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """Parse TOML; ``what`` names it in the error."""
+    return dict(_parse(tomllib.loads, text.removeprefix("\ufeff"), what, "TOML"))
+
+
+def parse_json(text: str, what: str) -> Any:
+    """Parse JSON; ``what`` names it in the error."""
+    return _parse(json.loads, text.removeprefix("\ufeff"), what, "JSON")
+
+
+def _parse(parse: Callable[[str], Any], text: str, what: str, kind: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ConfigError(f"{what} is not valid {kind}: tables or lists are nested too deeply.") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ConfigError(f"{what} is not valid {kind}: it holds a number of thousands of digits.") from None
+        raise ConfigError(f"{what} is not valid {kind}: {error}.") from None

@@ -1,0 +1,115 @@
+"""Rounds without a run folder: a task for a network and data, and rounds in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from feddrop import params, wire
+from feddrop.data import Dataset, from_arrays
+from feddrop.device import Device, Samples, Task
+from feddrop.executors import Serial
+from feddrop.learning.config import TrainConfig
+from feddrop.learning.means import MeanConfig
+from feddrop.methods import named
+from feddrop.methods.method import Job, Method, Setup, Update
+from feddrop.rounds import Forgetful, RoundResult, push, run_round
+
+TRAIN = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
+
+
+def few(digits: Dataset, train: int = 203, test: int = 50) -> Dataset:
+    """Return the first samples of a data set."""
+    return from_arrays(digits.train_x[:train], digits.train_y[:train], digits.test_x[:test], digits.test_y[:test])
+
+
+def task_for(
+    model: nn.Module,
+    data: Dataset,
+    method: str,
+    *,
+    rates: Sequence[float] | None = (0.4, 0.4, 0.4),
+    rounds: int = 4,
+    train: TrainConfig = TRAIN,
+    mean: MeanConfig | None = None,
+    parts: Sequence[torch.Tensor] | None = None,
+    **settings: object,
+) -> Task:
+    """Return a task: a method by name, its settings, and data that three devices share."""
+    setup = Setup(
+        model=model,
+        example=data.example,
+        rounds=rounds,
+        train=train,
+        rates=rates,
+        mean=mean or MeanConfig(),
+    )
+    third = len(data.train_y) // 3
+    sizes = [third + 7, third, len(data.train_y) - 2 * third - 7]
+    return Task(
+        setup=setup,
+        factory=named(method, **settings).factory(),
+        samples=Samples(data.train_x, data.train_y, data.test_x, data.test_y),
+        parts=parts or list(torch.arange(len(data.train_y)).split(sizes)),
+    )
+
+
+def method_of(task: Task) -> Method:
+    """Build the method as the server does."""
+    return task.factory(task.setup)
+
+
+def rounds_of(
+    task: Task, count: int | None = None, *, rates: Mapping[int, float] | None = None, seed: int = 4, **given: object
+) -> Iterator[RoundResult]:
+    """Run rounds in this process; every device must do well."""
+    method, serial, memories = method_of(task), Serial(task), Forgetful()
+    whole = params.from_model(task.setup.model)
+    state = method.init(whole)
+    chosen = dict(enumerate(task.setup.rates or ())) if rates is None else rates
+    for round_ in range(1, (count or task.setup.rounds) + 1):
+        result = run_round(
+            method, serial, whole, state, round_=round_, rates=chosen, seed=seed, memories=memories, **given
+        )
+        assert [device.status for device in result.devices] == ["ok"] * len(result.devices)
+        whole, state = result.params, result.state
+        yield result
+    serial.close()
+
+
+def unchanged(method: Method, job: Job, num_samples: int = 5) -> Update:
+    """Return an update that changes nothing; what was asked for besides is what was sent, or else zeros."""
+    payload = {
+        name: job.payload.get(name, torch.zeros(spec.shape, dtype=wire_dtype(spec.dtype)))
+        for name, spec in job.asks.items()
+    }
+    subnet = method.answer(job, payload) if method.answer else method.cut(job)
+    values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
+    return Update(device=job.device, num_samples=num_samples, loss=1.0, subnet=subnet, values=values, payload=payload)
+
+
+def wire_dtype(name: str) -> torch.dtype:
+    """Return torch's type for a name on the wire."""
+    return getattr(torch, name)
+
+
+def answered(
+    device: Device, method: Method, whole: params.Params, job: Job, memory: bytes = b""
+) -> tuple[bytes, bytes]:
+    """Let a device do a job; return its frame and its memory."""
+    reply = device.handle(push(whole, method.cut(job), job), memory)
+    assert not reply.error, reply.error
+    return reply.frame, reply.memory
+
+
+def rewritten(frame: bytes, subnet, values=None, payload=None, **header: object) -> bytes:
+    """Return a frame with other values, payload or header, whole and with a right checksum, as a hostile device can."""
+    parsed = wire.parse(frame)
+    if values is None:
+        values = wire.decode(parsed, subnet)
+    if payload is None:
+        payload = {name: section.tensor() for name, section in parsed.sections.items()}
+    return wire.encode(replace(parsed.header, **header), subnet, values, payload)

@@ -1,0 +1,141 @@
+"""What a user brings: a network, data, parts, a method, an executor, a loss, metrics; and what stays theirs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import feddrop
+from feddrop.errors import ConfigError, DataError, RunError
+from feddrop.executors import Serial
+
+SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
+
+
+@pytest.fixture
+def small(digits):
+    return feddrop.from_arrays(digits.train_x[:90], digits.train_y[:90], digits.test_x[:40], digits.test_y[:40])
+
+
+def config(*settings):
+    return feddrop.RunConfig.from_toml(SETTINGS, settings)
+
+
+def test_the_callers_network_stays_as_it_is(tmp_path, tiny, small):
+    """Each run of a loop over methods starts from the same first weights, and trains none of the caller's."""
+    before = copy.deepcopy(tiny.state_dict())
+    tiny.eval()
+    first = [
+        feddrop.run(config(f"method={name}"), tmp_path / name, model=tiny, dataset=small)[0].train_loss
+        for name in ("feddrop", "fedrolex")
+    ]
+    again = feddrop.run(config("method=feddrop"), tmp_path / "again", model=tiny, dataset=small)[0].train_loss
+    assert first[0] == again
+    assert all((before[name] == value).all() for name, value in tiny.state_dict().items())
+    assert not tiny.training
+    trained = feddrop.load_model(tmp_path / "again", tiny)
+    assert any((before[name] != value).any() for name, value in trained.state_dict().items())
+
+
+def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
+    def build(seed):
+        assert isinstance(seed, int)
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+
+    def first(seed, name):
+        return feddrop.Run(config(f"seed={seed}"), tmp_path / name, model=build, dataset=small).params["1.weight"]
+
+    torch.manual_seed(5)
+    expected = torch.get_rng_state()
+    one, other, again = first(1, "a"), first(2, "b"), first(1, "c")
+    assert (torch.get_rng_state() == expected).all()
+    assert (one == again).all()
+    assert (one != other).any()
+    with pytest.raises(ConfigError, match=r"must give a torch.nn.Module"):
+        feddrop.Run(config(), tmp_path / "d", model=lambda seed: "net", dataset=small)
+
+
+def test_parts_of_ones_own(tmp_path, small):
+    parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
+    records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)
+    assert [entry.samples for entry in records[0].devices] == [50, 3, 20]
+    with pytest.raises((ConfigError, DataError), match="90"):
+        feddrop.run(config(), tmp_path / "bad", dataset=small, parts=[[0, 90]])
+
+
+def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
+    def smooth(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
+
+    def top3(outputs, targets):
+        return (outputs.topk(3, dim=1).indices == targets[:, None]).any(1).double().mean()
+
+    records = feddrop.run(config(), tmp_path / "own", dataset=small, loss=smooth, metrics={"top3": top3})
+    plain = feddrop.run(config(), tmp_path / "plain", dataset=small)
+    assert records[0].train_loss != plain[0].train_loss
+    assert 0 <= records[-1].metrics["top3"] <= 1
+    assert "top3" not in plain[-1].metrics
+    named = feddrop.run(config('train.loss="test_open:halved"'), tmp_path / "named", dataset=small)
+    assert named[0].train_loss == pytest.approx(plain[0].train_loss / 2, rel=0.2)
+
+
+def halved(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) / 2
+
+
+def test_an_executor_of_ones_own(tmp_path, small):
+    seen = []
+
+    class Counting(Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                seen.append(parcel.device)
+                yield self._device.handle(parcel.frame, parcel.memory)
+
+    feddrop.run(config(), tmp_path / "own", dataset=small, executor=Counting)
+    assert seen == [0, 1, 2] * 2
+
+
+def test_regression(tmp_path):
+    settings = ["rounds=6", "data.name=diabetes", "model.name=mlp", "train.lr=0.02", "rate=0.2"]
+    records = feddrop.run(feddrop.RunConfig.from_toml("", settings), tmp_path / "run")
+    assert records[-1].test_accuracy is None
+    assert records[-1].test_loss < records[0].test_loss
+    assert records[-1].metrics["mae"] > 0
+
+
+def test_training_that_diverges_is_an_error_not_an_ok(tmp_path, small):
+    with pytest.raises(RunError, match=r"diverged. Lower train.lr"):
+        feddrop.run(config("train.lr=1e6"), tmp_path / "run", dataset=small)
+
+
+def test_a_network_that_works_in_place_leaves_the_test_set_alone(tmp_path, small):
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 10))
+    before = small.test_x.clone(), small.train_x.clone()
+    feddrop.run(config(), tmp_path / "run", model=net, dataset=small)
+    assert (small.test_x == before[0]).all()
+    assert (small.train_x == before[1]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
+def test_server_steps_resume_to_the_bit(tmp_path, small, optimizer):
+    settings = config(f"server.optimizer={optimizer}", "server.lr=0.1", "method=feddst", "rate=0.5")
+    whole = feddrop.Run(settings, tmp_path / "whole", dataset=small)
+    list(whole)
+    next(iter(feddrop.Run(settings, tmp_path / "half", dataset=small)))
+    half = feddrop.Run(settings, tmp_path / "half", dataset=small, resume=True)
+    list(half)
+    assert all((whole.params[name] == half.params[name]).all() for name in whole.params)
+    zeros = sum(int((w == 0).sum()) for w in whole.params.values() if w.ndim >= 2)
+    assert zeros / sum(w.numel() for w in whole.params.values() if w.ndim >= 2) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_local_optimizers_learn(tmp_path, small, optimizer):
+    settings = config("rounds=4", f"train.optimizer={optimizer}", f"train.lr={0.1 if optimizer == 'sgd' else 0.003}")
+    records = feddrop.run(settings, tmp_path / "run", dataset=small)
+    assert records[-1].train_loss < records[0].train_loss
