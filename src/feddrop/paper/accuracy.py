@@ -28,7 +28,7 @@ class Row(NamedTuple):
         scenario: which network.
         partition: of the data.
         method: FedDrop or FedDST.
-        moving: FedDST with settings under which its mask moves.
+        moving: FedDST with a larger α, so that LeNet's mask moves.
         rule: of FedDrop's aggregation; ``"model"`` is the paper's, read literally.
     """
 
@@ -48,11 +48,17 @@ ROWS = (
     Row("underfitting", "dirichlet", "feddst"),
     Row("overfitting", "iid", "feddrop"),
     Row("overfitting", "dirichlet", "feddrop"),
-    Row("overfitting", "dirichlet", "feddst", moving=True),
     Row("overfitting", "dirichlet", "feddst"),
 )
+RIVAL = {
+    "underfitting": Row("underfitting", "dirichlet", "feddst", moving=True),
+    "overfitting": Row("overfitting", "dirichlet", "feddst"),
+}
+"""The FedDST that FedDrop is judged against: one whose mask moves. AlexNet's does with its paper's settings."""
 MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
 TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
+STILL = 0.01
+"""FedDST's own α."""
 FIRST, CROSSING, PEAK, END = 0.1, 0.3, 0.15, 0.4
 """AlexNet in the paper: FedDrop is above FedDST from the first of these rates on, below it from the second; it is best
 at the third, and falls towards the fourth."""
@@ -61,7 +67,7 @@ at the third, and falls towards the fourth."""
 def title(row: Row) -> str:
     """Return what a row is called."""
     drop = "FedDrop" if row.rule == "delta" else f"FedDrop, rule {row.rule}"
-    method = {"feddrop": drop, "feddst": "FedDST, mask moves" if row.moving else "FedDST, mask stays"}[row.method]
+    method = {"feddrop": drop, "feddst": f"FedDST, α = {MOVING['alpha'] if row.moving else STILL:g}"}[row.method]
     return f"{TITLES[MODELS[row.scenario]]}, {TITLES[row.partition]}, {method}"
 
 
@@ -77,7 +83,8 @@ def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
 def seeds_of(scale: Scale, row: Row, rate: float) -> tuple[int, ...]:
     """Return the seeds with which a cell is run."""
     repeated = row.method == "feddrop" and row != LITERAL and rate in scale.repeated[row.scenario, row.partition]
-    return scale.seeds if repeated or row.moving else scale.seeds[:1]
+    rival = row == RIVAL[row.scenario] and rate in scale.moving_rates
+    return scale.seeds if repeated or rival else scale.seeds[:1]
 
 
 def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
@@ -146,17 +153,15 @@ def _moves(scale: Scale, find: Lookup) -> str:
                 ):
                     if result is not None:
                         rows.append([title(row), f"{rate:g}", str(seed), _moved(result)])
-    table = markdown_table(
-        ["", "sparsity", "seed", "weights that enter the mask, round by round of readjustment"], rows
-    )
+    table = markdown_table(["", "sparsity", "seed", "weights that enter the mask at each readjustment"], rows)
     return (
         "**Does FedDST's mask move?** A device prunes a share α of its smallest weights and grows as many; the server "
         "keeps the largest of the union, and what was just grown is zero. So a weight is replaced only if *all* "
-        f"devices pruned it. Mask moves: α = {MOVING['alpha']:g}, readjusted every {MOVING['readjust_every']} rounds "
-        "to half "
-        "of the rounds. Mask stays: its paper's α = 0.01, every 10 rounds. Where runs were saved without the count, "
-        "the mask's bits on the way down "
-        "say whether it moved.\n\n" + table + "\n"
+        f"devices pruned it. α = {STILL:g}, readjusted every 10 rounds to half of them, is its paper's; on LeNet no "
+        "weight was pruned by all ten, so that row is a fixed sparse network and judges nothing. α = "
+        f"{MOVING['alpha']:g}, every {MOVING['readjust_every']} rounds, moves it. Runs saved without a count say in "
+        "which rounds the mask changed: it "
+        "travels again in the next.\n\n" + table + "\n"
     )
 
 
@@ -167,7 +172,8 @@ def _moved(result: Result) -> str:
     if "mask_moved" in result.series:
         return ", ".join(f"{result.values('mask_moved')[t - 1]:,.0f} in {t}" for t in rounds)
     pushed = result.values("push_bytes")
-    return "none" if (pushed[1:] == pushed[1]).all() else "some; not counted"
+    changed = [t for t in rounds if pushed[t] > pushed.min()]  # round t + 1 stands at index t
+    return f"some in {', some in '.join(map(str, changed))}; not counted" if changed else "none"
 
 
 def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
@@ -214,8 +220,8 @@ Pair = tuple[list[float | None], list[float | None]]
 
 
 def _against(scale: Scale, lines: Table, scenario: str) -> dict[float, Pair]:
-    """Return FedDrop and the FedDST whose mask moves, at every sparsity of the latter."""
-    ours, theirs = lines[Row(scenario, "dirichlet", "feddrop")], lines[Row(scenario, "dirichlet", "feddst", True)]
+    """Return FedDrop and its rival, at the sparsities that are run with all seeds."""
+    ours, theirs = lines[Row(scenario, "dirichlet", "feddrop")], lines[RIVAL[scenario]]
     return {rate: (ours[rate], theirs[rate]) for rate in scale.moving_rates}
 
 

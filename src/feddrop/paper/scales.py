@@ -22,8 +22,8 @@ DEVICES = 10
 ALPHA = 0.1
 SCENARIOS = ("underfitting", "overfitting")
 MOVING: dict[str, Any] = {"alpha": 0.5, "readjust_every": 5}
-"""FedDST with settings under which its mask moves when ten devices vote: the α that its code has by default, and twice
-as many readjustments. With its paper's α of 0.01 no weight is pruned by all ten, and the mask stays where it is."""
+"""FedDST with settings under which LeNet's mask moves when ten devices vote: the α that its code has by default, and
+twice as many readjustments. With its paper's α of 0.01 no weight is pruned by all ten, and the mask stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class Scale:
         seeds: of everything that a verdict hangs on.
         repeated: the rates of the table at which all seeds are run, by scenario and partition; at the others, only the
             first is.
-        still_rates: sparsities of FedDST with its paper's settings, under which its mask stays; first seed.
-        moving_rates: sparsities of FedDST with a mask that moves; all seeds.
+        still_rates: sparsities of FedDST with its paper's settings; first seed.
+        moving_rates: sparsities at which FedDrop is judged against a FedDST whose mask moves; all seeds.
         target_rates: mean rates at which the deadlines of the figures are set.
         repeated_targets: those of them at which all seeds are run: a tight and a loose deadline.
         band_factors: bandwidths of the figures, as multiples of 10 MHz; first seed.

@@ -45,8 +45,9 @@ def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
         if radio.costs == "formula"
         else "costs as measured: frames of 32 bits a value, counted FLOPs"
     )
-    losses = radio.path_loss
-    loss = f"{losses:g}" if isinstance(losses, float) else ", ".join(f"{value:g}" for value in losses)
+    losses = (radio.path_loss,) if isinstance(radio.path_loss, float) else radio.path_loss
+    many = len(losses) > 1
+    loss = ", ".join(f"{value:g}" + f" ({losses.count(value)} devices)" * many for value in dict.fromkeys(losses))
     return (
         f"θ = {radio.max_rate:g}; N₀ = {radio.noise_w_hz:g} W/Hz as {_NOISES[radio.noise]}; {bits}; downlink "
         f"{radio.downlink_power_w:g} W; {budget}, ξ = {radio.circuit_j:g} J; {radio.flop_per_cycle:g} FLOP a cycle; f "
