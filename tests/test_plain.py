@@ -42,7 +42,7 @@ def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momen
         model,
         small.train_x,
         small.train_y,
-        [torch.from_numpy(part) for part in job.parts],
+        [torch.from_numpy(part) for part in job.prepared.parts],
         RATES,
         rounds=3,
         seed=5,
@@ -66,7 +66,7 @@ def test_rate_zero_is_federated_averaging(small, tmp_path):
         for _ in job:
             pass
         ends.append(job.params)
-    averaged = fedavg(model, small, job.parts, rounds=2)
+    averaged = fedavg(model, small, job.prepared.parts, rounds=2)
     for end in ends:
         for name, value in averaged.items():
             torch.testing.assert_close(end[name], value, rtol=1e-4, atol=1e-6)
@@ -110,7 +110,7 @@ def test_weights_that_share_a_gradient_keep_their_own_masks(small, tmp_path):
     job = Run(config, tmp_path / "run", model=Shared(), dataset=small)
     for _ in job:
         pass
-    parts = [torch.from_numpy(part) for part in job.parts]
+    parts = [torch.from_numpy(part) for part in job.prepared.parts]
     plain = train_plainly(
         Shared(), small.train_x, small.train_y, parts, (0.5, 0.5), rounds=2, seed=3, train=config.train
     )

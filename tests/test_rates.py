@@ -65,12 +65,12 @@ def test_measured_latency_by_hand(tmp_path):
     config = RunConfig.from_toml("", [*BASE, "rounds=1", "radio.deadline_s=0.5"])
     job = Run(config, tmp_path / "run")
     (record,) = list(job)
-    cell, decision = job.control.cell, job.control.decide(1)
+    cell, decision = job.prepared.rates.cell, job.prepared.rates.decide(1)
     device = record["devices"][2]
     down, up = cell.bits_per_second(decision.channels, decision.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
     kept = 1 - device["rate"]
-    flops = job._flops.whole.forward * 3 * 50
+    flops = job.prepared.flops.whole.forward * 3 * 50
     compute = flops * kept / 16 / decision.channels.cpu_hz[2]
     assert device["latency_s"] == pytest.approx(push + pull + compute, rel=1e-3)
     joules = pull * decision.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * decision.channels.cpu_hz[2] ** 3
@@ -151,18 +151,18 @@ def test_little_of_the_deadline_is_wasted(tmp_path):
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
     """Primal-dual warm starts are replayed round by round, each once, and in order."""
     job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
-    real, seen = job.control._decide, []
+    real, seen = job.prepared.rates._decide, []
     first = real(1)
 
     def decide(round_):
         seen.append(round_)
-        job.control._last = (round_, first.allocation)
+        job.prepared.rates._last = (round_, first.allocation)
         return first
 
-    job.control._last = None
-    monkeypatch.setattr(job.control, "_decide", decide)
-    job.control.decide(3000)
-    job.control.decide(3001)
+    job.prepared.rates._last = None
+    monkeypatch.setattr(job.prepared.rates, "_decide", decide)
+    job.prepared.rates.decide(3000)
+    job.prepared.rates.decide(3001)
     assert seen == list(range(1, 3002))
 
 
@@ -175,7 +175,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     """They are drawn once: drawing them again at lower and lower rates would make them ever fairer."""
     settings = ["radio.deadline_s=0.6", "radio.scheme=random"]
     job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
-    decision = job.control.decide(1)
+    decision = job.prepared.rates.decide(1)
     again = allocate(decision.allocation.problem, "random", seed=derive(0, "shares", 1))
     assert decision.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(decision.shares.values()) == again.share.tolist()

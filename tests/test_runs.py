@@ -121,9 +121,11 @@ def test_own_model_and_data(tmp_path, tiny, digits):
         dataset=small,
     )
     assert len(records) == 2
-    assert not torch.equal(before[0], next(iter(tiny.parameters())))
-    with pytest.raises(RunError, match="another"):
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters(), strict=True))
+    with pytest.raises(RunError, match=r"feddrop.resume\(folder, model=..., dataset=...\)"):
         resume(tmp_path / "own")
+    with pytest.raises(RunError, match=r"feddrop.resume\(folder, dataset=...\)"):
+        resume(tmp_path / "own", model=tiny)
     page = (tmp_path / "own" / "report.html").read_text()
     assert f"{type(tiny).__name__} on {small.name}" in page
     assert "with network and data of the caller" in page

@@ -1,0 +1,205 @@
+"""From a configuration and what the user brings to all that a run needs: network, data, method, and who decides."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from feddrop import data, flops, models, params
+from feddrop.config import RunConfig
+from feddrop.data import Dataset
+from feddrop.device import Samples, Task, check_torch_device
+from feddrop.errors import ConfigError
+from feddrop.executors import EXECUTORS, ExecutorFactory
+from feddrop.flops import Flops
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named, measures_for
+from feddrop.methods import checked
+from feddrop.methods.method import Method, MethodFactory, Setup
+from feddrop.participation import Participation
+from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
+from feddrop.rounds import Executor
+from feddrop.seeds import derive
+
+log = logging.getLogger("feddrop")
+
+
+class Brought(TypedDict, total=False):
+    """What a user may bring to a run.
+
+    Attributes:
+        model: a network in place of ``config.model``, or a function from a seed to one. It is copied.
+        dataset: data in place of ``config.data.name``.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a factory ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
+    """
+
+    model: nn.Module | Callable[[int], nn.Module] | None
+    dataset: Dataset | None
+    parts: Sequence[npt.ArrayLike] | None
+    method: MethodFactory | None
+    executor: ExecutorFactory | None
+    loss: Loss | None
+    metrics: Mapping[str, Loss] | None
+
+
+NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
+"""What the things that a user brings are called in ``run.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that a run needs, before its first round.
+
+    Attributes:
+        config: its configuration.
+        own: what the user brought.
+        dataset: the data.
+        parts: sample numbers of every device.
+        task: what the device side needs to know.
+        method: the method, as the server has it.
+        flops: what a sample costs.
+        rates: who decides the rates.
+        executor: the user's own, or None.
+    """
+
+    config: RunConfig
+    own: tuple[str, ...]
+    dataset: Dataset
+    parts: Sequence[npt.NDArray[Any]]
+    task: Task
+    method: Method
+    flops: Flops
+    rates: Rates
+    executor: ExecutorFactory | None
+
+    @property
+    def model(self) -> nn.Module:
+        """The network, as a template: it is never trained itself."""
+        return self.task.setup.model
+
+    def start_executor(self) -> Executor:
+        """Start what runs the devices."""
+        if self.executor is not None:
+            return self.executor(self.task)
+        return EXECUTORS[self.config.execution.executor](self.task, self.config.execution)
+
+    def facts(self, command: str) -> dict[str, Any]:
+        """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
+        dataset, weights = self.dataset, list(self.model.parameters())
+        counts = data.class_counts(dataset.train_y.numpy(), list(self.parts), dataset.num_classes)
+        return {
+            "command": command or ("" if self.own else "feddrop run config.toml"),
+            "network": type(self.model).__name__ if "network" in self.own else self.config.model.name,
+            "data": dataset.name,
+            "own": list(self.own),
+            "shapes": {
+                "input_shapes": dataset.input_shapes,
+                "target_shape": dataset.target_shape,
+                "num_classes": dataset.num_classes,
+                "vocabulary": dataset.vocabulary,
+            },
+            "parameters": sum(p.numel() for p in weights),
+            "weights": sum(p.numel() for p in weights if params.is_weight(p)),
+            "forward_flops": int(self.flops.whole.forward),
+            "samples": [len(part) for part in self.parts],
+            "class_names": list(dataset.class_names),
+            "class_counts": counts.tolist() if dataset.class_names else None,
+            "budget_j": self.rates.budgets(),
+            "data_crc32": dataset.crc32(),
+        }
+
+
+def prepare(config: RunConfig, brought: Brought) -> Prepared:
+    """Check and build everything; what cannot work is an error here, before anything is written."""
+    check_torch_device(config.execution.device)
+    dataset = brought.get("dataset") or data.load(
+        config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
+    )
+    model = _network(config, dataset, brought.get("model"))
+    seed = derive(config.seed, "partition")
+    parts = data.spread(dataset, config.data, seed=seed, parts=brought.get("parts"))
+    loss = brought.get("loss") or loss_named(config.train.loss or dataset.loss)
+    setup = Setup(
+        model=model,
+        example=dataset.example,
+        rounds=config.rounds,
+        train=config.train,
+        loss=loss,
+        rates=None if config.radio else read_rates(config.given_rate, len(parts)),
+        mean=config.server.means(),
+    )
+    factory = brought.get("method") or config.method.factory()
+    task = Task(
+        setup=setup,
+        factory=factory,
+        samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
+        parts=[torch.from_numpy(part) for part in parts],
+        measures={**measures_for(loss), **(brought.get("metrics") or {})},
+        threads=config.execution.threads,
+        torch_device=config.execution.device,
+    )
+    method = checked(factory(setup), "method")
+    counted = flops.count(model, dataset.example)
+    rates = _decider(config, setup, method, counted, [len(part) for part in parts])
+    rates.decide(1)  # what cannot be decided is an error now
+    notes = [*config.notices(), setup.blueprint().note(), counted.note() if config.radio else ""]
+    for line in filter(None, notes):
+        log.warning(line)
+    return Prepared(
+        config=config,
+        own=tuple(NAMES[name] for name, value in brought.items() if value is not None),
+        dataset=dataset,
+        parts=parts,
+        task=task,
+        method=method,
+        flops=counted,
+        rates=rates,
+        executor=brought.get("executor"),
+    )
+
+
+def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:
+    """Return a network of our own: the caller's is never trained."""
+    if isinstance(given, nn.Module):
+        return copy.deepcopy(given)
+    if given is None:
+        return models.build(config.model, dataset, config.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(config.seed, "init"))
+        made = given(config.seed)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
+    return copy.deepcopy(made)
+
+
+def _decider(config: RunConfig, setup: Setup, method: Method, counted: Flops, samples: Sequence[int]) -> Rates:
+    """Return who decides the rates: the cell where there is a radio, else the user."""
+    chosen = Participation(config.participation, len(samples), config.seed)
+    if config.radio is None:
+        return GivenRates(setup.rates or (), chosen)
+
+    def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
+        """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""
+        found = counted.of(kept or {})
+        return found.forward, max(3.0 * found.forward, found.training)
+
+    work = Workload(
+        samples=[count * config.train.epochs for count in samples],
+        parameters=params.count_parameters(setup.model),
+        flops=flops_of,
+        sizes=method.sizes,
+        dtype=config.execution.wire,
+    )
+    fixed = read_rates(config.given_rate, len(samples)) if config.radio.scheme == "fixed" else None
+    return RadioRates(config.radio, work, chosen, config.seed, fixed)
