@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help run test check bench docs clean
+.PHONY: help run test check bench soak docs clean
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -28,6 +28,9 @@ test: check  ## Everything CI runs: check, then all tests.
 
 bench: $(READY)  ## Speed, as ratios to a peer or a physical limit measured in the same run.
 	$(BIN)/python benchmarks/run_all.py
+
+soak: $(READY)  ## Kills, damaged frames and many rounds, for an hour or more; prints the table of docs/reliability.md.
+	$(BIN)/python benchmarks/soak.py
 
 docs: $(READY)  ## Build the documentation into site/.
 	$(BIN)/mkdocs build --strict

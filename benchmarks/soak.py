@@ -29,7 +29,7 @@ import torch
 
 import feddrop
 from feddrop import params, wire
-from feddrop.executors import EXECUTORS
+from feddrop.executors import EXECUTORS, Processes
 from feddrop.learning.config import TrainConfig
 from feddrop.methods.method import Setup, Spec
 from feddrop.rounds import pull, push
@@ -96,14 +96,8 @@ def config(
 def outcome(folder: Path) -> Any:
     """Return what two runs must agree on: every record but its times, and the last parameters."""
     run = feddrop.Run(feddrop.runs.read_config(folder), folder, resume=True)
-    records = [_untimed(record) for record in run.records]
+    records = [replace(record, wall_s=0.0) for record in run.records]
     return records, {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
-
-
-def _untimed(record: Any) -> Any:
-    if isinstance(record, dict):
-        return {key: _untimed(value) for key, value in record.items() if key not in ("wall_s", "seconds")}
-    return [_untimed(one) for one in record] if isinstance(record, list) else record
 
 
 # --- workers
@@ -122,8 +116,14 @@ def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) ->
         while struck < times:
             runs += 1
             here = folder / f"{name}-{runs}"
-            with _striker(number, times - struck, dice) as strikes:
-                for _ in feddrop.Run(config("processes", timeout_s=timeout_s), here):
+            pools: list[Processes] = []
+
+            def factory(task: feddrop.Task, pools: list[Processes] = pools, limit: float = timeout_s) -> Processes:
+                pools.append(Processes(task, 2, timeout_s=limit))
+                return pools[0]
+
+            with _striker(number, times - struck, dice, pools) as strikes:
+                for _ in feddrop.Run(config("serial"), here, executor=factory):
                     pass
             struck += len(strikes)
             survived += len(strikes) if outcome(here) == expected else 0
@@ -133,17 +133,19 @@ def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) ->
 
 
 @contextlib.contextmanager
-def _striker(number: int, most: int, dice: random.Random) -> Iterator[list[int]]:
-    """Send a signal to one worker now and then, at most one a device's three tries."""
-    done, struck = threading.Event(), []
+def _striker(number: int, most: int, dice: random.Random, pools: list[Processes]) -> Iterator[list[int]]:
+    """Send a signal to one worker now and then, also while it starts, but not to three starts in a row."""
+    done = threading.Event()
+    struck: list[int] = []
 
     def strike() -> None:
-        while len(struck) < most and not done.wait(dice.uniform(0.05, 3.0)):
-            workers = [child.pid for child in multiprocessing.active_children() if child.pid]
-            if workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(dice.choice(workers), number)
-                    struck.append(number)
+        while len(struck) < most and not done.wait(dice.uniform(0.05, 2.0)):
+            for worker in dice.sample(pools[0]._workers, 1) if pools else ():
+                process = worker._process
+                if process is not None and process.pid not in struck and worker.failures < 2:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, number)
+                        struck.append(process.pid)
 
     thread = threading.Thread(target=strike)
     thread.start()
@@ -159,10 +161,8 @@ def _striker(number: int, most: int, dice: random.Random) -> Iterator[list[int]]
 
 def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) -> Line:
     """Kill whole runs at random moments and resume them until they end; bits and records must be those untroubled."""
-    started = time.monotonic()
-    for _ in feddrop.Run(config(executor), folder / "untroubled"):
+    for _ in feddrop.Run(config("serial"), folder / "untroubled"):
         pass
-    usual = time.monotonic() - started
     expected = outcome(folder / "untroubled")
     killed = survived = runs = 0
     while killed < kills:
@@ -171,14 +171,16 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
         (folder / f"{runs}.toml").write_text(config(executor).to_toml())
         mine = 0
         while True:
-            command = (
-                ["resume", here] if (here / "run.json").exists() else ["run", folder / f"{runs}.toml", "--out", here]
-            )
-            ended = _start(command, None if killed + mine >= kills else dice.uniform(0, usual), executor)
+            begun = (here / "run.json").exists()
+            command = ["resume", str(here)] if begun else ["run", str(folder / f"{runs}.toml"), "--out", str(here)]
+            process = _CHILD[executor](command)
+            if killed + mine < kills:
+                _kill(process, here / "metrics.jsonl", dice)
+            ended = process.wait()
             if ended == 0:
                 break
             if ended != -signal.SIGKILL:
-                raise SystemExit(f"`feddrop {command}` ended with {ended}")
+                raise SystemExit(f"`feddrop {' '.join(command)}` ended with {ended}")
             mine += 1
         killed += mine
         survived += mine if outcome(here) == expected else 0
@@ -186,31 +188,59 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
     return Line(f"the whole run killed, {executor} (SIGKILL)", killed, survived, "the round it was at, computed again")
 
 
-def _start(command: list[Any], kill_after: float | None, executor: str) -> int:
-    """Run a command of feddrop, and kill it after some time; return how it ended."""
-    if executor == "serial" and hasattr(os, "fork"):  # saves the import of torch, which takes longer than the run
-        pid = os.fork()
-        if not pid:
-            os._exit(_in_child([str(part) for part in command]))
-        if kill_after is not None:
-            time.sleep(kill_after)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    process = subprocess.Popen([sys.executable, "-m", "feddrop", *command], stdout=subprocess.DEVNULL)
-    try:
-        return process.wait(kill_after if kill_after is None else kill_after + 4)  # and what the import takes
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _kill(process: Any, lines: Path, dice: random.Random) -> None:
+    """Kill a run at a random moment: some rounds from now, and a little later; or while it starts."""
+
+    def rounds() -> int:
+        return lines.read_bytes().count(b"\n") if lines.exists() else 0
+
+    until = rounds() + dice.randrange(5)
+    while rounds() < until and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(dice.choice((0.0, dice.uniform(0, 0.05), dice.uniform(0, 0.5), dice.uniform(0, 4))))
+    process.kill()
+
+
+class _Forked:
+    """Runs in a copy of this process: that saves the import of torch, which takes longer than the run."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._ended: int | None = None
+        self._pid = os.fork()
+        if not self._pid:
+            os._exit(_in_child(command))
+
+    def poll(self) -> int | None:
+        if self._ended is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if pid else None
+        return self._ended
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self._ended is None:
+            self._ended = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._ended
+
+
+def _command(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "feddrop", *command], stdout=subprocess.DEVNULL)
+
+
+_CHILD: dict[str, Callable[[list[str]], Any]] = {"serial": _Forked, "processes": _command}
 
 
 def _in_child(command: list[str]) -> int:
     try:
         if command[0] == "resume":
-            feddrop.resume(command[1])
+            run = feddrop.Run(feddrop.runs.read_config(command[1]), command[1], resume=True)
         else:
-            feddrop.run(feddrop.RunConfig.from_file(command[1]), command[3])
+            run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
+        for _ in run:
+            pass
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
@@ -315,13 +345,11 @@ def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
         now = _cpu_seconds()
         seconds.append(now - last)
         last = now
-        if record["round"] % 10 == 0:
+        if record.round % 10 == 0:
             gc.collect()
             memory.append(_resident_mb())
-        if record["round"] % 100 == 0:
-            _say(
-                f"{executor}: round {record['round']}, {memory[-1]:.0f} MB, {1000 * seconds[-1]:.0f} ms of CPU a round"
-            )
+        if record.round % 100 == 0:
+            _say(f"{executor}: round {record.round}, {memory[-1]:.0f} MB, {1000 * seconds[-1]:.0f} ms of CPU a round")
     tenth = max(1, rounds // 10)
     early, late = (statistics.median(seconds[cut]) for cut in (slice(tenth, 2 * tenth), slice(-tenth, None)))
     part = max(1, len(memory) // 10)
@@ -358,9 +386,11 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", help="workers, runs, frames, rounds; all by default")
     parser.add_argument("--small", action="store_true", help="a taste of it")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=EXECUTORS, help="one executor, for runs and rounds")
     given = parser.parse_args()
     size, dice, parts = SMALL if given.small else FULL, random.Random(given.seed), given.parts
     torch.set_num_threads(1)
+    names = [given.only] if given.only else list(EXECUTORS)
     lines: list[Line] = []
     flat: list[str] = []
     with tempfile.TemporaryDirectory(prefix="feddrop-soak-") as name:
@@ -368,11 +398,11 @@ def main() -> int:
         if not parts or "frames" in parts:
             lines += strike_frames(size.frames, dice)
         if not parts or "runs" in parts:
-            lines += [strike_runs(folder / f"runs-{name}", name, size.run_kills[name], dice) for name in EXECUTORS]
+            lines += [strike_runs(folder / f"runs-{name}", name, size.run_kills[name], dice) for name in names]
         if not parts or "workers" in parts:
             lines += strike_workers(folder / "workers", size.worker_kills, size.worker_stops, dice)
         if not parts or "rounds" in parts:
-            flat += [endure(folder / "rounds", name, size.rounds, size.devices) for name in EXECUTORS]
+            flat += [endure(folder / "rounds", name, size.rounds, size.devices) for name in names]
     if lines:
         print("| fault | times injected | times survived | what was lost |\n|---|---|---|---|")
         for line in lines:

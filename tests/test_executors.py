@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,6 +214,17 @@ def test_an_executor_from_outside(tmp_path, tiny, digits):
     serial = feddrop.run(config, tmp_path / "serial")
     assert [record["test_loss"] for record in own] == [record["test_loss"] for record in serial]
     assert made[0].closed
+
+
+@pytest.mark.slow
+def test_the_page_does_what_it_says(tmp_path):
+    """As one script, guard included: its workers start from it."""
+    text = (Path(__file__).parents[1] / "docs" / "executors.md").read_text()
+    script = tmp_path / "page.py"
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script.write_text("\n".join([*blocks, "    print(sum(d.status != 'ok' for r in records for d in r.devices))"]))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split()[-1] == "2", done.stderr  # of 20 answers
 
 
 # --- devices that fail, updates one by one

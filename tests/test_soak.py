@@ -1,0 +1,23 @@
+"""``make soak`` at a small size: every kind of fault is injected, survived, and stands in the table."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[1] / "benchmarks" / "soak.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_soak():
+    done = subprocess.run([sys.executable, SOAK, "--small"], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", done.stdout, re.MULTILINE)
+    assert len(rows) == 6
+    assert all(injected == survived != "0" for _, injected, survived in rows), done.stdout
+    assert re.search(r"^\| processes \| 20 × 5 \|", done.stdout, re.MULTILINE)
