@@ -11,17 +11,10 @@ import numpy.typing as npt
 
 from feddrop.allocation import METHODS, POLICIES
 from feddrop.errors import ConfigError, FeddropWarning, one_of
-from feddrop.radio.cell import (
-    NOISES,
-    PAPER_CPU_CONSTANT,
-    PAPER_CPU_HZ,
-    PAPER_NOISE_W_HZ,
-    PAPER_TX_POWER_W,
-    Cell,
-    Dynamics,
-    draw_devices,
-)
-from feddrop.radio.fading import Fading, Rician, path_loss, read_gains
+from feddrop.radio.cell import NOISES, PAPER_NOISE_W_HZ, Cell
+from feddrop.radio.devices import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_TX_POWER_W, Dynamics, draw_devices
+from feddrop.radio.fading import Fading, Rician, path_loss
+from feddrop.radio.gains import read_gains
 from feddrop.radio.tables import by_device, read_table
 
 DEVICE_COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
@@ -120,9 +113,9 @@ class RadioConfig:
             warnings.warn(note, FeddropWarning, stacklevel=2)
         changing = Dynamics(min_devices=self.min_devices, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
         return Cell(
-            cpu_hz=table.get("cpu_hz", drawn[0]),
-            tx_power_w=table.get("tx_power_w", drawn[1]),
-            cpu_constant=table.get("cpu_constant", drawn[2]),
+            cpu_hz=table.get("cpu_hz", drawn.cpu_hz),
+            tx_power_w=table.get("tx_power_w", drawn.tx_power_w),
+            cpu_constant=table.get("cpu_constant", drawn.cpu_constant),
             budget_j=table.get("budget_j", np.asarray(self.energy_budget_j)),
             circuit_j=table.get("circuit_j", np.asarray(self.circuit_j)),
             samples=np.asarray(samples, dtype=np.float64),
