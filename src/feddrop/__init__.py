@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
-    from feddrop.radio import Cell, RadioConfig
+    from feddrop.radio import Cell, RadioConfig, gains_from
     from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
     from feddrop.rounds import Parcel
@@ -105,6 +105,7 @@ _HOMES = {
     "fedrolex": "methods.windows",
     "from_arrays": "data",
     "from_dataset": "data",
+    "gains_from": "radio",
     "heterofl": "methods.windows",
     "jobs": "methods.method",
     "lenet": "models",
@@ -184,6 +185,7 @@ __all__ = [
     "fedrolex",
     "from_arrays",
     "from_dataset",
+    "gains_from",
     "heterofl",
     "jobs",
     "lenet",

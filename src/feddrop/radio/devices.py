@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from feddrop.allocation.problem import FloatArray
 from feddrop.errors import ConfigError, one_of
+from feddrop.radio.tables import by_device, read_table
 from feddrop.seeds import derive, generator
 
 PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
 PAPER_TX_POWER_W = (0.3e-2, 1e-2)
 PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
+
+COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
+"""What a table of devices may have."""
 
 Range = tuple[float, float]
 Ranges = tuple[FloatArray | float, FloatArray | float]
@@ -152,6 +157,21 @@ def kind_names(names: Sequence[str]) -> list[str]:
     for name in names:
         one_of("radio.devices", name, (*KINDS, *GROUPS))
     return [kind for name in names for kind in GROUPS.get(name, (name,))]
+
+
+def read_devices(path: Path, devices: int) -> dict[str, FloatArray]:
+    """Read a table of devices: in the order of its column ``device``, else of its rows.
+
+    An unknown column, and a device too many, missing or there twice, is an error.
+    """
+    columns, rows = read_table(path, "devices")
+    for name in columns:
+        one_of(f"a column of {str(path)!r}", name, ("device", *COLUMNS))
+    if "device" in columns:
+        rows = by_device(rows, devices, repr(str(path)))
+    elif len(rows) != devices:
+        raise ConfigError(f"{str(path)!r} has {len(rows)} devices; the cell has {devices}.")
+    return {name: np.array([row.number(name) for row in rows]) for name in columns if name != "device"}
 
 
 def between(ends: Ranges, part: FloatArray) -> FloatArray:

@@ -138,8 +138,8 @@ def _real(values: Any, what: str) -> FloatArray:
 def read_arrays(path: str | Path) -> Measured:
     """Read gains from a ``.npy`` or ``.npz`` file; Python objects in it are refused, never unpickled.
 
-    A ``.npy`` file holds power gains |h|², ``[rounds, devices]``. An ``.npz`` file holds them as ``uplink`` and, where it
-    differs, ``downlink``; or it holds what Sionna gives: ``a`` (``tau`` may be beside it) or ``h_freq``, see
+    A ``.npy`` file holds power gains |h|², ``[rounds, devices]``. An ``.npz`` file holds them as ``uplink`` and, where
+    it differs, ``downlink``; or it holds what Sionna gives: ``a`` (``tau`` may be beside it) or ``h_freq``, see
     :func:`gains_from`.
     """
     path = Path(path)
