@@ -24,6 +24,7 @@ from feddrop.learning.losses import loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
+from feddrop.radio import Measured, gains_from
 from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
@@ -42,6 +43,8 @@ class Brought(TypedDict, total=False):
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
+        gains: measured gains in place of those of ``config.radio``: power gains |h|², ``[rounds, devices]``, or what
+            :func:`feddrop.gains_from` makes.
     """
 
     model: nn.Module | Callable[[int], nn.Module] | None
@@ -51,6 +54,7 @@ class Brought(TypedDict, total=False):
     executor: ExecutorFactory | None
     loss: Loss | None
     metrics: Mapping[str, Loss] | None
+    gains: Measured | npt.ArrayLike | None
 
 
 NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
@@ -116,6 +120,7 @@ class Prepared:
             "class_names": list(dataset.class_names),
             "class_counts": counts.tolist() if dataset.class_names else None,
             "budget_j": self.rates.budgets(),
+            "gains_crc32": self.rates.gains_crc32(),
             "data_crc32": dataset.crc32(),
         }
 
@@ -151,9 +156,14 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     )
     method = checked(factory(setup), "method")
     counted = flops.count(model, dataset.example)
-    rates = _decider(config, setup, method, counted, [len(part) for part in parts])
+    rates = _decider(config, setup, method, counted, [len(part) for part in parts], _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
-    notes = [*config.notices(), setup.blueprint().note(), counted.note() if config.radio else ""]
+    notes = [
+        *config.notices(),
+        rates.note(config.rounds),
+        setup.blueprint().note(),
+        counted.note() if config.radio else "",
+    ]
     for line in filter(None, notes):
         log.warning(line)
     return Prepared(
@@ -183,7 +193,24 @@ def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[i
     return copy.deepcopy(made)
 
 
-def _decider(config: RunConfig, setup: Setup, method: Method, counted: Flops, samples: Sequence[int]) -> Rates:
+def _gains(config: RunConfig, brought: Brought) -> Measured | None:
+    """Return the gains that a user brought; without a radio they are an error."""
+    given = brought.get("gains")
+    if given is None:
+        return None
+    if config.radio is None:
+        raise ConfigError("gains are given, which have no effect without a radio. Add a [radio] section.")
+    return given if isinstance(given, Measured) else gains_from(given)
+
+
+def _decider(
+    config: RunConfig,
+    setup: Setup,
+    method: Method,
+    counted: Flops,
+    samples: Sequence[int],
+    gains: Measured | None,
+) -> Rates:
     """Return who decides the rates: the cell where there is a radio, else the user."""
     chosen = Participation(config.participation, len(samples), config.seed)
     if config.radio is None:
@@ -202,4 +229,4 @@ def _decider(config: RunConfig, setup: Setup, method: Method, counted: Flops, sa
         dtype=config.execution.wire,
     )
     fixed = read_rates(config.given_rate, len(samples)) if config.radio.scheme == "fixed" else None
-    return RadioRates(config.radio, work, chosen, config.seed, fixed)
+    return RadioRates(config.radio, work, chosen, config.seed, fixed, gains)

@@ -20,7 +20,7 @@ from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
@@ -74,6 +74,14 @@ class GivenRates:
         """Return nothing: there is no radio."""
         return []
 
+    def note(self, _: int) -> str:
+        """Return nothing: there are no gains."""
+        return ""
+
+    def gains_crc32(self) -> int | None:
+        """Return nothing: there are no gains."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -110,10 +118,11 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         self._cover = self._covers() if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
@@ -198,6 +207,14 @@ class RadioRates:
             float(budget) if math.isfinite(budget) else None
             for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
         ]
+
+    def note(self, rounds: int) -> str:
+        """Return a line where there are measured gains of fewer rounds than the run has."""
+        return self.cell.fading.note(rounds) if isinstance(self.cell.fading, Measured) else ""
+
+    def gains_crc32(self) -> int | None:
+        """Return the checksum of measured gains, so that a resumed run goes on with the same; None without them."""
+        return self.cell.fading.crc32() if isinstance(self.cell.fading, Measured) else None
 
     def _covers(self) -> Callable[[float], dict[str, Any]]:
         """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""

@@ -6,6 +6,7 @@ from 1; after the last come the first again. Files are read without unpickling a
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -53,6 +54,18 @@ class Measured:
                 f"uplink gains are {list(self.uplink.shape)}, downlink gains {list(self.downlink.shape)}; "
                 "they must have the same shape."
             )
+
+    def note(self, rounds: int) -> str:
+        """One line for a run of more rounds than there are gains of; empty otherwise."""
+        if len(self.uplink) >= rounds:
+            return ""
+        return (
+            f"there are gains of {len(self.uplink)} rounds for a run of {rounds}: they begin again after the last one."
+        )
+
+    def crc32(self) -> int:
+        """Checksum of all gains."""
+        return zlib.crc32(self.downlink.tobytes(), zlib.crc32(self.uplink.tobytes()))
 
     def draw(self, devices: int, round: int, seed: int) -> tuple[FloatArray, FloatArray]:  # noqa: A002, ARG002
         """Uplink and downlink gains of a round, each ``[num_devices]``; rounds count from 1."""
@@ -189,7 +202,7 @@ def _load(path: Path) -> Any:
 
 
 def _unreadable(path: Path, why: object) -> ConfigError:
-    told = "it holds Python objects, which are never unpickled" if "pickle" in str(why) else why
+    told = "it holds Python objects, which are never unpickled" if re.search("pickle|Python objects", str(why)) else why
     return ConfigError(f"cannot read the gains {str(path)!r}: {told}. Write it with np.save or np.savez.")
 
 

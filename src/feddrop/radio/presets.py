@@ -72,7 +72,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     preset = PRESETS[one_of("radio.preset", values["preset"], PRESETS)]
     given = {key: values[key] for key in _PAPER if values[key] is not OF_PRESET}
-    if preset and not any(key not in given or given[key] == value for key, value in preset.items()):
+    own = {key: value for key, value in preset.items() if value != _PAPER[key]}
+    if own and not any(key not in given or given[key] == value for key, value in own.items()):
         raise ConfigError(
             f"radio.preset is {values['preset']!r}, which has no effect: every key of it is given otherwise. Remove "
             "the preset, or those keys."
@@ -124,7 +125,7 @@ def _noise(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     if found["noise"] == "literal":
         raise ConfigError('radio.noise is "literal", which takes noise_w_hz in W; leave out radio.noise_figure_db.')
     density = noise_density(figures[0])
-    if "noise_w_hz" in given and not np.isclose(float(given["noise_w_hz"]), density, rtol=1e-9):
+    if "noise_w_hz" in given and not np.isclose(float(given["noise_w_hz"]), density, rtol=1e-9, atol=0.0):
         raise ConfigError(
             f"radio.noise_w_hz is {given['noise_w_hz']:g} and radio.noise_figure_db {list(figures)}, which makes "
             f"{density:.4g}; give one of them."
