@@ -1,4 +1,4 @@
-"""Every command that the readme and the documentation tell a reader to type is one that works.
+"""Every command that readme, documentation and examples tell a reader to type is one that works.
 
 Those of ``feddrop`` are run, in this process and in a folder of their own, on less data than printed; what stands in
 ``PARSED`` is only held to the options that there are. A page's commands run in their order, and what they take as given
@@ -20,7 +20,7 @@ import pytest
 import feddrop
 from feddrop.terminal import app
 from feddrop.terminal.failures import guarded
-from support.pages import PAGES, PROGRAMS, ROOT, commands
+from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
 # Why a command is not run here, by how it begins.
 PARSED = {
@@ -34,6 +34,7 @@ SMALLER = {
     "run": {"--set": ["rounds=2", "data.train_limit=100", "eval_every=2"]},
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }
+TYPED = [page for page in (*PAGES, *EXAMPLES) if commands(page)]
 RAN: set[str] = set()  # what several pages say is run once
 # Words that stand for something of the reader's.
 FORMS = {
@@ -114,7 +115,7 @@ def run_it(words: list[str], reader: Path) -> None:
     assert guarded(lambda: app(words[1:], print_error=False, exit_on_error=False)) == 0, shlex.join(words)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
 def test_commands_of_ours_work(page, reader, capsys):
     for command, promised in dict(commands(page)).items():
         words = filled(command)
@@ -130,7 +131,7 @@ def test_commands_of_ours_work(page, reader, capsys):
         assert said.split()[: len(promised.split())] == promised.split(), command
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
 def test_commands_of_others_name_what_there_is(page):
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     makefile = (ROOT / "Makefile").read_text()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+EXAMPLES = tuple(sorted((ROOT / "examples").glob("*.toml")))
 PROGRAMS = ("feddrop", "make", "python", "pip", "source")
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(rf"`((?:{'|'.join(PROGRAMS)}) [^`]+)`")
@@ -35,6 +36,10 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 def commands(page: Path) -> list[tuple[str, str]]:
     """All that a page tells a reader to type, in its order, each with the output that it promises."""
+    if page.suffix == ".toml":  # an example, whose first lines tell what to do with it
+        return [
+            (match[1].strip(), "") for match in re.finditer(r"^#.*?\b(feddrop .*)$", page.read_text(), re.MULTILINE)
+        ]
     found = []
     for block in blocks(page, "bash", "sh", "console"):
         lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in block.text.replace("\\\n", " ").splitlines()]
