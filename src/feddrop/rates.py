@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
@@ -66,7 +67,7 @@ class GivenRates:
         """Return the rates of the devices that take part."""
         return Decision(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
 
-    def costs(self, _: Decision, __: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
         """Return nothing: without a radio nothing is known of latency and energy."""
         return {}
 
@@ -115,7 +116,7 @@ class RadioRates:
         self._fixed = list(fixed) if fixed is not None else None
         self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
-        self._cover = self._covers() if radio.costs == "measured" else None
+        self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -199,37 +200,57 @@ class RadioRates:
             for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
         ]
 
-    def _covers(self) -> Callable[[float], dict[str, Any]]:
-        """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""
-        work = self._work
-        if work.sizes is None:
-            raise ConfigError(
-                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
-                "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
-                '"formula".'
-            )
-        sizes = lru_cache(maxsize=4096)(work.sizes)
 
-        def push(rate: float) -> float:
-            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
+def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float], dict[str, Any]]:
+    """Return the function from the highest rate to figures of a full model that cover every subnet's real costs.
 
-        def pull(rate: float) -> float:
-            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+    Args:
+        work: what is trained.
+        samples: samples that each device trains on in a round, ``[num_devices]``; looked at when asked.
+    """
+    if work.sizes is None:
+        raise ConfigError(
+            "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
+            "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
+            '"formula".'
+        )
+    sizes = lru_cache(maxsize=4096)(work.sizes)
 
-        @lru_cache
-        def cover(top: float) -> dict[str, Any]:
-            trained = covering(lambda rate: work.flops(sizes(rate).kept)[1], top)
-            return {
-                "push_bits": covering(push, top),
-                "pull_bits": covering(pull, top),
-                "flops": trained * self.cell.samples,
-            }
+    def push(rate: float) -> float:
+        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
 
-        return cover
+    def pull(rate: float) -> float:
+        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+
+    @lru_cache
+    def cover(top: float) -> tuple[float, float, float]:
+        return (
+            covering(push, top),
+            covering(pull, top),
+            covering(lambda rate: work.flops(sizes(rate).kept)[1], top),
+        )
+
+    def full(top: float) -> dict[str, Any]:
+        push_bits, pull_bits, flops = cover(top)
+        return {"push_bits": push_bits, "pull_bits": pull_bits, "flops": flops * samples}
+
+    return full
 
 
-Rates = GivenRates | RadioRates
-"""Who decides the rates of a run."""
+class Rates(Protocol):
+    """Who decides the rates of a run."""
+
+    def decide(self, round_: int) -> Decision:
+        """Decide before a round. Round 1 is also asked for before the run, so that what cannot work is an error."""
+        ...
+
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return what a round took, by device: fields of a :class:`feddrop.records.DeviceRecord`; or nothing."""
+        ...
+
+    def budgets(self) -> list[float | None]:
+        """Return the energy budget of every device in joules, None for no budget; empty where there is no energy."""
+        ...
 
 
 def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
