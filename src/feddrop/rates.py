@@ -38,17 +38,21 @@ class Decision:
     Attributes:
         rates: dropout rate γ of every device that takes part.
         shares: share ρ of the band, likewise; empty without a radio.
+        powers: watts P that each device sends with, where they are chosen.
+        clocks: hertz f that each device computes at, where they are chosen.
         binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
             ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
         deadline_s: the deadline in force; longer than asked for where the policy stretched it.
         objective: Σ w/(1-γ), what the allocator minimises.
         allocation: the allocator's own answer.
-        channels: the conditions of the round.
+        channels: the conditions of the round, with the powers and clocks that were chosen.
     """
 
     rates: Mapping[int, float]
     shares: Mapping[int, float] = field(default_factory=dict)
+    powers: Mapping[int, float] = field(default_factory=dict)
+    clocks: Mapping[int, float] = field(default_factory=dict)
     binding: Mapping[int, str] = field(default_factory=dict)
     left_out: Sequence[int] = ()
     deadline_s: float | None = None
@@ -97,7 +101,7 @@ class Workload:
 
 
 class RadioRates:
-    """Rates and shares from the cell: channels are drawn, the allocator decides.
+    """Rates and shares from the cell, power and clock where they are open: channels are drawn, the allocator decides.
 
     With ``costs = "measured"`` the allocator is told of a full model a little larger than it is, so that the *measured*
     frames and FLOPs of every subnet (headers, biases, rounding) stay within what it planned with; see
@@ -132,21 +136,34 @@ class RadioRates:
         channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
-        while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
+        while self._cover and self._radio.method not in ("fixed", "random") and (highest := _highest(allocation)) < top:
             # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
             top = highest
             allocation = self._allocate(round_, channels, top)
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
+        chosen = self._chosen(allocation, channels)
         return Decision(
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
+            powers={device: float(chosen.tx_power_w[device]) for device in active if "power" in self._radio.chooses},
+            clocks={device: float(chosen.cpu_hz[device]) for device in active if "cpu" in self._radio.chooses},
             binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
             allocation=allocation,
-            channels=channels,
+            channels=chosen,
+        )
+
+    def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
+        """The conditions of the round at the powers and clocks that were chosen."""
+        if allocation.cpu_hz is None or allocation.tx_power_w is None:
+            return channels
+        return replace(
+            channels,
+            cpu_hz=np.where(allocation.active, allocation.cpu_hz, channels.cpu_hz),
+            tx_power_w=np.where(allocation.active, allocation.tx_power_w, channels.tx_power_w),
         )
 
     def _present(self, round_: int, channels: Channels) -> Channels:
@@ -168,8 +185,8 @@ class RadioRates:
         """Allocate with rates up to ``top``."""
         full = self._cover(top) if self._cover else self._formula
         return allocate(
-            replace(self.cell, max_rate=top).problem(channels, **full),
-            self._radio.scheme,
+            replace(self.cell, max_rate=top).problem(channels, **full, choose=self._radio.chooses),
+            self._radio.method,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
             rate=self._fixed,

@@ -171,6 +171,8 @@ class Run:
                 push_bytes=d.push_bytes,
                 pull_bytes=d.pull_bytes,
                 binding=decision.binding.get(d.device),
+                tx_power_w=decision.powers.get(d.device),
+                cpu_hz=decision.clocks.get(d.device),
                 loss=d.loss,
                 status=d.status,
                 suspicious=d.suspicious or None,
