@@ -37,7 +37,10 @@ SMALL = {
     "feddrop": [{}, {"level": "unit", "rule": "holders"}, {"rule": "model", "count": "bernoulli"}],
     "feddst": [{"alpha": 0.3, "readjust_every": 2}],
     "fjord": [{}, {"widths": (0.3, 0.5, 0.7, 1.0), "distill": True}],
-    "prunefl": [{"first_rounds": 0, "adjust_every": 2}, {"first_rounds": 2, "first_adjust_every": 1, "adjust_every": 1}],
+    "prunefl": [
+        {"first_rounds": 0, "adjust_every": 2},
+        {"first_rounds": 2, "first_adjust_every": 1, "adjust_every": 1},
+    ],
 }
 DENSE: dict[str, dict[str, object]] = {
     "fjord": {"widths": (1.0,), "distill": False},

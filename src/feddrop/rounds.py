@@ -87,6 +87,7 @@ class DeviceRound:
         status: ``"ok"``, or why the update was refused.
         suspicious: what is odd about an update that was used, or left out; empty otherwise.
         seconds: wall time of the device's computation.
+        elapsed: seconds from sending to receiving, by the server's clock; 0 where devices are simulated.
     """
 
     device: int
@@ -99,6 +100,7 @@ class DeviceRound:
     status: str
     suspicious: str
     seconds: float
+    elapsed: float = 0.0
 
 
 class RoundResult(NamedTuple):
@@ -217,13 +219,16 @@ def run_round(
     def parcels(jobs: list[Job]) -> Iterator[Parcel]:
         for job in jobs:
             subnet = method.cut(job)  # generation
+            memory = memories.get(job.device)
+            if job.remembered and not memory:  # it has forgotten
+                job = replace(job, remembered=frozenset())
             try:
                 frame = push(params, subnet, job, dtype=dtype_of(job))
             except FrameError as refused:
                 done[job.device] = _record(job, subnet, 0, Reply(error=str(refused)), None)
                 continue
             under_way.append((job, subnet, len(frame)))
-            yield Parcel(job.device, frame, memories.get(job.device))
+            yield Parcel(job.device, frame, memory)
 
     def pulled(replies: Iterator[Reply]) -> Iterator[tuple[Job, Update]]:
         for reply in replies:
@@ -239,6 +244,8 @@ def run_round(
             if update is not None:
                 memories.put(round_, job.device, reply.memory)
                 yield job, update
+            elif reply.forgot:
+                memories.put(round_, job.device, b"")
         usable = sum(device.loss is not None for device in done.values())
         if usable < min_devices:
             reasons = "; ".join(dict.fromkeys(d.status for d in done.values() if d.loss is None)) or "none took part"
@@ -267,4 +274,5 @@ def _record(job: Job, subnet: Subnet, push_bytes: int, reply: Reply, update: Upd
         status=reply.error or "ok",
         suspicious="",
         seconds=reply.seconds,
+        elapsed=reply.elapsed,
     )
