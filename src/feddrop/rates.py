@@ -201,7 +201,8 @@ class RadioRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
         measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
@@ -244,7 +245,7 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         return (
             covering(push, top),
             covering(pull, top),
-            covering(lambda rate: work.flops(sizes(rate).kept)[1], top),
+            covering(lambda rate: sizes(rate).work * work.flops(sizes(rate).kept)[1], top),
         )
 
     def full(top: float) -> dict[str, Any]:
