@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from feddrop.methods.fedavg import FedavgConfig, fedavg
     from feddrop.methods.feddrop import FeddropConfig, feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
+    from feddrop.methods.fjord import FjordConfig, at_width, fjord
     from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
+    from feddrop.methods.prunefl import PruneflConfig, prunefl
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
@@ -63,6 +65,7 @@ _HOMES = {
     "FeddropError": "errors",
     "FeddropWarning": "errors",
     "FeddstConfig": "methods.feddst",
+    "FjordConfig": "methods.fjord",
     "FrameError": "errors",
     "InfeasibleError": "errors",
     "Job": "methods.method",
@@ -76,6 +79,7 @@ _HOMES = {
     "PowerProblem": "allocation",
     "Problem": "allocation",
     "Processes": "executors",
+    "PruneflConfig": "methods.prunefl",
     "RadioConfig": "radio",
     "Reply": "device",
     "RoundRecord": "records",
@@ -97,12 +101,14 @@ _HOMES = {
     "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
+    "at_width": "methods.fjord",
     "derive": "seeds",
     "export": "records",
     "fedavg": "methods.fedavg",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "fedrolex": "methods.windows",
+    "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
     "gains_from": "radio",
@@ -116,6 +122,7 @@ _HOMES = {
     "mlp": "models",
     "named": "methods",
     "partition": "data",
+    "prunefl": "methods.prunefl",
     "register_rule": "subnets.coupling",
     "resnet18": "models",
     "resume": "runs",
@@ -143,6 +150,7 @@ __all__ = [
     "FeddropError",
     "FeddropWarning",
     "FeddstConfig",
+    "FjordConfig",
     "FrameError",
     "InfeasibleError",
     "Job",
@@ -156,6 +164,7 @@ __all__ = [
     "PowerProblem",
     "Problem",
     "Processes",
+    "PruneflConfig",
     "RadioConfig",
     "Reply",
     "RoundRecord",
@@ -177,12 +186,14 @@ __all__ = [
     "WindowConfig",
     "alexnet",
     "allocate",
+    "at_width",
     "derive",
     "export",
     "fedavg",
     "feddrop",
     "feddst",
     "fedrolex",
+    "fjord",
     "from_arrays",
     "from_dataset",
     "gains_from",
@@ -196,6 +207,7 @@ __all__ = [
     "mlp",
     "named",
     "partition",
+    "prunefl",
     "register_rule",
     "resnet18",
     "resume",

@@ -30,6 +30,10 @@ from feddrop.radio.gains import Measured, read_arrays, read_gains
 from feddrop.radio.places import SIGHTS, Place, noise_density
 from feddrop.radio.presets import OF_PRESET, SITE, resolve
 
+CONTROLS = ("rate", "share", "power", "cpu")
+_PACED = ("exact", "equal", "random")
+"""Schemes that choose rates, and so the power and clock that go with them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadioConfig:
@@ -40,6 +44,8 @@ class RadioConfig:
             ``"indoor"``.
         scheme: method of allocation: ``"exact"``, ``"primal-dual"``, ``"equal"``, ``"random"``, ``"none"`` or
             ``"fixed"``.
+        control: what is chosen in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``. Without
+            share the band is split equally; without power or cpu every device is at its highest.
         policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
         bandwidth_hz: B.
         deadline_s: T0.
@@ -90,6 +96,7 @@ class RadioConfig:
 
     preset: str = "paper"
     scheme: str = "exact"
+    control: tuple[str, ...] = ("rate", "share")
     policy: str = OF_PRESET
     bandwidth_hz: float = OF_PRESET
     deadline_s: float = OF_PRESET
@@ -134,6 +141,7 @@ class RadioConfig:
             object.__setattr__(self, name, value)
         one_of("radio.scheme", self.scheme, METHODS)
         one_of("radio.policy", self.policy, POLICIES)
+        self._check_control()
         one_of("radio.noise", self.noise, NOISES)
         one_of("radio.costs", self.costs, ("measured", "formula"))
         one_of("radio.sight", self.sight, SIGHTS)
@@ -144,6 +152,35 @@ class RadioConfig:
                 raise ConfigError(f"radio.{name} is {list(ends)}; it must be [lowest, highest], both positive.")
         self._check_sources()
         self._check_site()
+
+    def _check_control(self) -> None:
+        for name in self.control:
+            one_of("an entry of radio.control", name, CONTROLS)
+        if "rate" not in self.control or len(set(self.control)) < len(self.control):
+            raise ConfigError(
+                f'radio.control is {list(self.control)}; it must have "rate", and each of '
+                f"{', '.join(CONTROLS[1:])} at most once."
+            )
+        if self.chooses and self.scheme not in _PACED:
+            raise ConfigError(
+                f"radio.control has {' and '.join(self.chooses)}, which the scheme {self.scheme!r} does not choose. "
+                f"Leave them out, or set radio.scheme to one of {', '.join(_PACED)}."
+            )
+        if "share" not in self.control and self.scheme not in ("exact", "equal"):
+            raise ConfigError(
+                f'radio.control is without "share", which splits the band equally, but radio.scheme is '
+                f'{self.scheme!r}. Add "share", or set radio.scheme = "exact".'
+            )
+
+    @property
+    def chooses(self) -> tuple[str, ...]:
+        """What the allocator chooses besides rates and shares: ``"power"``, ``"cpu"``, both or nothing."""
+        return tuple(name for name in ("power", "cpu") if name in self.control)
+
+    @property
+    def method(self) -> str:
+        """The method of allocation: the scheme, or an equal split where shares are not chosen."""
+        return self.scheme if "share" in self.control else "equal"
 
     def _check_sources(self) -> None:
         """Gains come from one place."""
