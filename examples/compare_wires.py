@@ -1,6 +1,6 @@
 """When do fewer bits a value pay? Four cells, four ways for values to travel, three seeds; a table in Markdown.
 
-python examples/compare_wires.py [--rounds 20] [--seeds 3] [--out wires.md]        about five minutes on one core
+python examples/compare_wires.py [--rounds 10] [--seeds 3] [--out wires.md]
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ import feddrop
 CELLS = {
     "radio binds: urban-micro, 0.3 s": ["radio.preset=urban-micro"],
     "radio binds hard: urban-micro, 0.1 s": ["radio.preset=urban-micro", "radio.deadline_s=0.1"],
-    "compute binds: indoor, ESP32, 2 s": ["radio.preset=indoor", "radio.devices=esp32", "radio.deadline_s=2.0"],
+    "compute binds: indoor, ESP32, 1 s": ["radio.preset=indoor", "radio.devices=esp32", "radio.deadline_s=1.0"],
     "nothing binds: urban-micro, 5 s": ["radio.preset=urban-micro", "radio.deadline_s=5.0"],
 }
 WIRES = ("float32", "float16", "int8", "auto")
+SMALL = ["data.train_limit=600", "train.batch_size=8"]
 
 
 def outcome(cell: str, wire: str, seed: int, rounds: int) -> tuple[float, float, float, float]:
     """Test accuracy, mean rate, share of devices left out, and megabytes up, of one run."""
-    settings = [*CELLS[cell], f"execution.wire={wire}", f"seed={seed}", f"rounds={rounds}", f"eval_every={rounds}"]
+    settings = [
+        *CELLS[cell],
+        *SMALL,
+        f"execution.wire={wire}",
+        f"seed={seed}",
+        f"rounds={rounds}",
+        f"eval_every={rounds}",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         records = list(feddrop.Run(feddrop.RunConfig.from_toml("", settings), Path(folder) / "run"))
     devices = [device for record in records for device in record.devices]
@@ -54,7 +62,7 @@ def rows(rounds: int, seeds: int) -> Iterator[str]:
 def main() -> None:
     """Read the command line, run, print as it goes."""
     parser = argparse.ArgumentParser(description="When do fewer bits a value pay?")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
