@@ -17,7 +17,7 @@ ORDER = (
     *("errors", "texts", "seeds", "files", "allocation", "radio"),
     *("params", "subnets", "flops", "sections", "wire", "data", "models"),
     *("learning", "methods", "device", "rounds", "participation", "rates", "executors"),
-    *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs"),
+    *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs", "flower"),
     *("plain", "theory", "paper", "terminal", "__main__"),
 )
 NO_TORCH = ("errors", "texts", "seeds", "files", "allocation", "radio", "report")
