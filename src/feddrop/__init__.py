@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         SubnetError,
         TrainingError,
     )
-    from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
+    from feddrop.executors import ExecutionConfig, Executor, Processes, Ray, Serial
     from feddrop.learning.config import TrainConfig
     from feddrop.learning.server import ServerConfig
     from feddrop.methods import MethodConfig, named
@@ -77,6 +77,7 @@ _HOMES = {
     "Problem": "allocation",
     "Processes": "executors",
     "RadioConfig": "radio",
+    "Ray": "executors",
     "Reply": "device",
     "RoundRecord": "records",
     "Run": "runs",
@@ -156,6 +157,7 @@ __all__ = [
     "Problem",
     "Processes",
     "RadioConfig",
+    "Ray",
     "Reply",
     "RoundRecord",
     "Run",

@@ -109,11 +109,7 @@ class RunConfig:
 
     def notices(self) -> list[str]:
         """Return a line for every setting that was changed and has no effect, though it may later."""
-        default, lines = ExecutionConfig(), self.data.without_effect()
-        for name in ("workers", "timeout_s"):
-            if self.execution.executor == "serial" and getattr(self.execution, name) != getattr(default, name):
-                lines.append(f'execution.{name} has no effect under execution.executor = "serial".')
-        return lines
+        return self.data.without_effect() + self.execution.without_effect()
 
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:

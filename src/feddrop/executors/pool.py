@@ -70,6 +70,10 @@ class Worker(Protocol):
 
 
 W = TypeVar("W", bound=Worker)
+Message = Callable[[W, Any], tuple[Any, ...]]
+"""``(worker, argument) -> call``."""
+GivenUp = Callable[[Any, str], Any]
+"""``(argument, reason) -> answer``."""
 Answer = tuple[int, Any]
 """The number of a call, from 0, and what came back."""
 
@@ -108,17 +112,15 @@ class Pool(Generic[W]):
         for worker in self.workers:
             worker.end()
 
-    def in_order(
-        self, arguments: Iterable[Any], message: Callable[[W, Any], tuple[Any, ...]], given_up: Callable[[Any, str], Any]
-    ) -> Iterator[Any]:
+    def in_order(self, arguments: Iterable[Any], message: Message[W], given_up: GivenUp) -> Iterator[Any]:
         """Yield the answers in the order of the arguments, at most two a worker held; see :meth:`answers`."""
         return (answer[1] for answer in self.answers(arguments, message, given_up) if answer is not None)
 
     def answers(
         self,
         arguments: Iterable[Any],
-        message: Callable[[W, Any], tuple[Any, ...]],
-        given_up: Callable[[Any, str], Any],
+        message: Message[W],
+        given_up: GivenUp,
         *,
         ordered: bool = True,
         tick_s: float | None = None,
@@ -179,7 +181,7 @@ class Pool(Generic[W]):
                 worker.start()
         return [worker for worker in self.workers if worker.ready and worker not in busy]
 
-    def _answered(self, worker: W, call: _Call, ready: dict[int, Any], given_up: Callable[[Any, str], Any]) -> bool:
+    def _answered(self, worker: W, call: _Call, ready: dict[int, Any], given_up: GivenUp) -> bool:
         """Take an answer, or note that the call must be made again (False); too often is an answer as well."""
         try:
             ready[call.number] = worker.receive()
