@@ -122,7 +122,7 @@ class RunConfig:
         """
         table = parse_toml(text, "the configuration")
         if folder:
-            _locate(table, Path(folder))
+            locate(table, Path(folder))
         for override in overrides:
             _override(table, override)
         return from_table(cls, table)
@@ -136,7 +136,7 @@ class RunConfig:
     def located(self) -> RunConfig:
         """Return the same configuration with file names that hold wherever it is read from."""
         table = to_table(self)
-        _locate(table, Path.cwd())
+        locate(table, Path.cwd())
         return from_table(type(self), table)
 
     def flat(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _type_name(option: Any) -> str:
     return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")
 
 
-def _locate(table: dict[str, Any], folder: Path) -> None:
+def locate(table: dict[str, Any], folder: Path) -> None:
     """Make relative file names in a table absolute: they count from ``folder``."""
     for section, key in _FILES:
         inner = table.get(section) if section else table

@@ -167,6 +167,8 @@ def wait(workers: Sequence[ActorWorker], timeout_s: float | None) -> list[ActorW
 
     Time counts in ticks, and only while the server waits: an answer that nobody has come for is no reason to kill.
     """
+    if not workers:
+        return []
     refs = {worker.answer: worker for worker in workers}
     ray, end = workers[0]._ray, math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
