@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from feddrop.methods.fedavg import FedavgConfig, fedavg
     from feddrop.methods.feddrop import FeddropConfig, feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
+    from feddrop.methods.fjord import FjordConfig, at_width, fjord
     from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
+    from feddrop.methods.prunefl import PruneflConfig, prunefl
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
+    from feddrop.sweeps import sweep
     from feddrop.terminal.live import show
 
 _HOMES = {
@@ -63,6 +66,7 @@ _HOMES = {
     "FeddropError": "errors",
     "FeddropWarning": "errors",
     "FeddstConfig": "methods.feddst",
+    "FjordConfig": "methods.fjord",
     "FrameError": "errors",
     "InfeasibleError": "errors",
     "Job": "methods.method",
@@ -76,6 +80,7 @@ _HOMES = {
     "PowerProblem": "allocation",
     "Problem": "allocation",
     "Processes": "executors",
+    "PruneflConfig": "methods.prunefl",
     "RadioConfig": "radio",
     "Ray": "executors",
     "Reply": "device",
@@ -98,12 +103,14 @@ _HOMES = {
     "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
+    "at_width": "methods.fjord",
     "derive": "seeds",
     "export": "records",
     "fedavg": "methods.fedavg",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "fedrolex": "methods.windows",
+    "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
     "heterofl": "methods.windows",
@@ -116,11 +123,13 @@ _HOMES = {
     "mlp": "models",
     "named": "methods",
     "partition": "data",
+    "prunefl": "methods.prunefl",
     "register_rule": "subnets.coupling",
     "resnet18": "models",
     "resume": "runs",
     "run": "runs",
     "show": "terminal.live",
+    "sweep": "sweeps",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
@@ -143,6 +152,7 @@ __all__ = [
     "FeddropError",
     "FeddropWarning",
     "FeddstConfig",
+    "FjordConfig",
     "FrameError",
     "InfeasibleError",
     "Job",
@@ -156,6 +166,7 @@ __all__ = [
     "PowerProblem",
     "Problem",
     "Processes",
+    "PruneflConfig",
     "RadioConfig",
     "Ray",
     "Reply",
@@ -178,12 +189,14 @@ __all__ = [
     "WindowConfig",
     "alexnet",
     "allocate",
+    "at_width",
     "derive",
     "export",
     "fedavg",
     "feddrop",
     "feddst",
     "fedrolex",
+    "fjord",
     "from_arrays",
     "from_dataset",
     "heterofl",
@@ -196,11 +209,13 @@ __all__ = [
     "mlp",
     "named",
     "partition",
+    "prunefl",
     "register_rule",
     "resnet18",
     "resume",
     "run",
     "show",
+    "sweep",
     "trained",
     "transformer",
     "write_report",

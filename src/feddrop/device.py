@@ -40,12 +40,23 @@ class Samples(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back from a device: a frame, or the reason why there is none; its memory; how long it computed."""
+    """What comes back from a device.
+
+    Attributes:
+        frame: the update.
+        memory: what the device remembers now.
+        error: the reason why there is no update; empty if there is one.
+        seconds: that the device computed, by its own clock.
+        elapsed: seconds from sending to receiving, by the clock of the server; 0 where that is not known.
+        forgot: whether the device no longer has the memory it was to use.
+    """
 
     frame: bytes = b""
     memory: bytes = b""
     error: str = ""
     seconds: float = 0.0
+    elapsed: float = 0.0
+    forgot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class ProcessWorker:
         try:
             self._link, theirs = _CONTEXT.Pipe()
             self._process = _CONTEXT.Process(target=serve, args=(theirs, self._build), daemon=self._daemon)
-            with theirs, _no_interrupts():
+            with theirs, _no_interrupts(), _main_that_can_be_found():
                 self._process.start()
         except RuntimeError:  # multiprocessing found that a worker's main script is at work here
             raise RunError(_GUARD) from None
@@ -201,6 +201,21 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _main_that_can_be_found() -> Iterator[None]:
+    """Start processes that do not look for a main script that is no file, as one that came from standard input."""
+    main = sys.modules["__main__"]
+    name = getattr(main, "__file__", None)
+    if name is None or os.path.exists(name):  # noqa: PTH110 -- what is no path is no error here
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = name
 
 
 def serve(link: Connection, build: Builder) -> None:

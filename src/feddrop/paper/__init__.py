@@ -21,6 +21,7 @@ from feddrop.paper import (
     law,
     objective,
     partition,
+    power,
     remark,
     weak,
 )
@@ -40,6 +41,7 @@ EXPERIMENTS = (
     deadline.EXPERIMENT,
     dynamic.EXPERIMENT,
     energy.EXPERIMENT,
+    power.EXPERIMENT,
     weak.EXPERIMENT,
     objective.EXPERIMENT,
     remark.EXPERIMENT,

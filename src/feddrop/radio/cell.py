@@ -9,15 +9,16 @@ Noise conventions (the paper calls N0 a variance in its rates and gives sigma² 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Problem, SubbandProblem
+from feddrop.allocation import PowerProblem, Problem, SubbandPowerProblem, SubbandProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
+from feddrop.allocation.solution import AnyProblem
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.fading import Fading, Measured, Rician
 from feddrop.seeds import derive, generator, permutation
@@ -230,7 +231,8 @@ class Cell:
         push_bits: npt.ArrayLike | None = None,
         pull_bits: npt.ArrayLike | None = None,
         flops: npt.ArrayLike | None = None,
-    ) -> Problem | SubbandProblem:
+        choose: Collection[str] = (),
+    ) -> AnyProblem:
         """Build the allocation problem of a round, or of a batch of rounds.
 
         By the paper's formula, from the number of parameters and the forward FLOPs; or, to bound measured costs, from
@@ -243,6 +245,7 @@ class Cell:
             push_bits: bits of the full model's downlink frame, instead of M_ori x Q.
             pull_bits: bits of its uplink frame, instead of M_ori x Q.
             flops: FLOPs to train the full model on all samples of the device, instead of 3 x forward x samples.
+            choose: ``"power"``, ``"cpu"`` or both, to be chosen too: what the channels have is then the highest.
         """
         push = self.model_bits(parameters) if push_bits is None else np.asarray(push_bits, dtype=np.float64)
         pull = self.model_bits(parameters) if pull_bits is None else np.asarray(pull_bits, dtype=np.float64)
@@ -251,12 +254,16 @@ class Cell:
         held = np.where(channels.present, self.samples, 0.0)
         rest = {
             "weight": held / np.maximum(np.sum(held, axis=-1, keepdims=True), 1.0),
-            "compute_s": cycles / channels.cpu_hz,
-            "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2,
             "deadline_s": np.asarray(self.deadline_s),
             "budget_j": self.budget_j - self.circuit_j,
             "max_rate": np.asarray(self.max_rate),
             "present": None if channels.present.all() else channels.present,
+        }
+        if choose:
+            return self._open(channels, push, pull, cycles, choose, rest)
+        rest |= {
+            "compute_s": cycles / channels.cpu_hz,
+            "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2,
         }
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
         if self.noise == "subband":
@@ -271,6 +278,33 @@ class Cell:
         pull_s = pull / (self.bandwidth_hz * _efficiency(up))
         push_s = push / (self.bandwidth_hz * _efficiency(down))
         return Problem(**rest, comm_s=push_s + pull_s, upload_j=channels.tx_power_w * pull_s)
+
+    def _open(
+        self,
+        channels: Channels,
+        push: FloatArray,
+        pull: FloatArray,
+        cycles: FloatArray,
+        choose: Collection[str],
+        rest: dict[str, Any],
+    ) -> PowerProblem:
+        """The problem that leaves power or clock open; what is not to be chosen is at its highest."""
+        for name in choose:
+            one_of("what to choose", name, ("power", "cpu"))
+        down, up = self._signal_to_noise(channels, self.bandwidth_hz)
+        rest |= {
+            "download_s": push / (self.bandwidth_hz * _efficiency(down)),
+            "cycles": cycles,
+            "cpu_hz": channels.cpu_hz,
+            "cpu_constant": self.cpu_constant,
+            "upload_bits": pull,
+            "bandwidth_hz": np.asarray(self.bandwidth_hz),
+            "gain_to_noise": up / channels.tx_power_w,
+            "tx_power_w": channels.tx_power_w,
+            "least_cpu_hz": np.asarray(0.0) if "cpu" in choose else channels.cpu_hz,
+            "least_tx_power_w": np.asarray(0.0) if "power" in choose else channels.tx_power_w,
+        }
+        return SubbandPowerProblem(**rest, download_snr=down) if self.noise == "subband" else PowerProblem(**rest)
 
     def training_flops(self, forward_flops: float | None) -> FloatArray:
         """FLOPs to train the full model on a device's samples, ``[num_devices]``: backward costs twice forward."""

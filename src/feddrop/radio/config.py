@@ -24,6 +24,10 @@ from feddrop.radio.cell import (
 from feddrop.radio.fading import Fading, Rician, path_loss, read_gains
 from feddrop.radio.tables import by_device, read_table
 
+CONTROLS = ("rate", "share", "power", "cpu")
+_PACED = ("exact", "equal", "random")
+"""Schemes that choose rates, and so the power and clock that go with them."""
+
 DEVICE_COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
 
 
@@ -34,6 +38,8 @@ class RadioConfig:
     Attributes:
         scheme: method of allocation: ``"exact"``, ``"primal-dual"``, ``"equal"``, ``"random"``, ``"none"`` or
         ``"fixed"``.
+        control: what is chosen in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``. Without
+            share the band is split equally; without power or cpu every device is at its highest.
         policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
         bandwidth_hz: B.
         deadline_s: T0.
@@ -64,6 +70,7 @@ class RadioConfig:
     """
 
     scheme: str = "exact"
+    control: tuple[str, ...] = ("rate", "share")
     policy: str = "error"
     bandwidth_hz: float = 10e6
     deadline_s: float = 8.0
@@ -92,6 +99,7 @@ class RadioConfig:
     def __post_init__(self) -> None:
         one_of("radio.scheme", self.scheme, METHODS)
         one_of("radio.policy", self.policy, POLICIES)
+        self._check_control()
         one_of("radio.noise", self.noise, NOISES)
         one_of("radio.costs", self.costs, ("measured", "formula"))
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
@@ -100,6 +108,35 @@ class RadioConfig:
                 raise ConfigError(f"radio.{name} is {list(ends)}; it must be [lowest, highest], both positive.")
         if self.gains_csv and self.distances_m:
             raise ConfigError("radio.gains_csv and radio.distances_m are both given; gains come from one of them.")
+
+    def _check_control(self) -> None:
+        for name in self.control:
+            one_of("an entry of radio.control", name, CONTROLS)
+        if "rate" not in self.control or len(set(self.control)) < len(self.control):
+            raise ConfigError(
+                f'radio.control is {list(self.control)}; it must have "rate", and each of '
+                f"{', '.join(CONTROLS[1:])} at most once."
+            )
+        if self.chooses and self.scheme not in _PACED:
+            raise ConfigError(
+                f"radio.control has {' and '.join(self.chooses)}, which the scheme {self.scheme!r} does not choose. "
+                f"Leave them out, or set radio.scheme to one of {', '.join(_PACED)}."
+            )
+        if "share" not in self.control and self.scheme not in ("exact", "equal"):
+            raise ConfigError(
+                f'radio.control is without "share", which splits the band equally, but radio.scheme is '
+                f'{self.scheme!r}. Add "share", or set radio.scheme = "exact".'
+            )
+
+    @property
+    def chooses(self) -> tuple[str, ...]:
+        """What the allocator chooses besides rates and shares: ``"power"``, ``"cpu"``, both or nothing."""
+        return tuple(name for name in ("power", "cpu") if name in self.control)
+
+    @property
+    def method(self) -> str:
+        """The method of allocation: the scheme, or an equal split where shares are not chosen."""
+        return self.scheme if "share" in self.control else "equal"
 
     def cell(self, devices: int, samples: npt.ArrayLike, seed: int, *, folder: str | Path = ".") -> Cell:
         """Build the cell.

@@ -59,7 +59,8 @@ class DeviceRecord(_Record):
         samples: that it trained on.
         push_bytes: bytes of frames down to it.
         pull_bytes: bytes of frames up from it.
-        latency_s: seconds, simulated, by the way of counting that the run uses; None without a radio.
+        latency_s: seconds, simulated, by the way of counting that the run uses; by the server's clock where devices are
+            real; None without a radio.
         energy_j: joules, likewise.
         binding: the limit that it runs up against: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"``
             or ``"none"``; None without a radio.
@@ -127,7 +128,7 @@ class RoundRecord(_Record):
         test_accuracy: 0 to 1, likewise; None where there are no classes.
         push_bytes: bytes of all frames down.
         pull_bytes: bytes of all frames up.
-        latency_s: seconds of the slowest device, simulated; None without a radio.
+        latency_s: seconds of the slowest device, simulated, or by the server's clock; None without a radio.
         energy_j: joules of all devices, simulated; None without a radio.
         wall_s: seconds that the round took here.
         deadline_s: the deadline in force; None without a radio.

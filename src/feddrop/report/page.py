@@ -43,7 +43,7 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
         ...     print(feddrop.write_report("runs/shown").name)
         report.html
     """
-    run = load_run(run_dir)
+    run = load_run(run_dir, RunLog)
     return write_atomically(Path(run_dir if out is None else out), "report.html", run_page(run))
 
 

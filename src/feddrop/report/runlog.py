@@ -74,13 +74,6 @@ class RunLog:
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
 
-    def _repr_html_(self) -> str:
-        """Show the report in a notebook, in a frame of its own: neither page can disturb the other."""
-        from feddrop.report.html import in_frame
-        from feddrop.report.page import run_page
-
-        return in_frame(run_page(self))
-
     def series(self, key: str) -> Floats:
         """Return one of :data:`ROUND_FIELDS`, or the own metric ``"metrics.NAME"``, ``[R]``; NaN where absent."""
         if key.startswith("metrics."):

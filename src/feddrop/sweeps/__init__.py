@@ -15,7 +15,7 @@ from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
 from feddrop.sweeps.results import write_results
 
-__all__ = ["Job", "jobs_for", "read_sweep", "rounds_done", "sweep", "train_all"]
+__all__ = ["PAGE", "TABLE", "Job", "jobs_for", "read_sweep", "rounds_done", "sweep", "train_all"]
 
 PAGE, TABLE = "comparison.html", "results.csv"
 Watcher = Callable[[list[Job], Mapping[str, str]], None]

@@ -107,7 +107,7 @@ def _variants(given: Any, folder: Path) -> list[tuple[str, dict[str, Any]]]:
         settings = dict(one)
         name = settings.pop("name", None)
         if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"variant {number} has no name. Add name = \"...\" to it.")
+            raise ConfigError(f'variant {number} has no name. Add name = "..." to it.')
         if name in found:
             raise ConfigError(f"two variants are called {name!r}. Give each a name of its own.")
         locate(settings, folder)
