@@ -141,7 +141,8 @@ class Prepared:
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
     """Check and build everything; what cannot work is an error here, before anything is written."""
-    check_torch_device(config.execution.device)
+    if config.execution.executor != "ray":  # a cluster's workers say so themselves: its GPUs are not here
+        check_torch_device(config.execution.device)
     dataset = brought.get("dataset") or data.load(
         config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
     )
