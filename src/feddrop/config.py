@@ -39,6 +39,7 @@ _FILES = (
     ("data", "path"),
     ("participation", "availability"),
     ("radio", "devices_csv"),
+    ("radio", "gains_array"),
     ("radio", "gains_csv"),
 )
 """Settings that name files, by section."""

@@ -21,7 +21,7 @@ from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
@@ -116,10 +116,11 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("feddrop")
 
-SAME = {"parameters": "network", "data_crc32": "data", "samples": "partition", "class_counts": "partition"}
+SAME = {
+    "parameters": "network",
+    "data_crc32": "data",
+    "samples": "partition",
+    "class_counts": "partition",
+    "gains_crc32": "table of gains",
+}
 """Facts that must be those of the start, and what differs if they are not."""
 
 FREE = (
