@@ -25,6 +25,7 @@ SHOWN = (
         "resume",
         "run",
     ),
+    "sweep",
     "write_report",
 )
 """Names whose docstring must hold an example: what one calls first."""

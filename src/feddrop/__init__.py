@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         SubnetError,
         TrainingError,
     )
-    from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
+    from feddrop.executors import ExecutionConfig, Executor, Processes, Ray, Serial
     from feddrop.learning.config import TrainConfig
     from feddrop.learning.server import ServerConfig
     from feddrop.methods import MethodConfig, named
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
+    from feddrop.sweeps import sweep
     from feddrop.terminal.live import show
 
 _HOMES = {
@@ -81,6 +82,7 @@ _HOMES = {
     "Processes": "executors",
     "PruneflConfig": "methods.prunefl",
     "RadioConfig": "radio",
+    "Ray": "executors",
     "Reply": "device",
     "RoundRecord": "records",
     "Run": "runs",
@@ -128,6 +130,7 @@ _HOMES = {
     "resume": "runs",
     "run": "runs",
     "show": "terminal.live",
+    "sweep": "sweeps",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
@@ -166,6 +169,7 @@ __all__ = [
     "Processes",
     "PruneflConfig",
     "RadioConfig",
+    "Ray",
     "Reply",
     "RoundRecord",
     "Run",
@@ -213,6 +217,7 @@ __all__ = [
     "resume",
     "run",
     "show",
+    "sweep",
     "trained",
     "transformer",
     "write_report",

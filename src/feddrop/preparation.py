@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from feddrop import data, flops, models, params
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.device import Samples, Task, check_torch_device
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
 from feddrop.learning.local import Loss
@@ -63,6 +64,17 @@ class Brought(TypedDict, total=False):
 
 NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
 """What the things that a user brings are called in ``run.json``."""
+
+REPLACED = {
+    "model": ("model",),
+    "dataset": ("data.name", "data.path", "data.train_limit"),
+    "parts": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
+    "samples": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
+    "method": ("method",),
+    "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
+    "loss": ("train.loss",),
+}
+"""Settings, or sections, that something which the user brings stands in for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +146,8 @@ class Prepared:
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
     """Check and build everything; what cannot work is an error here, before anything is written."""
-    check_torch_device(config.execution.device)
+    if config.execution.executor != "ray":  # a cluster's workers say so themselves: its GPUs are not here
+        check_torch_device(config.execution.device)
     dataset = brought.get("dataset") or data.load(
         config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
     )
@@ -153,6 +166,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
         *config.notices(),
+        *_replaced(config, brought),
         gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
         counted.note() if config.radio else "",
@@ -213,12 +227,32 @@ def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[i
         return copy.deepcopy(given)
     if given is None:
         return models.build(config.model, dataset, config.seed)
+    try:
+        inspect.signature(given).bind(config.seed)
+    except (TypeError, ValueError):
+        what = f"the class {given.__name__}" if isinstance(given, type) else shortened(given)
+        raise ConfigError(
+            f"model is {what}; it must be a torch.nn.Module that is built, or a function from a seed to one. A network "
+            "of ours is named in the configuration: model.name."
+        ) from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.seed, "init"))
         made = given(config.seed)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
     return copy.deepcopy(made)
+
+
+def _replaced(config: RunConfig, brought: Brought) -> list[str]:
+    """Return a line for everything brought that leaves settings which were made without effect."""
+    given, default = config.flat(), RunConfig().flat()
+    changed = [key for key, value in given.items() if value != default.get(key)]
+    lines = []
+    for name, places in REPLACED.items():
+        idle = [key for key in changed if any(key == place or key.startswith(f"{place}.") for place in places)]
+        if brought.get(name) is not None and idle:
+            lines.append(f"{', '.join(idle)}: without effect, since {name}=... was given.")
+    return lines
 
 
 def _gains(config: RunConfig, brought: Brought) -> Measured | None:
@@ -247,6 +281,7 @@ def _decider(
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Participation(config.participation, len(samples), config.seed)
+    config.server.check(chosen.most)
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
         """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""

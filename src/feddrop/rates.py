@@ -29,6 +29,7 @@ from feddrop.radio.wires import AUTO, ERRORS, choose_wires
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
+from feddrop.texts import read_text
 from feddrop.wire import frame_bytes
 
 
@@ -308,12 +309,7 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 
 def _rates_from_file(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    text = read_text(path, "the rates in")
     try:
         if path.suffix == ".json":
             return tuple(float(value) for value in json.loads(text))
@@ -329,6 +325,9 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
 
 def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
     """Return the column rate in the order of the column device, where there is one."""
+    for row in rows:
+        if None in row or None in row.values():
+            raise ConfigError(f"{str(path)!r} has a row of more or fewer cells than columns: {list(row.values())[:4]}.")
     rates = [float(row["rate"]) for row in rows]
     if not rows or "device" not in rows[0]:
         return tuple(rates)

@@ -153,6 +153,23 @@ class RadioConfig:
         self._check_sources()
         self._check_site()
 
+    def without_effect(self) -> list[str]:
+        """Say which settings differ from their defaults and change nothing, a line each."""
+        near = not self.distances_m and not self.devices_csv
+        idle = {
+            "min_devices": "" if self.dynamic else "it is for radio.dynamic = true",
+            "path_loss_exponent": "it is for devices with distances, radio.distances_m" if near else "",
+            "reference_m": "it is for devices with distances, radio.distances_m" if near else "",
+            "kappa": "radio.gains_csv has the gains" if self.gains_csv else "",
+            "path_loss": "radio.gains_csv has the gains" if self.gains_csv else "",
+        }
+        default = RadioConfig()
+        return [
+            f"radio.{name} has no effect: {why}."
+            for name, why in idle.items()
+            if why and getattr(self, name) != getattr(default, name)
+        ]
+
     def _check_control(self) -> None:
         for name in self.control:
             one_of("an entry of radio.control", name, CONTROLS)
