@@ -1,8 +1,8 @@
 """Every command that readme, documentation and examples tell a reader to type is one that works.
 
 Those of ``feddrop`` are run, in this process and in a folder of their own, on less data than printed; what stands in
-``LOOKED_AT`` is only held to the options that there are. A page's commands run in their order, and what they take as given
-(a run, a configuration) is there.
+``LOOKED_AT`` is only held to the options that there are. A page's commands run in their order, and what they take as
+given (a run, a configuration) is there.
 """
 
 from __future__ import annotations
