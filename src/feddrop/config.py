@@ -39,6 +39,7 @@ _FILES = (
     ("data", "path"),
     ("participation", "availability"),
     ("radio", "devices_csv"),
+    ("radio", "gains_array"),
     ("radio", "gains_csv"),
 )
 """Settings that name files, by section."""
@@ -113,10 +114,7 @@ class RunConfig:
 
     def notices(self) -> list[str]:
         """Return a line for every setting that was changed and has no effect, though it may later."""
-        default, lines = ExecutionConfig(), self.data.without_effect()
-        for name in ("workers", "timeout_s"):
-            if self.execution.executor == "serial" and getattr(self.execution, name) != getattr(default, name):
-                lines.append(f'execution.{name} has no effect under execution.executor = "serial".')
+        lines = self.data.without_effect() + self.execution.without_effect()
         if self.radio is not None:
             lines += self.radio.without_effect()
         if hasattr(self.method.settings, "without_effect"):
@@ -134,7 +132,7 @@ class RunConfig:
         """
         table = parse_toml(text, "the configuration")
         if folder:
-            _locate(table, Path(folder))
+            locate(table, Path(folder))
         for override in sorted(overrides, key=_depth):  # a section before its keys, in whichever order they were given
             _override(table, override)
         return from_table(cls, table)
@@ -148,7 +146,7 @@ class RunConfig:
     def located(self) -> RunConfig:
         """Return the same configuration with file names that hold wherever it is read from."""
         table = to_table(self)
-        _locate(table, Path.cwd())
+        locate(table, Path.cwd())
         return from_table(type(self), table)
 
     def flat(self) -> dict[str, Any]:
@@ -259,7 +257,7 @@ def _type_name(option: Any) -> str:
     return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")
 
 
-def _locate(table: dict[str, Any], folder: Path) -> None:
+def locate(table: dict[str, Any], folder: Path) -> None:
     """Make relative file names in a table absolute: they count from ``folder``."""
     for section, key in _FILES:
         inner = table.get(section) if section else table

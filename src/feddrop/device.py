@@ -147,7 +147,7 @@ class Device:
         samples, where = self.task.samples, self.task.torch_device
         stop = min(start + TEST_CHUNK, len(samples.test_y))
         cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
-        batches = ((taken(samples.test_x, cut, where), samples.test_y[cut].to(where)) for cut in cuts)
+        batches = ((taken(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
         return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
 
 

@@ -25,6 +25,7 @@ from feddrop.learning.losses import loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
+from feddrop.radio import Measured, gains_from
 from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
@@ -43,6 +44,8 @@ class Brought(TypedDict, total=False):
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
+        gains: measured gains in place of those of ``config.radio``: power gains |h|², ``[rounds, devices]``, or what
+            :func:`feddrop.gains_from` makes.
         samples: how many samples every device holds, where the data are the devices' own and not in ``dataset``.
         rates: a function ``(workload, participation) -> Rates`` in place of ``config.rate`` and ``config.radio``.
     """
@@ -54,6 +57,7 @@ class Brought(TypedDict, total=False):
     executor: ExecutorFactory | None
     loss: Loss | None
     metrics: Mapping[str, Loss] | None
+    gains: Measured | npt.ArrayLike | None
     samples: Sequence[int] | None
     rates: Callable[[Workload, Participation], Rates] | None
 
@@ -135,13 +139,15 @@ class Prepared:
             "class_names": list(dataset.class_names),
             "class_counts": None if counts is None else counts.tolist(),
             "budget_j": self.rates.budgets(),
+            "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
         }
 
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
     """Check and build everything; what cannot work is an error here, before anything is written."""
-    check_torch_device(config.execution.device)
+    if config.execution.executor != "ray":  # a cluster's workers say so themselves: its GPUs are not here
+        check_torch_device(config.execution.device)
     dataset = brought.get("dataset") or data.load(
         config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
     )
@@ -156,11 +162,12 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     setup = task.setup
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
-    rates = _decider(config, setup, method, counted, samples, brought.get("rates"))
+    rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
         *config.notices(),
         *_replaced(config, brought),
+        gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
         counted.note() if config.radio else "",
     ]
@@ -248,6 +255,21 @@ def _replaced(config: RunConfig, brought: Brought) -> list[str]:
     return lines
 
 
+def _gains(config: RunConfig, brought: Brought) -> Measured | None:
+    """Return the gains that a user brought; without a radio they are an error."""
+    given = brought.get("gains")
+    if given is None:
+        return None
+    if config.radio is None:
+        raise ConfigError("gains are given, which have no effect without a radio. Add a [radio] section.")
+    return given if isinstance(given, Measured) else gains_from(given)
+
+
+def _measured(rates: Rates) -> Measured | None:
+    """Return the measured gains that a cell takes its channels from, if it does."""
+    return rates.cell.fading if isinstance(rates, RadioRates) and isinstance(rates.cell.fading, Measured) else None
+
+
 def _decider(
     config: RunConfig,
     setup: Setup,
@@ -255,6 +277,7 @@ def _decider(
     counted: Flops,
     samples: Sequence[int],
     own: Callable[[Workload, Participation], Rates] | None,
+    gains: Measured | None,
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Participation(config.participation, len(samples), config.seed)
@@ -277,4 +300,4 @@ def _decider(
     if config.radio is None:
         return GivenRates(setup.rates or (), chosen)
     fixed = read_rates(config.given_rate, len(samples)) if config.radio.scheme == "fixed" else None
-    return RadioRates(config.radio, work, chosen, config.seed, fixed)
+    return RadioRates(config.radio, work, chosen, config.seed, fixed, gains)

@@ -21,7 +21,7 @@ from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
@@ -116,10 +116,11 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
@@ -202,7 +203,8 @@ class RadioRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
         measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
@@ -245,7 +247,7 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         return (
             covering(push, top),
             covering(pull, top),
-            covering(lambda rate: work.flops(sizes(rate).kept)[1], top),
+            covering(lambda rate: sizes(rate).work * work.flops(sizes(rate).kept)[1], top),
         )
 
     def full(top: float) -> dict[str, Any]:

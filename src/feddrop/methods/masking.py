@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +40,12 @@ class MaskLayout:
         self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items()}
         self.size = sum(math.prod(shape) for shape in self.weights.values())
 
-    def joined(self, parts: Mapping[str, npt.NDArray[np.generic]]) -> Tensor:
+    def joined(self, parts: Mapping[str, npt.NDArray[Any]]) -> Tensor:
         """Write the arrays of all weights one after another, ``[size]``."""
         flat = [parts[name].reshape(-1) for name in self.weights]
         return torch.from_numpy(np.concatenate(flat or [np.empty(0, bool)]))
 
-    def parted(self, flat: npt.NDArray[np.generic]) -> dict[str, npt.NDArray[np.generic]]:
+    def parted(self, flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Undo :meth:`joined`."""
         ends = np.cumsum([math.prod(shape) for shape in self.weights.values()])
         parts = np.split(flat, ends[:-1])
@@ -55,7 +56,7 @@ class MaskLayout:
         flat = mask.numpy().reshape(-1)
         if flat.size != self.size or flat.dtype != bool:
             raise FrameError(f"a mask of {flat.size} bits; {self.size} were expected.")
-        return self.parted(flat)  # type: ignore[return-value]
+        return self.parted(flat)
 
     def pieces(self, masks: Masks) -> Subnet:
         """Return what is kept of every tensor."""

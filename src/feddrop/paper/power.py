@@ -37,8 +37,13 @@ def configs(scale: Scale) -> dict[tuple[float, str], RunConfig]:
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Every budget and scheme with every seed."""
-    return with_seeds(list(configs(scale).values()), scale.seeds)
+    """Every budget and scheme with every seed, the budget at which most is at stake first."""
+    chosen = configs(scale)
+    return [
+        config
+        for budget in BUDGETS_J
+        for config in with_seeds([chosen[budget, name] for name in CONTROLS], scale.seeds)
+    ]
 
 
 EXPERIMENT = Experiment("power", "Power and clock chosen too", "beyond it", runs, lambda *_: Page(text=""))

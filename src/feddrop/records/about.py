@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("feddrop")
 
-SAME = {"parameters": "network", "data_crc32": "data", "samples": "partition", "class_counts": "partition"}
+SAME = {
+    "parameters": "network",
+    "data_crc32": "data",
+    "samples": "partition",
+    "class_counts": "partition",
+    "gains_crc32": "table of gains",
+}
 """Facts that must be those of the start, and what differs if they are not."""
 
-FREE = ("rounds", "execution.executor", "execution.workers", "execution.timeout_s", "data.path", "callbacks")
+FREE = (
+    *("rounds", "data.path", "callbacks"),
+    *(f"execution.{name}" for name in ("executor", "workers", "timeout_s", "address", "cpus", "gpus")),
+)
 """Settings, or sections, that may change between two parts of a run: they do not alter what a round does. The number of
 rounds is one of them only where nothing goes by it."""
 
