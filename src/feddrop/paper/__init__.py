@@ -19,6 +19,7 @@ from feddrop.paper import (
     explain,
     findings,
     law,
+    norms,
     objective,
     partition,
     remark,
@@ -44,6 +45,7 @@ EXPERIMENTS = (
     objective.EXPERIMENT,
     remark.EXPERIMENT,
     law.EXPERIMENT,
+    norms.EXPERIMENT,
     explain.EXPERIMENT,
 )
 
