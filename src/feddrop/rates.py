@@ -12,21 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
+from feddrop.texts import read_text
 from feddrop.wire import frame_bytes
 
 
@@ -37,17 +39,21 @@ class Decision:
     Attributes:
         rates: dropout rate γ of every device that takes part.
         shares: share ρ of the band, likewise; empty without a radio.
+        powers: watts P that each device sends with, where they are chosen.
+        clocks: hertz f that each device computes at, where they are chosen.
         binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
             ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
         deadline_s: the deadline in force; longer than asked for where the policy stretched it.
         objective: Σ w/(1-γ), what the allocator minimises.
         allocation: the allocator's own answer.
-        channels: the conditions of the round.
+        channels: the conditions of the round, with the powers and clocks that were chosen.
     """
 
     rates: Mapping[int, float]
     shares: Mapping[int, float] = field(default_factory=dict)
+    powers: Mapping[int, float] = field(default_factory=dict)
+    clocks: Mapping[int, float] = field(default_factory=dict)
     binding: Mapping[int, str] = field(default_factory=dict)
     left_out: Sequence[int] = ()
     deadline_s: float | None = None
@@ -66,7 +72,7 @@ class GivenRates:
         """Return the rates of the devices that take part."""
         return Decision(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
 
-    def costs(self, _: Decision, __: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
         """Return nothing: without a radio nothing is known of latency and energy."""
         return {}
 
@@ -96,7 +102,7 @@ class Workload:
 
 
 class RadioRates:
-    """Rates and shares from the cell: channels are drawn, the allocator decides.
+    """Rates and shares from the cell, power and clock where they are open: channels are drawn, the allocator decides.
 
     With ``costs = "measured"`` the allocator is told of a full model a little larger than it is, so that the *measured*
     frames and FLOPs of every subnet (headers, biases, rounding) stay within what it planned with; see
@@ -110,12 +116,13 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
-        self._cover = self._covers() if radio.costs == "measured" else None
+        self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -131,21 +138,34 @@ class RadioRates:
         channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
-        while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
+        while self._cover and self._radio.method not in ("fixed", "random") and (highest := _highest(allocation)) < top:
             # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
             top = highest
             allocation = self._allocate(round_, channels, top)
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
+        chosen = self._chosen(allocation, channels)
         return Decision(
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
+            powers={device: float(chosen.tx_power_w[device]) for device in active if "power" in self._radio.chooses},
+            clocks={device: float(chosen.cpu_hz[device]) for device in active if "cpu" in self._radio.chooses},
             binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
             allocation=allocation,
-            channels=channels,
+            channels=chosen,
+        )
+
+    def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
+        """The conditions of the round at the powers and clocks that were chosen."""
+        if allocation.cpu_hz is None or allocation.tx_power_w is None:
+            return channels
+        return replace(
+            channels,
+            cpu_hz=np.where(allocation.active, allocation.cpu_hz, channels.cpu_hz),
+            tx_power_w=np.where(allocation.active, allocation.tx_power_w, channels.tx_power_w),
         )
 
     def _present(self, round_: int, channels: Channels) -> Channels:
@@ -167,8 +187,8 @@ class RadioRates:
         """Allocate with rates up to ``top``."""
         full = self._cover(top) if self._cover else self._formula
         return allocate(
-            replace(self.cell, max_rate=top).problem(channels, **full),
-            self._radio.scheme,
+            replace(self.cell, max_rate=top).problem(channels, **full, choose=self._radio.chooses),
+            self._radio.method,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
             rate=self._fixed,
@@ -183,7 +203,8 @@ class RadioRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
         measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
@@ -199,37 +220,57 @@ class RadioRates:
             for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
         ]
 
-    def _covers(self) -> Callable[[float], dict[str, Any]]:
-        """Return the function from the highest rate to figures of a full model that cover every subnet's real costs."""
-        work = self._work
-        if work.sizes is None:
-            raise ConfigError(
-                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
-                "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
-                '"formula".'
-            )
-        sizes = lru_cache(maxsize=4096)(work.sizes)
 
-        def push(rate: float) -> float:
-            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
+def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float], dict[str, Any]]:
+    """Return the function from the highest rate to figures of a full model that cover every subnet's real costs.
 
-        def pull(rate: float) -> float:
-            return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+    Args:
+        work: what is trained.
+        samples: samples that each device trains on in a round, ``[num_devices]``; looked at when asked.
+    """
+    if work.sizes is None:
+        raise ConfigError(
+            "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
+            "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
+            '"formula".'
+        )
+    sizes = lru_cache(maxsize=4096)(work.sizes)
 
-        @lru_cache
-        def cover(top: float) -> dict[str, Any]:
-            trained = covering(lambda rate: work.flops(sizes(rate).kept)[1], top)
-            return {
-                "push_bits": covering(push, top),
-                "pull_bits": covering(pull, top),
-                "flops": trained * self.cell.samples,
-            }
+    def push(rate: float) -> float:
+        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
 
-        return cover
+    def pull(rate: float) -> float:
+        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+
+    @lru_cache
+    def cover(top: float) -> tuple[float, float, float]:
+        return (
+            covering(push, top),
+            covering(pull, top),
+            covering(lambda rate: sizes(rate).work * work.flops(sizes(rate).kept)[1], top),
+        )
+
+    def full(top: float) -> dict[str, Any]:
+        push_bits, pull_bits, flops = cover(top)
+        return {"push_bits": push_bits, "pull_bits": pull_bits, "flops": flops * samples}
+
+    return full
 
 
-Rates = GivenRates | RadioRates
-"""Who decides the rates of a run."""
+class Rates(Protocol):
+    """Who decides the rates of a run."""
+
+    def decide(self, round_: int) -> Decision:
+        """Decide before a round. Round 1 is also asked for before the run, so that what cannot work is an error."""
+        ...
+
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return what a round took, by device: fields of a :class:`feddrop.records.DeviceRecord`; or nothing."""
+        ...
+
+    def budgets(self) -> list[float | None]:
+        """Return the energy budget of every device in joules, None for no budget; empty where there is no energy."""
+        ...
 
 
 def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
@@ -243,12 +284,7 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 
 def _rates_from_file(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    text = read_text(path, "the rates in")
     try:
         if path.suffix == ".json":
             return tuple(float(value) for value in json.loads(text))
@@ -264,6 +300,9 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
 
 def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
     """Return the column rate in the order of the column device, where there is one."""
+    for row in rows:
+        if None in row or None in row.values():
+            raise ConfigError(f"{str(path)!r} has a row of more or fewer cells than columns: {list(row.values())[:4]}.")
     rates = [float(row["rate"]) for row in rows]
     if not rows or "device" not in rows[0]:
         return tuple(rates)

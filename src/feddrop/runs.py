@@ -6,6 +6,7 @@ round), ``checkpoints/`` and ``report.html``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from feddrop.preparation import NAMES, Brought, prepare
 from feddrop.rates import Decision
 from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
+
+log = logging.getLogger("feddrop")
 
 Record = RoundRecord
 """One line of ``metrics.jsonl``."""
@@ -136,7 +139,7 @@ class Run:
             rates=decision.rates,
             seed=config.seed,
             dtype=config.execution.wire,
-            num_samples=[len(part) for part in self.prepared.parts],
+            num_samples=self.prepared.samples,
             memories=self._memories,
             guard=self._guard,
             min_devices=config.server.min_devices,
@@ -149,6 +152,9 @@ class Run:
         measured = executor.evaluate(self.params) if due else {}
         record = self._record(decision, result.devices, measured, time.perf_counter() - started)
         self._disk.save(record, self._groups())
+        if record.diverged:
+            said = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
+            log.warning(said, record.round, record.test_loss)
         return record
 
     def _settled(self, whole: Params, state: State) -> Params:
@@ -159,7 +165,9 @@ class Run:
     ) -> Record:
         good = [device for device in devices if device.loss is not None]
         samples = sum(device.num_samples for device in good)
-        costs = self.prepared.rates.costs(decision, devices)
+        clocked = {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
+        costs = self.prepared.rates.costs(decision, devices) or clocked
+        joules = [cost.get("energy_j") for cost in costs.values()]
         entries = [
             DeviceRecord(
                 device=d.device,
@@ -169,6 +177,8 @@ class Run:
                 push_bytes=d.push_bytes,
                 pull_bytes=d.pull_bytes,
                 binding=decision.binding.get(d.device),
+                tx_power_w=decision.powers.get(d.device),
+                cpu_hz=decision.clocks.get(d.device),
                 loss=d.loss,
                 status=d.status,
                 suspicious=d.suspicious or None,
@@ -185,7 +195,7 @@ class Run:
             push_bytes=sum(device.push_bytes for device in devices),
             pull_bytes=sum(device.pull_bytes for device in devices),
             latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
-            energy_j=sum(cost["energy_j"] for cost in costs.values()) if costs else None,
+            energy_j=None if None in joules or not joules else sum(filter(None, joules)),
             wall_s=round(wall_s, 4),
             deadline_s=decision.deadline_s,
             objective=decision.objective,

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from feddrop.errors import RunError
 from feddrop.files import clean, plain
+from feddrop.learning.config import GROWN
 
 _COUNTS = frozenset({"push_bytes", "pull_bytes", "samples"})
 _WORDS = frozenset({"binding", "status", "suspicious"})
@@ -59,7 +60,8 @@ class DeviceRecord(_Record):
         samples: that it trained on.
         push_bytes: bytes of frames down to it.
         pull_bytes: bytes of frames up from it.
-        latency_s: seconds, simulated, by the way of counting that the run uses; None without a radio.
+        latency_s: seconds, simulated, by the way of counting that the run uses; by the server's clock where devices are
+            real; None without a radio.
         energy_j: joules, likewise.
         binding: the limit that it runs up against: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"``
             or ``"none"``; None without a radio.
@@ -127,7 +129,7 @@ class RoundRecord(_Record):
         test_accuracy: 0 to 1, likewise; None where there are no classes.
         push_bytes: bytes of all frames down.
         pull_bytes: bytes of all frames up.
-        latency_s: seconds of the slowest device, simulated; None without a radio.
+        latency_s: seconds of the slowest device, simulated, or by the server's clock; None without a radio.
         energy_j: joules of all devices, simulated; None without a radio.
         wall_s: seconds that the round took here.
         deadline_s: the deadline in force; None without a radio.
@@ -181,6 +183,13 @@ class RoundRecord(_Record):
         if self.test_accuracy is not None:
             return self.test_accuracy
         return None if self.test_loss is None else -self.test_loss
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training ran away in this round: the test loss is no number, or far above the training loss."""
+        if self.test_loss is None:
+            return False
+        return not math.isfinite(self.test_loss) or self.test_loss > GROWN * max(1.0, self.train_loss or 0.0)
 
     def scalars(self) -> dict[str, float]:
         """Return every number of the round that is known, by name; own metrics under theirs."""

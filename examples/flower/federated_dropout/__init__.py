@@ -1,0 +1,1 @@
+"""Federated dropout as a Flower app."""

@@ -1,0 +1,311 @@
+"""A whole Flower federation on this machine: a SuperLink with TLS, SuperNodes with keys, all on 127.0.0.1.
+
+`python examples/flower/federation.py` starts it, trains, compares with the same run in one process, and ends it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+HERE = Path(__file__).parent
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else the SuperLink would install torch anew
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on 127.0.0.1 only
+    "OMP_NUM_THREADS": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+}
+
+
+class Federation:
+    """A SuperLink and SuperNodes as processes; everything is ended with the ``with`` block, or with this process.
+
+    Args:
+        home: an empty folder for keys, certificates, databases and logs; its path must be short.
+        app: folder of the Flower app.
+        simulated: whether nodes are simulated by the SuperLink (over Ray), without TLS and keys.
+    """
+
+    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False) -> None:
+        self.home, self.app, self.simulated = Path(home), app, simulated
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        bins = Path(sys.executable).parent
+        self._env = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
+        self._env["PATH"] = f"{bins}{os.pathsep}{os.environ.get('PATH', '')}"
+        (self.home / "flwr").mkdir(parents=True, exist_ok=True)
+        certificates(self.home)
+        trust = "insecure = true" if simulated else f'root-certificates = "{self.home / "ca.pem"}"'
+        (self.home / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+        )
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+    def start_link(self) -> None:
+        """Start the SuperLink, with TLS and node authentication, and wait until it listens."""
+        place = self.home
+        trusted = (
+            *("--ssl-ca-certfile", str(place / "ca.pem"), "--ssl-certfile", str(place / "server.pem")),
+            *("--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"),
+        )
+        self._start(
+            "superlink",
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--isolation", "subprocess"),
+            *(("--insecure", "--simulation") if self.simulated else trusted),
+            *("--database", str(place / "state.db"), "--disable-runtime-dependency-installation"),
+        )
+        wait_for(lambda: listening(self.port), 60, "the SuperLink listens", self.log("superlink"))
+
+    def register(self, *numbers: int) -> None:
+        """Make a key for each of some nodes, and let the SuperLink know them."""
+        keys = [node_key(self.home / f"node-{number}") for number in numbers]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
+
+    def start_node(self, number: int, **config: Any) -> None:
+        """Start a SuperNode; further settings go into its configuration. It remembers in a folder of its own."""
+        memory = self.home / f"memory-{number}"
+        told = {"partition-id": number, "memory": str(memory), **{k.replace("_", "-"): v for k, v in config.items()}}
+        self._start(
+            f"node-{number}",
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"),
+            *("--port", str(free_port()), "--isolation", "subprocess"),
+            *("--root-certificates", str(self.home / "ca.pem")),
+            *("--auth-supernode-private-key", str(self.home / f"node-{number}")),
+            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())),
+        )
+
+    def start(self, nodes: int = 0, **settings: Any) -> None:
+        """Start a training, over so many nodes if they are simulated; its log is in ``run.log``."""
+        told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        simulated = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
+        more = ("--federation-config", simulated) if self.simulated else ()
+        self._start("run", "flwr", "run", str(self.app), "here", "--run-config", told, *more, "--stream")
+
+    def status(self) -> str:
+        """Return what the SuperLink says of the newest training, e.g. ``finished:completed``."""
+        listed = json.loads(self.flwr("list", "here", "--format", "json"))
+        runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("created-at", "")))
+        return str(runs[-1]["status"]) if runs else "none"
+
+    def flwr(self, *words: str) -> str:
+        """Run a command of Flower's, and return what it prints."""
+        done = subprocess.run(  # noqa: S603
+            [str(Path(sys.executable).parent / "flwr"), *words],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=self.home,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"flwr {' '.join(words)} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    def log(self, name: str) -> Path:
+        """Return the file with what a process printed."""
+        return self.home / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """Kill a process, with all that it started, and wait until it is gone."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _start(self, name: str, *command: str) -> None:
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(  # noqa: S603
+                command,
+                env=self._env,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            )
+
+
+def die_with_parent() -> None:
+    """Have the system end this process with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    """Tell whether somebody listens on a port of 127.0.0.1."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(happened: Any, seconds: float, what: str, log: Path | None = None) -> Any:
+    """Wait until something is true, and return it; with the end of a log where it does not become so."""
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        if time.monotonic() > end:
+            told = log.read_text(errors="replace")[-4000:] if log and log.exists() else ""
+            raise TimeoutError(f"not within {seconds:g} s: {what}\n{told}")
+        time.sleep(0.2)
+    return found
+
+
+def certificates(folder: Path) -> None:
+    """Make an authority of our own and a certificate for this machine: ca.pem, server.pem, server.key."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+    def made(subject: str, public: Any, signer: Any, *, authority: bool) -> x509.Certificate:
+        hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("feddrop example authority"))
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=7))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(hosts, critical=False)
+            .sign(signer, hashes.SHA256())
+        )
+
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    own = made("feddrop example authority", authority.public_key(), authority, authority=True)
+    other = made("localhost", server.public_key(), authority, authority=False)
+    (folder / "ca.pem").write_bytes(own.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.pem").write_bytes(other.public_bytes(serialization.Encoding.PEM))
+    _write_key(folder / "server.key", server, serialization.PrivateFormat.PKCS8)
+
+
+def node_key(path: Path) -> Path:
+    """Make the key of a node, as ``ssh-keygen -t ecdsa -b 384`` does, and return the file with its public half."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_key(path, key, serialization.PrivateFormat.OpenSSH)
+    public = path.with_suffix(".pub")
+    kinds = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public.write_bytes(key.public_key().public_bytes(*kinds))
+    return public
+
+
+def _write_key(path: Path, key: Any, kind: serialization.PrivateFormat) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()))
+
+
+@contextlib.contextmanager
+def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iterator[Federation]:
+    """Start a SuperLink and nodes that are registered there, in a temporary folder."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
+        Federation(Path(home), app, simulated=simulated) as all_,
+    ):
+        all_.start_link()
+        if not simulated:
+            all_.register(*range(nodes))
+            for number in range(nodes):
+                all_.start_node(number)
+        yield all_
+
+
+def main() -> int:
+    """Train over real nodes, and compare with the same run in one process."""
+    import torch
+
+    import feddrop
+    from feddrop.checkpoints import load_checkpoint
+    from feddrop.flower.config import read_settings
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="where the run folder goes; must be new")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
+    given = parser.parse_args()
+    out, own = given.out.absolute(), {"rounds": given.rounds}
+    settings = {**app_settings(HERE), **own}
+    nodes, started = int(settings["data.devices"]), time.monotonic()
+    with federation(nodes, simulated=given.simulation) as all_:
+        kind = "simulated nodes" if given.simulation else "nodes with keys, TLS"
+        print(f"a SuperLink and {nodes} {kind}, on 127.0.0.1:{all_.port}", flush=True)
+        all_.start(nodes, **own, **{"flower.out": str(out / "flower")})
+        process = all_.processes["run"]
+        print_while(all_.log("run"), lambda: process.poll() is None)
+        status, tail = all_.status(), all_.log("run").read_text(errors="replace")[-3000:]
+    print(f"{status} after {time.monotonic() - started:.0f} s; all processes are ended")
+    if "completed" not in status:
+        print(tail)
+        return 1
+    config, _ = read_settings(settings)
+    feddrop.run(config, out / "serial")
+    one, other = (load_checkpoint(out / name / "checkpoints") for name in ("flower", "serial"))
+    if one is None or other is None:
+        raise SystemExit("a run left no checkpoint")
+    params, expected = one.groups["params"], other.groups["params"]
+    same = params.keys() == expected.keys() and all(torch.equal(params[name], expected[name]) for name in params)
+    print(f"parameters {'equal those' if same else 'DIFFER from those'} of the serial executor, bit for bit")
+    return 0 if same else 1
+
+
+def app_settings(app: Path) -> Mapping[str, Any]:
+    """Return the configuration of an app by dotted keys, as Flower hands it to both sides."""
+    import tomllib
+
+    from feddrop.files import flat
+
+    return flat(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+
+
+def print_while(log: Path, running: Any) -> None:
+    """Print what a log gets of our own lines, as long as its writer runs."""
+    seen = 0
+    while True:
+        going = running()
+        text = log.read_text(errors="replace") if log.exists() else ""
+        for line in text[seen:].splitlines():
+            if "feddrop:" in line:
+                print("  " + line.partition("feddrop:")[2].strip(), flush=True)
+        seen = len(text)
+        if not going:
+            return
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

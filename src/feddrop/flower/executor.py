@@ -1,0 +1,152 @@
+"""Flower as one more way to run devices: frames go out as messages, replies come back in device order.
+
+Whatever a node does, the round goes on: a reply that is late, missing, twice there, from another node, too large or no
+frame at all is counted, named and left out. What a frame says is checked where all frames are, in ``rounds.pull``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType
+
+from feddrop.device import Reply, Task
+from feddrop.errors import FrameError
+from feddrop.executors.serial import Serial
+from feddrop.flower.fleet import Fleet
+from feddrop.flower.messages import largest_frame, pack, unpack
+from feddrop.params import Params
+from feddrop.rounds import Parcel
+
+log = logging.getLogger("feddrop")
+
+LATER = 4.0
+"""A reply is waited for once, and looked for so many times as long, to tell the late from the dead."""
+WINDOW = 64
+"""Replies that are asked for at a time: the others stay with the SuperLink until their turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A message under way: to whom, when, and the name of the memory that it is to use."""
+
+    device: int
+    node_id: int
+    at: float
+    memory: bytes
+
+
+class Messenger:
+    """Runs devices that are nodes of Flower.
+
+    Args:
+        task: what devices need to know; here, for the test set, which the server evaluates itself.
+        fleet: the nodes.
+    """
+
+    def __init__(self, task: Task, fleet: Fleet) -> None:
+        self._fleet, self._grid, self._config = fleet, fleet.grid, fleet.config
+        self._local = Serial(task)
+        self._most = largest_frame(task.setup.model)
+        self._overdue: dict[str, Sent] = {}
+
+    def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
+        """Send every device its frame, then give the replies in order; who has no node, or is late, has none."""
+        self._fleet.gather()
+        order: list[int] = []
+        waiting: dict[str, Sent] = {}
+        replies: dict[int, Reply] = {}
+        for parcel in parcels:
+            order.append(parcel.device)
+            self._send(parcel, waiting, replies)
+        last = time.monotonic()
+        for device in order:
+            while device not in replies:
+                self._receive(waiting, replies)
+                if device not in replies and time.monotonic() - last > self._config.timeout_s:
+                    self._give_up(waiting, replies)
+                elif device not in replies:
+                    time.sleep(self._config.poll_s)
+            reply = replies.pop(device)
+            if reply.error:
+                self._fleet.refused[device, reply.error.partition(":")[0]] += 1
+            yield reply
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Return the mean loss and every measure on the server's test set."""
+        return self._local.evaluate(params)
+
+    def close(self) -> None:
+        """Give back what was held here; nodes and SuperLink go on."""
+        self._local.close()
+
+    def _send(self, parcel: Parcel, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
+        node = self._fleet.nodes.get(parcel.device)
+        if node is None:
+            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is there for it")
+            return
+        content = pack(parcel.frame, memory=parcel.memory.decode())
+        message = Message(content, node.node_id, MessageType.TRAIN, ttl=LATER * self._config.timeout_s)
+        number = next(iter(self._grid.push_messages([message])), None)
+        if not number:
+            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: the SuperLink did not take its message")
+            return
+        sent = Sent(device=parcel.device, node_id=node.node_id, at=time.monotonic(), memory=parcel.memory)
+        waiting[number] = sent
+
+    def _receive(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
+        """Take what has come: replies, answers of newcomers, and what is too late."""
+        window = [number for number, _ in zip(waiting, range(WINDOW), strict=False)]
+        for message in self._grid.pull_messages([*window, *self._overdue]):
+            asked = message.metadata.reply_to_message_id
+            if asked in waiting:
+                sent = waiting.pop(asked)
+                replies[sent.device] = self._read(message, sent)
+            elif asked in self._overdue:
+                sent = self._overdue.pop(asked)
+                if not message.has_error():
+                    late = time.monotonic() - sent.at - self._config.timeout_s
+                    log.warning("%s answered %.1f s too late: left out.", self._fleet.name(sent.device), late)
+            else:
+                log.warning("node %d sent a reply that nobody waits for: left out.", message.metadata.src_node_id)
+                self._fleet.refused[-1, "duplicate"] += 1
+        self._fleet.look()
+
+    def _read(self, message: Message, sent: Sent) -> Reply:
+        """Return what a message says, or why it is not used."""
+        if message.has_error():
+            reason = f"{message.error.reason or 'no reason given'} (error {message.error.code})"
+            return Reply(memory=sent.memory, error=f"dead: {reason}")
+        if message.metadata.src_node_id != sent.node_id:
+            other = message.metadata.src_node_id
+            return Reply(memory=sent.memory, error=f"malformed: node {other} answered in place of {sent.node_id}")
+        elapsed = time.monotonic() - sent.at
+        try:
+            frame, notes = unpack(message.content, self._most)
+        except FrameError as error:
+            return Reply(memory=sent.memory, error=str(error))
+        seconds = notes.get("seconds", 0.0)
+        known = isinstance(seconds, float) and math.isfinite(seconds)
+        if told := notes.get("error"):
+            forgot = notes.get("forgot") is True
+            return Reply(memory=sent.memory, error=f"failed: {str(told)[:500]}", forgot=forgot)
+        return Reply(
+            frame=frame,
+            memory=str(notes.get("memory", ""))[:100].encode(),
+            seconds=min(max(float(seconds), 0.0), elapsed) if known else 0.0,
+            elapsed=elapsed,
+        )
+
+    def _give_up(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
+        """Go on without those who have not answered in time."""
+        now = time.monotonic()
+        self._overdue = {n: s for n, s in self._overdue.items() if now - s.at < LATER * self._config.timeout_s}
+        for number, sent in waiting.items():
+            error = f"late: no reply within flower.timeout_s = {self._config.timeout_s:g} s"
+            replies[sent.device] = Reply(memory=sent.memory, error=error, elapsed=now - sent.at)
+            self._overdue[number] = sent
+        waiting.clear()

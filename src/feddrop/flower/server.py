@@ -1,0 +1,155 @@
+"""The server side: a ServerApp that is one run, with Flower's nodes for its devices.
+
+It is the same run as anywhere: saved after every round, resumed to the same bits, reported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from feddrop.errors import RunError
+from feddrop.files import write_atomically
+from feddrop.flower.config import read_settings
+from feddrop.flower.executor import Messenger
+from feddrop.flower.fleet import Fleet
+from feddrop.flower.messages import network_digest
+from feddrop.flower.planning import NodeRates
+from feddrop.participation import Participation
+from feddrop.preparation import Brought
+from feddrop.rates import Rates, Workload, read_rates
+from feddrop.records import RoundRecord, RunFolder
+from feddrop.report import write_report
+from feddrop.runs import Run
+
+log = logging.getLogger("feddrop")
+
+FLEET = "fleet.json"
+"""What was measured of the nodes, beside the run's own files."""
+
+
+def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> ServerApp:
+    """Return a ServerApp that trains what the app's configuration says.
+
+    Args:
+        callbacks: who hears of every round.
+        **brought: model, dataset (an example and the server's test set), method, loss, metrics of your own.
+
+    Example:
+        >>> import feddrop.flower
+        >>> app = feddrop.flower.server_app()
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        _speak()
+        train(grid, context.run_config, callbacks=callbacks, **brought)
+
+    return app
+
+
+def train(
+    grid: Grid,
+    settings: Mapping[str, str | int | float | bool],
+    *,
+    callbacks: Sequence[Any] = (),
+    **brought: Unpack[Brought],
+) -> Run:
+    """Train over the nodes of a grid, and write the report. A folder that holds an unfinished run is gone on with.
+
+    Args:
+        grid: Flower's, or anything with its functions.
+        settings: the app's configuration; see :class:`feddrop.flower.FleetConfig`.
+        callbacks: who hears of every round.
+        **brought: what you bring yourself.
+    """
+    config, treated = read_settings(settings)
+    config, folder = config.located(), Path(treated.out)
+    disk = RunFolder(folder)
+    about = disk.about() if folder.is_dir() else {}
+    fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
+    if len(fleet.samples) != config.data.devices:
+        raise RunError(
+            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}."
+        )
+    fleet.gather()
+    planners: list[NodeRates] = []
+
+    def planner(work: Workload, participation: Participation) -> Rates:
+        first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
+        planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
+        return planners[-1]
+
+    own: Brought = {**brought, "samples": fleet.samples, "executor": lambda task: Messenger(task, fleet)}
+    if treated.planning != "given":
+        own["rates"] = planner
+    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
+    fleet.hold_to(network_digest(run.prepared.model))
+    if about:
+        log.info("%s goes on after round %d of %d.", folder, run.round, config.rounds)
+        for one in planners:
+            one.restore(_read(folder / FLEET), run.round)
+    for record in run:
+        _tell(record, fleet)
+        for one in planners:
+            write_atomically(folder / FLEET, json.dumps({"measured": one.to_json()}).encode())
+    write_report(folder)
+    _sum_up(run, fleet)
+    return run
+
+
+def _tell(record: RoundRecord, fleet: Fleet) -> None:
+    """Log a round, and by name whoever was left out of it, and why."""
+    accuracy = "" if record.test_accuracy is None else f", test accuracy {record.test_accuracy:.4f}"
+    seconds = "" if record.latency_s is None else f", slowest node {record.latency_s:.1f} s"
+    log.info(
+        "round %d: train loss %.4f%s, %d bytes down, %d up%s",
+        *(record.round, record.train_loss or 0.0, accuracy, record.push_bytes, record.pull_bytes, seconds),
+    )
+    for device in record.devices:
+        if device.status != "ok":
+            log.warning("round %d: %s is left out: %s", record.round, fleet.name(device.device), device.status)
+        if device.suspicious:
+            log.warning("round %d: %s: %s", record.round, fleet.name(device.device), device.suspicious)
+
+
+def _sum_up(run: Run, fleet: Fleet) -> None:
+    """Log how many updates of each device were used, and what was left out."""
+    left = [(one.device, one.status != "ok") for record in run.records for one in record.devices]
+    out = {device: sum(bad for k, bad in left if k == device) for device, bad in left if bad}
+    told = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(_kinds(fleet).items()))
+    log.info("done: %d rounds, %d updates; left out: %s%s", run.round, len(left), told, f" ({kinds})" if kinds else "")
+
+
+def _kinds(fleet: Fleet) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (_, kind), count in fleet.refused.items():
+        found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read what was measured; what is missing or damaged is measured anew."""
+    try:
+        found = json.loads(path.read_bytes())
+        return dict(found["measured"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _speak() -> None:
+    """Let the log of a ServerApp's process be heard: Flower streams what it prints."""
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("feddrop: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)

@@ -1,0 +1,575 @@
+"""Flower's server logic over a grid in this process: bits, bytes, memories, planning, and replies that do harm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+import feddrop
+from feddrop import wire
+from feddrop.checkpoints import load_checkpoint
+from feddrop.flower import FleetConfig, client_app, train
+from feddrop.flower.config import read_settings
+from feddrop.flower.memory import KEPT, NodeMemory
+from feddrop.flower.messages import Introduction, pack, unpack
+from feddrop.flower.planning import Plan, line
+from feddrop.records import RunFolder
+from support.grid import FakeGrid
+
+SETTINGS = {
+    "rounds": 3,
+    "seed": 5,
+    "rate": 0.4,
+    "model.name": "mlp",
+    "data.devices": 4,
+    "data.train_limit": 160,
+    "data.partition": "dirichlet",
+    "data.alpha": 0.5,
+    "train.batch_size": 16,
+    "flower.poll_s": 0.01,
+    "flower.join_s": 2.0,
+    "flower.timeout_s": 20.0,
+}
+FEDDST = {
+    "method.name": "feddst",
+    "rate": 0.5,
+    "method.alpha": 0.4,
+    "method.readjust_every": 2,
+    "method.readjust_until": 1.0,
+}
+
+
+def nodes(tmp_path, count=4, **more):
+    return [{"partition-id": number, "memory": str(tmp_path / f"node-{number}"), **more} for number in range(count)]
+
+
+def federation(tmp_path, given=None, *, app=None, configs=None):
+    settings = {**SETTINGS, "flower.out": str(tmp_path / "run"), **(given or {})}
+    if settings.get("method.name") == "fedavg":
+        del settings["rate"]
+    return FakeGrid(app or client_app(), settings, nodes(tmp_path) if configs is None else configs), settings
+
+
+def serial(tmp_path, settings):
+    config, _ = read_settings(settings)
+    run = feddrop.Run(config, tmp_path / "serial")
+    for _ in run:
+        pass
+    return run.params
+
+
+def params_of(folder):
+    return load_checkpoint(Path(folder) / "checkpoints").groups["params"]
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def statuses(run):
+    return {(record.round, one.device): one.status for record in run.records for one in record.devices}
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Drawing takes longer than these trainings."""
+    monkeypatch.setattr("feddrop.flower.server.write_report", lambda folder: folder)
+
+
+def test_a_run_over_flower_has_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("feddrop.flower.server.write_report", feddrop.write_report)
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    assert train(grid, settings).records[0].latency_s > 0  # by the clock
+    assert "latency" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method.level": "unit"},
+        {"method.name": "fedavg"},
+        {"method.name": "heterofl", "rate": "[0.0, 0.3, 0.5, 0.7]"},
+        {"method.name": "fedrolex", "participation.count": 2},
+        {**FEDDST, "rounds": 5},
+        {"execution.wire": "int8", "server.optimizer": "fedadam", "server.lr": 0.01},
+    ],
+    ids=["unit", "fedavg", "heterofl", "fedrolex", "feddst", "int8-fedadam"],
+)
+def test_every_method_gives_the_bits_of_serial(tmp_path, given):
+    grid, settings = federation(tmp_path, given)
+    run = train(grid, settings)
+    assert_same(run.params, serial(tmp_path, settings))
+    assert set(statuses(run).values()) == {"ok"}
+
+
+def test_flower_counts_the_bytes_that_we_say(tmp_path):
+    totals = {}
+    for rate in (0.0, 0.5):
+        folder = tmp_path / str(rate)
+        grid, settings = federation(folder, {"rate": rate, "method.level": "weight", "model.name": "lenet"})
+        run = train(grid, settings)
+        said = sum(r.push_bytes for r in run.records), sum(r.pull_bytes for r in run.records)
+        assert tuple(grid.frames) == said
+        totals[rate] = said
+    for half, whole in zip(totals[0.5], totals[0.0], strict=True):
+        assert half / whole == pytest.approx(0.5, rel=0.02)
+
+
+def test_twenty_lines_turn_own_data_and_network_into_a_device(tmp_path):
+    def mine(context):
+        generator = np.random.default_rng(context.node_config["partition-id"])
+        x = generator.normal(size=(40, 6)).astype(np.float32)
+        return x, (x.sum(1) > 0).astype(np.int64)
+
+    def network(seed):
+        return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+    class At:
+        node_config = {"partition-id": 99}  # noqa: RUF012
+
+    x, y = mine(At)
+    held_out = feddrop.from_arrays(x[:1], y[:1], x, y, normalise=False, class_names=["no", "yes"])
+    settings = {"rounds": 8, "rate": 0.3, "train.lr": 0.5, "train.batch_size": 8, "data.devices": 3}
+    settings |= {"flower.out": str(tmp_path / "run"), "flower.poll_s": 0.01}
+    grid = FakeGrid(client_app(mine, model=network), settings, nodes(tmp_path, 3))
+    run = train(grid, settings, model=network, dataset=held_out)
+    assert run.records[-1].test_accuracy > 0.8
+    assert run.about["samples"] == [40, 40, 40]
+
+
+def harm(kind, message, reply):
+    """What a hostile or broken node sends in place of its reply: (delay, message) pairs."""
+    frame, notes = unpack(reply.content)
+
+    def changed(data, **more):
+        return Message(pack(data, **{**notes, **more}), reply_to=message)
+
+    if kind == "never":
+        return []
+    if kind == "late":
+        return [(0.8, reply)]
+    if kind == "error":
+        return [(0.0, Message(Error(code=1, reason="the ClientApp was killed"), reply_to=message))]
+    if kind == "twice":
+        again = changed(frame)
+        again.metadata.__dict__["_reply_to_message_id"] = "any"
+        return [(0.0, reply), (0.0, again)]
+    if kind == "corrupted":
+        return [(0.0, changed(frame[:-5] + bytes([frame[-5] ^ 1]) + frame[-4:]))]
+    if kind == "nan":
+        return [(0.0, changed(with_values(frame, np.nan)))]
+    if kind == "huge":
+        return [(0.0, changed(with_values(frame, 1e30)))]
+    if kind == "shape":
+        return [(0.0, changed(reframed(frame, frame + bytes(4))))]
+    if kind == "oversized":
+        return [(0.0, changed(frame + bytes(1 << 22)))]
+    if kind == "samples":
+        return [(0.0, changed(reframed(frame, frame[:48] + (10**6).to_bytes(8, "little") + frame[56:])))]
+    if kind == "wrong-node":
+        reply.metadata.__dict__["_src_node_id"] = 4242
+        return [(0.0, reply)]
+    if kind == "no-frame":
+        other = RecordDict({"weights": ArrayRecord({"w": Array(np.zeros(3))}), "notes": ConfigRecord({"seconds": "x"})})
+        return [(0.0, Message(other, reply_to=message))]
+    raise AssertionError(kind)
+
+
+def reframed(frame, data):
+    """Give changed bytes a checksum that fits: what is in them must be refused for what it says."""
+    import zlib
+
+    crc = zlib.crc32(data[64:], zlib.crc32(data[:60]))
+    return data[:60] + crc.to_bytes(4, "little") + data[64:]
+
+
+def with_values(frame, value):
+    data = bytearray(frame)
+    data[-4:] = np.float32(value).tobytes()
+    return reframed(frame, bytes(data))
+
+
+HARM = {
+    "never": "late: no reply within",
+    "late": "late: no reply within",
+    "error": "dead: the ClientApp was killed",
+    "corrupted": "checksum mismatch",
+    "nan": "not finite",
+    "huge": "would change a weight by",
+    "shape": "were expected",
+    "oversized": "oversized",
+    "samples": "num_samples 1000000",
+    "wrong-node": "node 4242 answered in place of",
+    "no-frame": "malformed",
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_harm_is_named_and_left_out(tmp_path, kind, caplog):
+    slow = kind in ("never", "late")
+    grid, settings = federation(tmp_path, {"flower.timeout_s": 0.4 if slow else 20.0})
+    harmful = sorted(grid.contexts)[1]
+    number = grid.contexts[harmful].node_config["partition-id"]
+
+    def altered(node_id, message, reply):
+        due = message.metadata.message_type == "train" and node_id == harmful
+        return harm(kind, message, reply) if due and rounds(message) == 2 else [(0.0, reply)]
+
+    grid.altered = altered
+    with caplog.at_level(logging.INFO, "feddrop"):
+        run = train(grid, settings)
+    found = {where: status for where, status in statuses(run).items() if status != "ok"}
+    assert list(found) == [(2, number)]
+    assert HARM[kind] in found[2, number]
+    assert f"device {number} (node {harmful}) is left out" in caplog.text
+    assert all(torch.isfinite(value).all() for value in run.params.values())
+    assert run.round == 3
+    assert_same(run.params, without(tmp_path, settings, 2, number))
+
+
+def rounds(message):
+    return wire.parse(unpack(message.content)[0]).header.round
+
+
+def without(tmp_path, settings, round_, device):
+    """The parameters of a serial run in which a device fails in a round."""
+    config, _ = read_settings(settings)
+
+    class Failing(feddrop.Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                head = wire.parse(parcel.frame).header
+                bad = (head.round, head.device) == (round_, device)
+                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
+
+    run = feddrop.Run(config, tmp_path / "without", executor=Failing)
+    for _ in run:
+        pass
+    return run.params
+
+
+def test_a_duplicate_is_counted_and_changes_nothing(tmp_path, caplog):
+    grid, settings = federation(tmp_path)
+
+    def altered(node_id, message, reply):
+        return harm("twice", message, reply) if message.metadata.message_type == "train" else [(0.0, reply)]
+
+    grid.altered = altered
+    with caplog.at_level(logging.INFO, "feddrop"):
+        run = train(grid, settings)
+    assert_same(run.params, serial(tmp_path, settings))
+    assert "sent a reply that nobody waits for" in caplog.text
+    assert "duplicate" in caplog.text
+
+
+def test_a_replayed_update_is_refused(tmp_path):
+    grid, settings = federation(tmp_path)
+    kept = {}
+
+    def altered(node_id, message, reply):
+        if message.metadata.message_type != "train":
+            return [(0.0, reply)]
+        frame, notes = unpack(reply.content)
+        old = kept.setdefault(node_id, frame)
+        return (
+            [(0.0, Message(pack(old, **notes), reply_to=message))] if node_id == min(grid.contexts) else [(0.0, reply)]
+        )
+
+    grid.altered = altered
+    run = train(grid, settings)
+    bad = [status for status in statuses(run).values() if status != "ok"]
+    assert len(bad) == 2
+    assert all("answered with round 1" in status for status in bad)
+
+
+def test_too_few_nodes_end_with_a_clear_error(tmp_path):
+    grid, settings = federation(tmp_path, {"flower.join_s": 0.2}, configs=nodes(tmp_path, 3))
+    with pytest.raises(feddrop.RunError, match=r"3 of 4 devices were there after .*Missing: \[3\]"):
+        train(grid, settings)
+
+
+def test_training_waits_for_nodes_that_went_and_says_when_they_do_not_come_back(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"flower.join_s": 0.3, "flower.min_nodes": 3})
+    first, second, *_ = sorted(grid.contexts)
+
+    class Leaving:
+        def on_round(self, record):
+            grid.online -= {first} if record.round == 1 else {second}
+
+    with pytest.raises(feddrop.RunError, match="2 of 4 devices were there"):
+        train(grid, settings, callbacks=[Leaving()])
+    records = RunFolder(tmp_path / "run").records()
+    assert len(records) == 2
+    assert [one.status for one in records[1].devices].count("dead: no node is there for it") == 1
+    grid.online = set(grid.contexts)  # all come back: the run goes on
+    assert train(grid, settings).round == 3
+
+
+def test_a_late_joiner_takes_part_from_then_on(tmp_path):
+    grid, settings = federation(tmp_path, {"flower.min_nodes": 3}, configs=nodes(tmp_path, 3))
+
+    class Joining:
+        def on_round(self, record):
+            if record.round == 1:
+                grid.join(nodes(tmp_path)[3])
+
+    run = train(grid, settings, callbacks=[Joining()])
+    assert [statuses(run)[round_, 3] for round_ in (1, 2, 3)] == ["dead: no node is there for it", "ok", "ok"]
+
+
+@pytest.mark.parametrize("given", [{}, {**FEDDST, "rounds": 5}], ids=["feddrop", "feddst"])
+def test_a_restarted_server_resumes_to_the_same_bits_with_other_nodes_numbers(tmp_path, given):
+    grid, settings = federation(tmp_path, given)
+
+    class Stop(KeyboardInterrupt):
+        pass
+
+    class Stopping:
+        def on_round(self, record):
+            if record.round == 2:
+                raise Stop
+
+    with pytest.raises(Stop):
+        train(grid, settings, callbacks=[Stopping()])
+    # A round that the server forgets, but the nodes do not: they are ahead of it.
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+    checkpoints[-1].unlink()
+    again = FakeGrid(client_app(), settings, nodes(tmp_path), seed=99)
+    run = train(again, settings)
+    assert run.round == settings["rounds"]
+    assert_same(run.params, serial(tmp_path, settings))
+
+
+def test_a_node_that_lost_its_memory_is_sent_everything_anew(tmp_path):
+    grid, settings = federation(tmp_path, {**FEDDST, "rounds": 6, "method.readjust_until": 0.4})
+
+    class Losing:
+        def on_round(self, record):
+            if record.round == 4:
+                for path in (tmp_path / "node-1").rglob("*.memory"):
+                    path.unlink()
+
+    run = train(grid, settings, callbacks=[Losing()])
+    bad = {where: status for where, status in statuses(run).items() if status != "ok"}
+    assert list(bad) == [(5, 1)]
+    assert "no longer has its memory" in bad[5, 1]
+
+
+def test_samples_are_fixed_at_the_introduction(tmp_path, caplog):
+    grid, settings = federation(tmp_path)
+    train(grid, {**settings, "rounds": 1})
+    grid.run_config["data.train_limit"] = 120  # nodes that came back with other data
+    other = FakeGrid(client_app(), {**settings, "data.train_limit": 120}, nodes(tmp_path))
+    with pytest.raises(feddrop.RunError, match="0 of 4 devices"):
+        train(other, {**settings, "flower.join_s": 0.2})
+    assert "samples; device" in caplog.text
+
+
+def test_two_nodes_of_one_number_and_another_network_are_refused(tmp_path, caplog):
+    configs = [*nodes(tmp_path), nodes(tmp_path)[2]]
+    grid, settings = federation(tmp_path, configs=configs)
+    assert set(statuses(train(grid, settings)).values()) == {"ok"}
+    assert "says that it is device 2" in caplog.text
+    other = FakeGrid(client_app(), {**settings, "model.name": "lenet"}, nodes(tmp_path))
+    with pytest.raises(feddrop.RunError, match="trains another network"):
+        train(other, {**settings, "flower.out": str(tmp_path / "other")})
+
+
+def test_another_configuration_does_not_resume(tmp_path):
+    grid, settings = federation(tmp_path)
+    train(grid, settings)
+    with pytest.raises(feddrop.RunError, match=r"train\.lr was"):
+        train(grid, {**settings, "train.lr": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"flower.planing": "given"}, "Did you mean 'flower.planning'"),
+        ({"flower.timeout_s": 0}, "timeout_s"),
+        ({"flower.deadline_s": 3.0}, "goes with"),
+        ({"flower.planning": "measured"}, "goes with"),
+        ({"flower.planning": "declared", "flower.deadline_s": 3.0}, "rate has no effect"),
+        ({"execution.executor": "processes"}, "no effect under Flower"),
+        ({"flower.min_nodes": 9}, "data.devices is 4"),
+        ({"rate": 1.5}, "rate"),
+    ],
+)
+def test_settings_that_cannot_be_meant(tmp_path, given, message):
+    grid, settings = federation(tmp_path, given)
+    with pytest.raises(feddrop.ConfigError, match=message):
+        train(grid, settings)
+
+
+@pytest.mark.parametrize("config", [{}, {"partition-id": 4}, {"partition-id": "0"}, {"partition-id": -1}])
+def test_a_node_without_a_number_says_so(tmp_path, config, caplog):
+    grid, settings = federation(tmp_path, {"flower.join_s": 0.1}, configs=[config])
+    with pytest.raises(feddrop.RunError, match="0 of 4"):
+        train(grid, settings)
+    assert "partition-id" in caplog.text
+
+
+def test_a_job_for_another_device_is_refused_by_the_node(tmp_path):
+    grid, settings = federation(tmp_path)
+    train(grid, settings)
+    header = wire.Header(kind="job", round=1, device=1, seed=0, rate=0.0)
+    frame = wire.encode(header, {}, {})
+    node_id = next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == 0)
+    answer = grid.app(Message(pack(frame), node_id, "train"), grid.contexts[node_id])
+    assert "for device 1" in unpack(answer.content)[1]["error"]
+
+
+def test_memory_of_a_node(tmp_path):
+    memory = NodeMemory(tmp_path / "m")
+    assert (memory.put(b""), memory.get("")) == ("", b"")
+    names = [memory.put(bytes([number]) * 10) for number in range(KEPT + 3)]
+    assert memory.get(names[-1]) == bytes([KEPT + 2]) * 10
+    assert memory.get(names[0]) is None
+    (tmp_path / "m" / names[-1]).write_bytes(b"other")
+    assert memory.get(names[-1]) is None
+    assert memory.get("../../etc/passwd") is None
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_through_points():
+    assert line([(0, 2.0), (10, 7.0), (10, 7.0)]) == pytest.approx((2.0, 0.5))
+    assert line([(5, 3.0), (5, 5.0)]) == (4.0, 0.0)
+    assert line([(0, 9.0), (10, 1.0)])[1] == 0.0
+    assert line([(10, 1.0), (20, 4.0)])[0] == 0.0
+
+
+def test_the_plan_is_what_the_allocator_gives_for_links_that_are_not_shared():
+    generator = np.random.default_rng(3)
+    full, joules = generator.uniform(0.5, 20, 50), generator.uniform(0.1, 5, 50)
+    fixed, budget = generator.uniform(0, 1.5, 50), generator.uniform(0.4, 6, 50)
+    problem = feddrop.Problem(
+        weight=np.full(50, 0.02),
+        comm_s=1e-15,
+        compute_s=full,
+        upload_j=0.0,
+        compute_j=joules,
+        deadline_s=4.0 - fixed,
+        budget_j=budget,
+        max_rate=0.95,
+    )
+    found = feddrop.allocate(problem)
+    for k in range(50):
+        plan = Plan(fixed_s=fixed[k], full_s=full[k], full_j=joules[k], budget_j=budget[k])
+        keep, binding = plan.keep(4.0)
+        assert 1.0 - keep == pytest.approx(found.rate[k], abs=1e-9)
+        assert keep == 1.0 or binding in str(found.binding[k])
+
+
+PLANNED = {"flower.planning": "declared", "flower.deadline_s": 1.0, "method.level": "unit", "model.name": "lenet"}
+
+
+def declaring(tmp_path, speeds, **more):
+    common = {"down-bps": 1e9, "flops-per-s": 1e15, **more}
+    return [{**config, **common, "up-bps": up} for config, up in zip(nodes(tmp_path), speeds, strict=True)]
+
+
+def test_declared_links_decide_the_rates(tmp_path):
+    settings = {**SETTINGS, **PLANNED, "flower.out": str(tmp_path / "run"), "rounds": 1}
+    del settings["rate"]
+    speeds = [1e9, 4e5, 3e5, 8e5]
+    grid = FakeGrid(client_app(), settings, declaring(tmp_path, speeds, **{"send-w": 2.0}))
+    run = train(grid, settings)
+    devices = run.records[0].devices
+    assert devices[0].rate == 0.0
+    assert devices[2].rate > devices[1].rate > devices[3].rate > 0
+    for device, up in zip(devices, speeds, strict=True):
+        declared = 8 * device.pull_bytes / up
+        assert declared <= 1.0
+        assert device.latency_s > 0  # by the clock
+        assert device.energy_j == pytest.approx(2.0 * declared)
+    assert [one.binding for one in devices] == ["none", "deadline", "deadline", "deadline"]
+
+
+@pytest.mark.parametrize("policy", ["error", "leave-out", "stretch"])
+def test_a_node_that_cannot_meet_the_deadline(tmp_path, policy):
+    settings = {**SETTINGS, **PLANNED, "flower.out": str(tmp_path / "run"), "rounds": 1, "flower.policy": policy}
+    del settings["rate"]
+    grid = FakeGrid(client_app(), settings, declaring(tmp_path, [1e9, 1e9, 1e4, 1e9]))
+    if policy == "error":
+        with pytest.raises(feddrop.InfeasibleError, match=r"1 devices cannot meet .* device 2 \(node"):
+            train(grid, settings)
+        return
+    record = train(grid, settings).records[0]
+    if policy == "leave-out":
+        assert {one.device: one.status for one in record.devices}[2] == "left out"
+    else:
+        assert record.deadline_s > 1.0
+        assert record.devices[2].rate == pytest.approx(0.9)
+
+
+def throttled(speeds, per_byte):
+    """A ClientApp whose nodes have slow links: a pause for every byte, by device."""
+    inner = client_app()
+
+    def app(message, context):
+        reply = inner(message, context)
+        if message.metadata.message_type == "train":
+            size = sum(len(unpack(one.content)[0]) for one in (message, reply))
+            time.sleep(size * per_byte * speeds[context.node_config["partition-id"]])
+        return reply
+
+    return app
+
+
+def test_measured_links_bring_the_slowest_node_to_the_deadline(tmp_path):
+    given = {**PLANNED, "flower.planning": "measured", "flower.deadline_s": 0.5, "rounds": 5, "rate": 0.0}
+    grid, settings = federation(tmp_path, given, app=throttled([1, 1, 10, 4], 5e-7))
+    grid.parallel = True
+    run = train(grid, settings)
+    slow = [record.devices[2] for record in run.records]
+    assert run.records[0].latency_s > 1.0  # 280 kB each way at 5 µs a byte
+    assert slow[0].rate == 0.0
+    assert slow[-1].rate > 0.4
+    assert all(record.devices[0].rate < 0.3 for record in run.records[2:])
+    assert min(record.latency_s for record in run.records[2:]) < 0.6
+    told = json.loads((tmp_path / "run" / "fleet.json").read_text())["measured"]
+    assert len(told["2"]) == 5
+    more = train(grid, {**settings, "rounds": 6})  # resumed: it goes on with what was measured
+    assert more.records[5].devices[2].rate == pytest.approx(slow[-1].rate, abs=0.3)
+    assert more.records[5].devices[2].rate > 0.3
+    for thread in grid.threads:
+        thread.join()
+
+
+def test_without_flower_the_error_names_what_to_install():
+    code = "import sys; sys.modules['flwr'] = None\nfrom feddrop.flower import client_app"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'feddrop[flower]'" in done.stderr.splitlines()[-1]
+
+
+def test_introductions_of_all_kinds():
+    good = Introduction(device=0, samples=3, network="x", up_bps=1e6)
+    assert Introduction.read(good.notes()) == good
+    for notes in (
+        {"device": 0},
+        {"device": 0, "samples": 0, "network": ""},
+        {"device": -1, "samples": 1, "network": ""},
+    ):
+        with pytest.raises(feddrop.ConfigError):
+            Introduction.read(notes)
+    with pytest.raises(feddrop.ConfigError, match="up_bps"):
+        Introduction.read({**good.notes(), "up_bps": float("nan")})
+
+
+def test_fleet_settings_are_described():
+    text = FleetConfig.__doc__
+    assert all(f"{name}:" in text for name in FleetConfig.__dataclass_fields__)
+    assert replace(FleetConfig(), min_nodes=2).min_nodes == 2
