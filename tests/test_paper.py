@@ -138,7 +138,7 @@ def alive(group: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_do_not_outlive_a_killed_command(tmp_path, kill):
-    command = [sys.executable, "-m", "feddrop", "paper", "accuracy", "--scale", "smoke"]
+    command = [sys.executable, "-m", "feddrop", "paper", "weak-devices", "--scale", "smoke"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -147,6 +147,7 @@ def test_workers_do_not_outlive_a_killed_command(tmp_path, kill):
         time.sleep(0.1)
     process.send_signal(kill)
     process.wait()
+    end = time.monotonic() + 120  # a worker ends its round first
     while time.monotonic() < end and alive(process.pid):
         time.sleep(0.1)
     assert not alive(process.pid)
@@ -154,7 +155,7 @@ def test_workers_do_not_outlive_a_killed_command(tmp_path, kill):
 
 @pytest.mark.slow
 def test_killed_and_started_again_repeats_nothing(tmp_path):
-    command = [sys.executable, "-m", "feddrop", "paper", "accuracy", "--scale", "smoke", "--out", "page"]
+    command = [sys.executable, "-m", "feddrop", "paper", "energy", "weak-devices", "--scale", "smoke", "--out", "page"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
     results = tmp_path / "results" / "smoke"
     end = time.monotonic() + 120
@@ -167,8 +168,7 @@ def test_killed_and_started_again_repeats_nothing(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items())
     text = (tmp_path / "page" / "paper.md").read_text()
-    assert f"All {len({key_of(c) for c in accuracy.runs(SMOKE)})} training runs are finished" in text
-    assert (tmp_path / "page" / "img" / "paper-accuracy.png").stat().st_size > 10_000
+    assert f"All {len(energy.runs(SMOKE)) + len(weak.runs(SMOKE))} training runs are finished" in text
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_runs_are_trained_on_the_device_that_is_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         repeat(["dynamic"], SMOKE, store, tmp_path / "page", device="nowhere", **job)
     assert not (tmp_path / "work").exists()
-    small = replace(SMOKE, target_rates=(0.4,))
+    small = replace(SMOKE, target_rates=(0.4,), seeds=(0,))
     repeat(["dynamic"], small, store, tmp_path / "page", device="cpu:0", **job)  # another name of the same device
     config = dynamic.runs(small)[0]
     assert config.execution.device == "cpu"
