@@ -82,7 +82,7 @@ def make(scale: Scale, _: Lookup, facts: dict[str, Any]) -> Page:
     text = of_runs("underfitting", config) + (
         f"‖g‖² of the global network over all {config.data.train_limit:,} training images, before the first round and "
         f"after every third; means over the first and the second half of the {config.rounds} rounds, and over all; "
-        "mean over seeds ± its standard error (seeds).\n\n"
+        "mean over seeds ± its standard error (seeds). In the picture, means over seeds and all that they span.\n\n"
         + markdown_table(["γ", "first half", "second half", "all rounds"], rows)
         + "\n\n![The gradient along training](gradient-norm.png)\n"
     )
@@ -121,18 +121,23 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
 
 
 def _draw(facts: dict[str, Any]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     from feddrop.report.style import SERIES
 
-    figure, (panel, _empty) = panels(["LeNet: ‖g‖² along training", ""])
-    _empty.set_axis_off()
+    figure, axes = panels(["LeNet: ‖g‖²", "LeNet: mean of ‖g‖² so far, which the theorem bounds"])
     for rate, colour in zip(RATES, SERIES, strict=False):
-        rows = facts[f"{rate:g}"]
-        rounds = [EVERY * i for i in range(len(rows[0]))]
-        panel.plot(rounds, np.mean(rows, axis=0), color=colour, marker="o", markersize=3, label=f"γ = {rate:g}")
-        panel.fill_between(rounds, np.min(rows, axis=0), np.max(rows, axis=0), color=colour, alpha=0.15, linewidth=0)
-    panel.set_xlabel("round")
-    panel.set_ylim(bottom=0)
-    legend(panel)
+        rows = np.array(facts[f"{rate:g}"])
+        rounds = EVERY * np.arange(rows.shape[1])
+        so_far = np.cumsum(rows, axis=1) / np.arange(1, rows.shape[1] + 1)
+        for panel, lines in zip(axes, (rows, so_far), strict=True):
+            panel.plot(rounds, lines.mean(axis=0), color=colour, marker="o", markersize=3, label=f"γ = {rate:g}")
+            panel.fill_between(rounds, lines.min(axis=0), lines.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    for panel in axes:
+        panel.set_xlabel("round")
+        panel.set_ylim(bottom=0)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(axes[0])
     return figure
 
 
