@@ -17,7 +17,7 @@ ORDER = (
     *("errors", "texts", "seeds", "files", "allocation", "radio"),
     *("params", "subnets", "flops", "sections", "wire", "data", "models"),
     *("learning", "methods", "device", "rounds", "participation", "rates", "executors"),
-    *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs", "flower"),
+    *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs", "sweeps", "flower"),
     *("plain", "theory", "paper", "terminal", "__main__"),
 )
 NO_TORCH = ("errors", "texts", "seeds", "files", "allocation", "radio", "report")
@@ -25,6 +25,7 @@ NO_TORCH = ("errors", "texts", "seeds", "files", "allocation", "radio", "report"
 ONLY = {
     "cyclopts": {"terminal"},
     "flwr": {"flower"},
+    "ray": {"executors"},
     "matplotlib": {"report", "paper", "theory"},
     "feddrop.terminal": {"terminal", "__main__"},
     "feddrop.paper": {"terminal", "paper"},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         SubnetError,
         TrainingError,
     )
-    from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
+    from feddrop.executors import ExecutionConfig, Executor, Processes, Ray, Serial
     from feddrop.learning.config import TrainConfig
     from feddrop.learning.server import ServerConfig
     from feddrop.methods import MethodConfig, named
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
-    from feddrop.radio import Cell, RadioConfig
+    from feddrop.radio import Cell, RadioConfig, gains_from
     from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
     from feddrop.rounds import Parcel
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
+    from feddrop.sweeps import sweep
     from feddrop.terminal.live import show
 
 _HOMES = {
@@ -81,6 +82,7 @@ _HOMES = {
     "Processes": "executors",
     "PruneflConfig": "methods.prunefl",
     "RadioConfig": "radio",
+    "Ray": "executors",
     "Reply": "device",
     "RoundRecord": "records",
     "Run": "runs",
@@ -111,6 +113,7 @@ _HOMES = {
     "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
+    "gains_from": "radio",
     "heterofl": "methods.windows",
     "jobs": "methods.method",
     "lenet": "models",
@@ -127,6 +130,7 @@ _HOMES = {
     "resume": "runs",
     "run": "runs",
     "show": "terminal.live",
+    "sweep": "sweeps",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
@@ -165,6 +169,7 @@ __all__ = [
     "Processes",
     "PruneflConfig",
     "RadioConfig",
+    "Ray",
     "Reply",
     "RoundRecord",
     "Run",
@@ -195,6 +200,7 @@ __all__ = [
     "fjord",
     "from_arrays",
     "from_dataset",
+    "gains_from",
     "heterofl",
     "jobs",
     "lenet",
@@ -211,6 +217,7 @@ __all__ = [
     "resume",
     "run",
     "show",
+    "sweep",
     "trained",
     "transformer",
     "write_report",

@@ -117,9 +117,8 @@ def line(record: Record, rounds: int) -> str:
     cells += [
         f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
     ]
-    refused = sum(device["status"] not in ("ok", "left out") for device in record["devices"])
-    suspicious = sum(bool(device.get("suspicious")) for device in record["devices"])
-    cells += [f"{count} {word}" for count, word in ((refused, "refused"), (suspicious, "suspicious")) if count]
+    odd = ((_refused(record), "refused"), (_suspicious(record), "suspicious"))
+    cells += [f"{count} {word}" for count, word in odd if count]
     return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
 
 
@@ -170,6 +169,8 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("test loss", value("test_loss", "{:.4f}"), 3),
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
+        *column("refused", lambda r: str(_refused(r)) if _refused(r) else None, 3),
+        *column("suspicious", lambda r: str(_suspicious(r)) if _suspicious(r) else None, 3),
         *column("rate", lambda r: f"{sum(_rates(r)) / len(_rates(r)):.2f}" if _rates(r) else None, 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
         *column("down", lambda r: _size(r["push_bytes"]), 10),
@@ -180,6 +181,14 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("clock", _mean_clock, 13),
         *column("time", value("wall_s", "{:.2f} s"), 7),
     ]
+
+
+def _refused(record: Record) -> int:
+    return sum(device["status"] not in ("ok", "left out") for device in record["devices"])
+
+
+def _suspicious(record: Record) -> int:
+    return sum(bool(device.get("suspicious")) for device in record["devices"])
 
 
 def _rates(record: Record) -> list[float]:
