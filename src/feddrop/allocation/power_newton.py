@@ -72,9 +72,9 @@ class _Block:
     def look(self, log_price: FloatArray) -> _Sums:
         """Work out share and step of every device at a price."""
         c, price = self.needs, np.exp(log_price)
-        ask, least, most, slope, rest = self.full
+        want, least, most, slope, rest = self.full
         # The deadline decides, even at full speed.
-        self.late = late = np.minimum(np.maximum(np.sqrt(price) * ask, least), most) * slope >= rest
+        self.late = late = np.minimum(np.maximum(np.sqrt(price) * want, least), most) * slope >= rest
         h = hurry(np.where(late, c.high, self.q), c)
         on_d, on_e = h.on_d, h.on_e
         odd = 1.0 / (1.0 + h.odds)
@@ -89,7 +89,7 @@ class _Block:
         change = h.d_tau - r * saved
         turns = np.minimum(tilt * turns_r + change * (1.0 / deadline + h.odds / energy), -_FLAT)
         ask = 0.5 * free
-        step: FloatArray = -np.log(deadline / energy) / turns
+        step = np.log(energy / deadline) / turns
         beyond = (self.q > c.top) & ~late
         if beyond.any():
             # At full speed the gap is a line in κ, and 1-κ = 1/(1+λ): a Newton step in log λ would be too short.

@@ -44,7 +44,9 @@ CELLS: dict[str, RadioConfig] = {
     "density": RadioConfig(),
     "literal": RadioConfig(noise="literal"),
     "subband": RadioConfig(noise="subband"),
+    "urban macro": RadioConfig(preset="urban-macro", bits_per_parameter=32.0),
 }
+"""The paper's cell under the three readings of its noise, and one of TR 38.901 with phones in it."""
 PARTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1)
 """Budgets, as parts of what a device would spend at full power and clock over an equal share, without dropout."""
 SAMPLES, DROPPED, CALM = 2000, 0.15, 5
