@@ -18,6 +18,7 @@ from feddrop.allocation import baselines, exact, exact_power, exact_power_subban
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
+from feddrop.allocation.rivals import alternate, at_part
 from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
@@ -34,6 +35,8 @@ __all__ = [
     "SubbandPowerProblem",
     "SubbandProblem",
     "allocate",
+    "alternate",
+    "at_part",
     "diagnose",
 ]
 
