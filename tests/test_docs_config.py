@@ -35,7 +35,7 @@ CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
     "execution.executor": EXECUTORS,
-    "execution.wire": DTYPES,
+    "execution.wire": (*DTYPES, "auto"),
     "method.name": methods.METHODS,
     "method[feddrop].count": COUNTS,
     "method[feddrop].level": LEVELS,

@@ -94,6 +94,8 @@ class RunConfig:
             raise ConfigError(
                 f"rate is {self.rate!r}, which has no effect on {self.method.name!r}. Remove it, or use 'feddrop'."
             )
+        if self.execution.wire == "auto":
+            self._check_auto()
         if self.radio is not None and (self.rate is None) == (self.radio.scheme == "fixed"):
             if self.rate is None:
                 raise ConfigError(
@@ -103,6 +105,24 @@ class RunConfig:
                 f"rate is {self.rate!r}, which has no effect: [radio] decides the rates by its scheme "
                 f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more '
                 "or less, change radio.deadline_s."
+            )
+
+    def _check_auto(self) -> None:
+        """Raise where nothing could choose how values travel, or nothing would change by it."""
+        if self.radio is None:
+            raise ConfigError(
+                'execution.wire is "auto", which lets the cell choose; without a [radio] section there is none. Add '
+                'one, or write "float32", "float16" or "int8".'
+            )
+        if self.radio.costs == "formula" or self.radio.scheme in ("fixed", "none"):
+            why = (
+                'radio.costs is "formula"'
+                if self.radio.costs == "formula"
+                else f"radio.scheme is {self.radio.scheme!r}"
+            )
+            raise ConfigError(
+                f'execution.wire is "auto", which has no effect: {why}, and rates do not depend on the size of frames. '
+                'Write "float32", "float16" or "int8".'
             )
 
     @property
