@@ -2,11 +2,13 @@
 
 The same problems, from arrays to shares: ours with its checks, CVXPY with building the problem. CVXPY is timed on P1
 as it reads; on a leaner form that a specialist would write, with shares in units of 1/K and their inverses as
-variables; on that form compiled, when only its numbers change; and Clarabel alone on it, by its own clock.
+variables; on that form compiled, when only its numbers change; and Clarabel alone on it, by its own clock. ``--small``
+is a taste, whose times mean nothing.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import tracemalloc
 from statistics import median
@@ -19,6 +21,7 @@ from rich.table import Table
 from feddrop.allocation import Problem, SubbandProblem, allocate
 
 DEADLINE_S, BUDGET_J, TOP = 1.3, 1.2, 10.0
+SMALL = "--small" in sys.argv
 
 
 def arrays(devices: int) -> dict[str, np.ndarray]:
@@ -160,7 +163,7 @@ def main() -> None:
     table = Table(title="P1, from arrays to shares; target: CVXPY + Clarabel 50 x at K = 10, 300 x at K = 1000")
     for column in ("K", "solver", "ms", "x exact", "objective off by"):
         table.add_column(column, justify="left" if column == "solver" else "right")
-    for devices, repeats in ((10, 15), (1000, 9)):
+    for devices, repeats in ((10, 1),) if SMALL else ((10, 15), (1000, 9)):
         rows = against_cvxpy(devices, repeats)
         for name, seconds, error in rows:
             table.add_row(str(devices), name, f"{seconds * 1e3:.3f}", f"{seconds / rows[0][1]:.1f}", f"{error:.0e}")
@@ -170,15 +173,15 @@ def main() -> None:
     table = Table(title="Growth of exact; target: 10^6 takes at most 15 x as long as 10^5")
     for column in ("K", "ms at best", "x previous", "passes", "peak bytes a device"):
         table.add_column(column, justify="right")
-    counts = (10, 1000, 10**5, 10**6)
+    counts = (10, 1000) if SMALL else (10, 1000, 10**5, 10**6)
     before = 0.0
-    for devices, (seconds, passes, memory) in zip(counts, growth(counts, 9), strict=True):
+    for devices, (seconds, passes, memory) in zip(counts, growth(counts, 1 if SMALL else 9), strict=True):
         ratio = f"{seconds / before:.1f}" if before else ""
         table.add_row(f"{devices:,}", f"{seconds * 1e3:.3f}", ratio, str(passes), f"{memory:.0f}")
         before = seconds
     console.print(table)
-    few, many = (1e3 * subband_seconds(devices) for devices in (10, 1000))
-    console.print(f"Subband noise, exact: K = 10 in {few:.1f} ms, K = 1000 in {many:.0f} ms.")
+    few, many = (1e3 * subband_seconds(devices) for devices in (10, 20 if SMALL else 1000))
+    console.print(f"Subband noise, exact: K = 10 in {few:.1f} ms, K = {20 if SMALL else 1000} in {many:.0f} ms.")
 
 
 if __name__ == "__main__":

@@ -2,37 +2,39 @@
 
 The bare loop is what one would write by hand: textbook LeNet (activation, then pooling), ``torch.optim.SGD``, models
 averaged at the end of the round. Contenders take turns in one process, so that noise hits all alike; medians are shown.
+``--small`` is a taste, whose times mean nothing.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import torch
-from feddrop.training import TrainConfig
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import params
-from feddrop.executors import Processes, Samples, Serial, Task
-from feddrop.methods import feddrop as method_module
-from feddrop.methods.feddrop import feddrop
+from feddrop import Method, Setup, Task, TrainConfig, named, params
+from feddrop.device import Samples
+from feddrop.executors import Executor, Processes, Serial
 from feddrop.models import Shapes, build
 from feddrop.rounds import run_round
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import SubnetConfig
 
-DEVICES, SAMPLES, BATCH, REPEATS = 10, 1000, 32, 7
+SMALL = "--small" in sys.argv
+DEVICES, SAMPLES, BATCH, REPEATS = (2, 64, 32, 1) if SMALL else (10, 1000, 32, 7)
+SHAPES = Shapes.of((3, 32, 32), 100)
 CONFIG = TrainConfig(lr=0.01, batch_size=BATCH)
-local_sgd_seconds: list[float] = []
+FACTORY = named("feddrop").factory()
 
 
 def textbook(model: nn.Sequential) -> nn.Sequential:
     """Return the same layers with each activation before its pool, sharing no weights."""
-    layers = dict(build("lenet", Shapes.of((3, 32, 32), 100), seed=0).named_children())
+    layers = dict(build("lenet", SHAPES, seed=0).named_children())
     for stage in ("1", "2"):
         layers[f"pool{stage}"], layers[f"act{stage}"] = layers[f"act{stage}"], layers[f"pool{stage}"]
     twin = nn.Sequential(*layers.values())
@@ -64,36 +66,44 @@ def bare_round(model: nn.Module, samples: Samples, parts: list[torch.Tensor], se
     return total
 
 
-def main() -> None:
-    """Print the table."""
-    torch.set_num_threads(1)
+def task_of(model: nn.Module) -> Task:
+    """Noise of the shape of CIFAR-100, spread over the devices."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(DEVICES * SAMPLES, 3, 32, 32, generator=generator)
     y = torch.randint(0, 100, (DEVICES * SAMPLES,), generator=generator)
-    samples = Samples(x, y, x[:10], y[:10])
-    model = build("lenet", Shapes.of((3, 32, 32), 100), seed=0)
+    setup = Setup(model=model, example=x[:1], rounds=1, train=CONFIG)
     parts = list(torch.arange(DEVICES * SAMPLES).split(SAMPLES))
-    task = Task(
-        model=model,
-        factory=partial(feddrop, subnet=SubnetConfig(), train_config=CONFIG, rounds=1),
-        samples=samples,
-        parts=parts,
-        train=CONFIG,
-    )
-    method = task.factory(model, (3, 32, 32))
-    whole = params.from_model(model)
-    plain_train = method_module.train
+    return Task(setup=setup, factory=FACTORY, samples=Samples(x, y, x[:10], y[:10]), parts=parts)
 
-    def timed_train(*args, **kwargs):
-        started = time.perf_counter()
-        value = plain_train(*args, **kwargs)
-        local_sgd_seconds.append(time.perf_counter() - started)
-        return value
 
-    method_module.train = timed_train
-    serial, processes = Serial(task), Processes(task, 2)
+def watched(seconds: list[float]) -> Callable[[Setup], Method]:
+    """Return a factory of federated dropout that notes how long devices train."""
 
-    def ours(executor, rate=0.0):
+    def factory(setup: Setup) -> Method:
+        method = FACTORY(setup)
+
+        def local(*args):
+            started = time.perf_counter()
+            answer = method.local(*args)
+            seconds.append(time.perf_counter() - started)
+            return answer
+
+        return method._replace(local=local)
+
+    return factory
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    model = build("lenet", SHAPES, seed=0)
+    task = task_of(model)
+    samples, parts = task.samples, task.parts
+    method, whole = FACTORY(task.setup), params.from_model(model)
+    training: list[float] = []
+    serial, processes = Serial(replace(task, factory=watched(training))), Processes(task, 2)
+
+    def ours(executor: Executor, rate: float = 0.0):
         rates = dict.fromkeys(range(DEVICES), rate)
         return run_round(method, executor, whole, {}, round_=1, rates=rates, seed=3).params
 
@@ -109,12 +119,12 @@ def main() -> None:
     shares, results = [], {}
     for _ in range(REPEATS):
         for name, contender in contenders.items():
-            local_sgd_seconds.clear()
+            training.clear()
             started = time.perf_counter()
             results[name] = contender()
             times[name].append(time.perf_counter() - started)
             if name == "feddrop serial":
-                shares.append(1.0 - sum(local_sgd_seconds) / times[name][-1])
+                shares.append(1.0 - sum(training) / times[name][-1])
     processes.close()
     serial.close()
     bare, *_ = results.values()
@@ -129,7 +139,7 @@ def main() -> None:
         table.add_row(name, f"{median(seconds):.3f}", f"{median(seconds) / reference:.2f}")
     console = Console()
     console.print(table)
-    console.print(f"share of a serial round that is not local SGD: {median(shares):.1%}")
+    console.print(f"share of a serial round that is not local training: {median(shares):.1%}")
     console.print("bare loop and feddrop end in the same parameters (to float rounding): yes")
 
 

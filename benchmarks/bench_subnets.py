@@ -1,26 +1,27 @@
-"""Unit-level subnets save real time; frames run at memory speed."""
+"""Unit-level subnets save real time; frames run at memory speed. ``--small`` is a taste, whose times mean nothing."""
 
 from __future__ import annotations
 
+import sys
 import time
 from statistics import median
 
 import numpy as np
 import torch
-from feddrop.method import Assignment
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import params
-from feddrop.models import Shapes, build
+from feddrop import Job, params, wire
+from feddrop.models import ModelConfig, Shapes, build
 from feddrop.rounds import push
-from feddrop.subnets import frames
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
 from feddrop.subnets.units import shrink
 
-REPEATS = 5
+SMALL = "--small" in sys.argv
+REPEATS = 1 if SMALL else 5
+MODEL = ModelConfig(name="alexnet", width=0.1 if SMALL else 1.0)
 
 
 def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -45,14 +46,14 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     console = Console()
-    model = build("alexnet", Shapes.of((3, 32, 32), 100), seed=0)
+    model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
     whole = params.from_model(model)
-    plan = Blueprint(model, (3, 32, 32))
-    cut = cutter(plan, SubnetConfig(level="unit"))
+    blueprint = Blueprint(model, (3, 32, 32))
+    cut = cutter(blueprint, SubnetConfig(level="unit"))
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))
     networks = {0.0: model}
     for rate in (0.2, 0.5, 0.75):
-        networks[rate] = shrink(model, plan.units, kept_units(plan.units, cut(1, rate)))
+        networks[rate] = shrink(model, blueprint.units, kept_units(blueprint.units, cut(1, rate)))
     times: dict[float, list[float]] = {rate: [] for rate in networks}
     for _ in range(REPEATS):
         for rate, network in networks.items():
@@ -69,14 +70,14 @@ def main() -> None:
     for column in ("level", "rate", "MB", "cut s", "encode", "decode", "copy"):
         table.add_column(column, justify="right")
     for level in ("weight", "unit"):
-        cut = cutter(Blueprint(model, (3, 32, 32)), SubnetConfig(level=level))
+        cut = cutter(blueprint, SubnetConfig(level=level))
         for rate in (0.0, 0.5, 0.9):
             rows = []
             for _ in range(REPEATS):
                 subnet, cut_s = timed(lambda c=cut, r=rate: c(1, r))
-                job = Assignment(round=1, device=0, seed=1, rate=rate, level=level)
+                job = Job(round=1, device=0, seed=1, rate=rate)
                 frame, encode_s = timed(lambda s=subnet, j=job: push(whole, s, j))
-                _, decode_s = timed(lambda s=subnet, f=frame: frames.decode(frames.parse(f), s))
+                _, decode_s = timed(lambda s=subnet, f=frame: wire.decode(wire.parse(f), s))
                 _, copy_s = timed(lambda f=frame: np.frombuffer(f, np.uint8).copy())
                 rows.append((cut_s, encode_s, decode_s, copy_s))
             cut_s, *speeds = (median(column) for column in zip(*rows, strict=True))

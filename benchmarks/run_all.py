@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder, one after another. Close other programs first: all use both cores."""
+"""Run every benchmark of this folder, one after another; ``--small`` for a taste. Close other programs first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A longer form of the tests: kills at random, damaged frames, many rounds. ``make soak`` runs it; --small is a taste.
+"""A longer form of the tests: kills at random, damaged frames and files, full disks, many rounds.
 
-Prints the table of ``docs/reliability.md``: what was done to it, how often, and how often nothing was lost by it.
+``make soak`` runs it, ``--small`` is a taste, and parts can be named. Prints the tables of ``docs/reliability.md``:
+what was done to it, how often, and how often it ended with the bits and records of a run that nothing happened to.
 """
 
 from __future__ import annotations
@@ -8,31 +9,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import feddrop
-from feddrop import params, wire
-from feddrop.executors import EXECUTORS, Processes
-from feddrop.learning.config import TrainConfig
-from feddrop.methods.method import Setup, Spec
-from feddrop.rounds import pull, push
+from faults import Line, copy_of, damage_newest, fill_disk, strike_frames
+from feddrop.executors import EXECUTORS
 
 TOML = """
 rounds = {rounds}
@@ -43,8 +42,13 @@ devices = {devices}
 train_limit = {samples}
 [model]
 name = "mlp"
+width = {width}
+layers = {layers}
 [method]
-name = "{method}"
+name = "feddst"
+alpha = 0.3
+readjust_every = {readjust_every}
+readjust_until = 1.0
 [execution]
 executor = "{executor}"
 timeout_s = {timeout_s}
@@ -53,44 +57,39 @@ timeout_s = {timeout_s}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything."""
+    """How much of everything; whole runs are killed so often under the serial executor, and under each other one."""
 
+    frames: int
+    files: int
+    disks: int
+    serial_kills: int
+    other_kills: int
     worker_kills: int
     worker_stops: int
-    run_kills: dict[str, int]
-    frames: int
     rounds: int
     devices: int
 
 
 FULL = Size(
+    frames=1_000_000,
+    files=50,
+    disks=50,
+    serial_kills=100,
+    other_kills=20,
     worker_kills=80,
     worker_stops=10,
-    run_kills={"serial": 100, "processes": 20},
-    frames=1_000_000,
     rounds=1000,
     devices=50,
 )
-SMALL = Size(worker_kills=2, worker_stops=1, run_kills={"serial": 3, "processes": 1}, frames=5000, rounds=20, devices=5)
+SMALL = Size(
+    frames=3000, files=2, disks=2, serial_kills=2, other_kills=1, worker_kills=1, worker_stops=1, rounds=10, devices=5
+)
 
 
-class Line(NamedTuple):
-    """A line of the table."""
-
-    fault: str
-    injected: int
-    survived: int
-    lost: str
-
-
-def config(
-    executor: str, *, rounds: int = 12, devices: int = 6, method: str = "feddst", timeout_s: float = 3600
-) -> Any:
-    """Return a small run whose devices remember something."""
-    text = TOML.format(
-        rounds=rounds, devices=devices, samples=30 * devices, method=method, executor=executor, timeout_s=timeout_s
-    )
-    return feddrop.RunConfig.from_toml(text)
+def config(executor: str, **changes: float) -> Any:
+    """Return a small run whose devices remember something that changes: a mask."""
+    wanted = {"rounds": 12, "devices": 6, "samples": 180, "width": 0.5, "layers": 2, "readjust_every": 2}
+    return feddrop.RunConfig.from_toml(TOML.format(executor=executor, **{"timeout_s": 3600} | wanted | changes))
 
 
 def outcome(folder: Path) -> Any:
@@ -100,52 +99,65 @@ def outcome(folder: Path) -> Any:
     return records, {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
 
 
+def untroubled(folder: Path) -> Any:
+    """Return the outcome of a run that nothing happens to."""
+    for _ in feddrop.Run(config("serial"), folder / "untroubled"):
+        pass
+    return outcome(folder / "untroubled")
+
+
 # --- workers
 
 
 def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) -> Iterator[Line]:
     """Kill and stop workers of runs at random moments; each run must end as an untroubled one did."""
-    for _ in feddrop.Run(config("serial"), folder / "untroubled"):
-        pass
-    expected = outcome(folder / "untroubled")
+    expected = untroubled(folder)
     for name, number, times, timeout_s in (
         ("killed", signal.SIGKILL, kills, 3600),
-        ("stopped", signal.SIGSTOP, stops, 10),
+        ("stopped", signal.SIGSTOP, stops, 5),
     ):
-        struck = survived = runs = 0
+        struck = survived = runs = resumed = 0
         while struck < times:
             runs += 1
             here = folder / f"{name}-{runs}"
-            pools: list[Processes] = []
-
-            def factory(task: feddrop.Task, pools: list[Processes] = pools, limit: float = timeout_s) -> Processes:
-                pools.append(Processes(task, 2, timeout_s=limit))
-                return pools[0]
-
-            with _striker(number, times - struck, dice, pools) as strikes:
-                for _ in feddrop.Run(config("serial"), here, executor=factory):
-                    pass
+            with _striker(number, times - struck, dice, here) as strikes:
+                while True:
+                    try:
+                        settings, begun = config("processes", timeout_s=timeout_s), (here / "run.json").exists()
+                        for _ in feddrop.Run(settings, here, resume=begun):
+                            pass
+                        break
+                    except feddrop.RunError as error:  # three starts of a worker in a row came to nothing
+                        resumed += 1
+                        if resumed > struck + len(strikes):
+                            raise SystemExit(f"a run cannot go on: {error}") from None
             struck += len(strikes)
             survived += len(strikes) if outcome(here) == expected else 0
             _say(f"workers {name}: {struck} of {times}, survived {survived}, in {runs} runs")
-        what = "SIGKILL" if name == "killed" else f"SIGSTOP, time limit {timeout_s} s"
-        yield Line(f"a worker {name} ({what})", struck, survived, "the time of the device it was at")
+        what = "SIGKILL" if name == "killed" else f"SIGSTOP, `timeout_s = {timeout_s}`"
+        lost = "the time of the device it was at" + f"; {resumed} resumes, after three starts in vain" * bool(resumed)
+        yield Line(f"a worker process {name} ({what})", struck, survived, lost)
 
 
 @contextlib.contextmanager
-def _striker(number: int, most: int, dice: random.Random, pools: list[Processes]) -> Iterator[list[int]]:
-    """Send a signal to one worker now and then, also while it starts, but not to three starts in a row."""
-    done = threading.Event()
-    struck: list[int] = []
+def _striker(number: int, most: int, dice: random.Random, folder: Path) -> Iterator[list[int]]:
+    """Send a signal to one worker now and then, also while it starts.
+
+    No more than twice between two rounds: a device that loses three workers in one round is given up, as it should be.
+    """
+    done, struck, since = threading.Event(), list[int](), list[int]()
 
     def strike() -> None:
-        while len(struck) < most and not done.wait(dice.uniform(0.05, 2.0)):
-            for worker in dice.sample(pools[0]._workers, 1) if pools else ():
-                process = worker._process
-                if process is not None and process.pid not in struck and worker.failures < 2:
+        while len(struck) < most and not done.wait(dice.uniform(0.05, 1.5)):
+            rounds = _rounds(folder)
+            since[:] = [when for when in since if when == rounds]
+            workers = [child.pid for child in multiprocessing.active_children() if child.pid]
+            for pid in dice.sample(workers, 1) if workers and len(since) < 2 else ():
+                if pid not in struck:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, number)
-                        struck.append(process.pid)
+                        os.kill(pid, number)
+                        struck.append(pid)
+                        since.append(rounds)
 
     thread = threading.Thread(target=strike)
     thread.start()
@@ -156,26 +168,28 @@ def _striker(number: int, most: int, dice: random.Random, pools: list[Processes]
         thread.join()
 
 
+def _rounds(folder: Path) -> int:
+    """Return the rounds that a run has saved."""
+    lines = folder / "metrics.jsonl"
+    return lines.read_bytes().count(b"\n") if lines.exists() else 0
+
+
 # --- whole runs
 
 
 def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) -> Line:
     """Kill whole runs at random moments and resume them until they end; bits and records must be those untroubled."""
-    for _ in feddrop.Run(config("serial"), folder / "untroubled"):
-        pass
-    expected = outcome(folder / "untroubled")
+    expected = untroubled(folder)
     killed = survived = runs = 0
     while killed < kills:
         runs += 1
         here = folder / f"run-{runs}"
-        (folder / f"{runs}.toml").write_text(config(executor).to_toml())
         mine = 0
         while True:
-            begun = (here / "run.json").exists()
-            command = ["resume", str(here)] if begun else ["run", str(folder / f"{runs}.toml"), "--out", str(here)]
-            process = _CHILD[executor](command)
+            command = _toward(here, folder, executor)
+            process = _Forked(command) if executor == "serial" else _command(command)
             if killed + mine < kills:
-                _kill(process, here / "metrics.jsonl", dice)
+                _kill(process, here, dice)
             ended = process.wait()
             if ended == 0:
                 break
@@ -188,15 +202,19 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
     return Line(f"the whole run killed, {executor} (SIGKILL)", killed, survived, "the round it was at, computed again")
 
 
-def _kill(process: Any, lines: Path, dice: random.Random) -> None:
+def _toward(here: Path, folder: Path, executor: str) -> list[str]:
+    """Return the command that starts a run, or goes on with it where it has begun."""
+    if (here / "run.json").exists():
+        return ["resume", str(here)]
+    (folder / f"{executor}.toml").write_text(config(executor).to_toml())
+    return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]
+
+
+def _kill(process: Any, folder: Path, dice: random.Random) -> None:
     """Kill a run at a random moment: some rounds from now, and a little later; or while it starts."""
-
-    def rounds() -> int:
-        return lines.read_bytes().count(b"\n") if lines.exists() else 0
-
-    until = rounds() + dice.randrange(5)
-    while rounds() < until and process.poll() is None:
-        time.sleep(0.005)
+    until = _rounds(folder) + dice.randrange(5)
+    while _rounds(folder) < until and process.poll() is None:
+        time.sleep(0.01)
     time.sleep(dice.choice((0.0, dice.uniform(0, 0.05), dice.uniform(0, 0.5), dice.uniform(0, 4))))
     process.kill()
 
@@ -204,10 +222,11 @@ def _kill(process: Any, lines: Path, dice: random.Random) -> None:
 class _Forked:
     """Runs in a copy of this process: that saves the import of torch, which takes longer than the run."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], before: Callable[[], None] = lambda: None) -> None:
         self._ended: int | None = None
         self._pid = os.fork()
         if not self._pid:
+            before()
             os._exit(_in_child(command))
 
     def poll(self) -> int | None:
@@ -230,9 +249,6 @@ def _command(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "feddrop", *command], stdout=subprocess.DEVNULL)
 
 
-_CHILD: dict[str, Callable[[list[str]], Any]] = {"serial": _Forked, "processes": _command}
-
-
 def _in_child(command: list[str]) -> int:
     try:
         if command[0] == "resume":
@@ -241,97 +257,54 @@ def _in_child(command: list[str]) -> int:
             run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
         for _ in run:
             pass
+    except feddrop.FeddropError:
+        return 2
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-# --- frames
+# --- files
 
 
-def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
-    """Damage frames, half of them under a right checksum; nothing but a FrameError may come of it."""
-    seen = {"checksum left wrong": [0, 0, 0], "checksum made right": [0, 0, 0]}
-    frames = list(_frames())
-    for number in range(count):
-        data, read = dice.choice(frames)
-        forged = bool(number % 2)
-        damaged = _damaged(data, dice, forged=forged)
-        counts = seen["checksum made right" if forged else "checksum left wrong"]
-        counts[0] += 1
-        try:
-            read(damaged)
-            counts[2] += damaged != data
-        except feddrop.FrameError:
-            pass
-        except Exception as error:
-            print(f"{type(error).__name__}: {error} of {damaged.hex()}", file=sys.stderr)
-            continue
-        counts[1] += 1
-    for name, (injected, survived, accepted) in seen.items():
-        yield Line(
-            f"a damaged frame, {name}", injected, survived, f"that device's round ({accepted:,} passed as whole)"
-        )
+def strike_files(folder: Path, times: int, dice: random.Random) -> Iterator[Line]:
+    """Damage what the last round of a stopped run wrote, and resume it."""
+    expected = untroubled(folder)
+    for number, _ in enumerate(feddrop.Run(config("serial"), folder / "stopped"), 1):
+        if number == 7:  # the round in which devices hear of a mask that moved, and remember it
+            break
+    for kind in ("checkpoint", "line", "memory"):
+        survived = 0
+        for _ in range(times):
+            here = copy_of(folder / "stopped", folder / "damaged")
+            damage_newest(here, kind, dice)
+            survived += _Forked(["resume", str(here)], _hush).wait() == 0 and outcome(here) == expected
+        _say(f"{kind}: {times} damaged, survived {survived}")
+        name = {"line": "the last line of the metrics", "memory": "a device's memory"}.get(kind, f"the last {kind}")
+        yield Line(f"{name} damaged: a bit, or its end", times, survived, "a round or two, computed again")
 
 
-def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
-    """Yield jobs and updates of every dtype, with and without payload, and what reads each at its end."""
-    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
-    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=TrainConfig())
-    method = feddrop.feddrop(setup, feddrop.FeddropConfig())
-    whole = params.from_model(model)
-    payload = {
-        "bits": torch.tensor([True, False, True]),
-        "scores": torch.rand(2, 3),
-        "counts": torch.arange(4),
-        "none": torch.empty(0, 2),
-    }
-    asks = {name: Spec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in payload.items()}
-    for dtype in wire.DTYPES:
-        for sent in ({}, payload):
-            (job,) = method.plan({}, whole, 1, {0: 0.4}, 7)
-            job = replace(job, payload=sent, asks=asks if sent else {})
-            subnet = method.cut(job)
-            down = push(whole, subnet, job, dtype=dtype)
-
-            def read_job(data: bytes, subnet: Any = subnet) -> None:
-                frame = wire.parse(data)
-                for section in frame.sections.values():
-                    section.tensor()
-                wire.decode(frame, subnet)
-
-            def read_update(data: bytes, job: Any = job, subnet: Any = subnet, dtype: str = dtype) -> None:
-                pull(method, data, job, subnet, dtype=dtype)
-
-            head = replace(wire.parse(down).header, kind="update", num_samples=10, loss=1.0)
-            values = {name: torch.randn(piece.size) for name, piece in subnet.items()}
-            yield down, read_job
-            yield wire.encode(head, subnet, values, sent), read_update
+def _hush() -> None:
+    """Say nothing of what is found and mended."""
+    logging.getLogger("feddrop").setLevel(logging.ERROR)
 
 
-def _damaged(data: bytes, dice: random.Random, *, forged: bool) -> bytes:
-    changed = bytearray(data)
-    for _ in range(dice.choice((1, 1, 1, 2, 5))):
-        at = dice.randrange(len(changed)) if changed else 0
-        how = dice.randrange(7)
-        if how < 2 and changed:
-            changed[at] ^= 1 << dice.randrange(8)
-        elif how == 2:
-            del changed[at:]
-        elif how == 3:
-            changed[at:at] = dice.randbytes(dice.randrange(1, 9))
-        elif how == 4:
-            del changed[at : at + dice.randrange(1, 9)]
-        elif how == 5:
-            word = dice.choice((0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FC00000, 0x7F800000, 0xFFFFFFFF, 0x80000000))
-            changed[at : at + 4] = struct.pack("<I", word)[: len(changed) - at]
-        else:
-            changed[at : at + 8] = dice.randbytes(8)[: len(changed) - at]
-    if forged and len(changed) >= wire.HEADER_BYTES:
-        crc = zlib.crc32(changed[wire.HEADER_BYTES :], zlib.crc32(changed[: wire.HEADER_BYTES - 4]))
-        struct.pack_into("<I", changed, wire.HEADER_BYTES - 4, crc)
-    return bytes(changed)
+def fill_disks(folder: Path, times: int, dice: random.Random) -> Line:
+    """Let the disk be full from a random moment on, then free it and resume."""
+    expected, survived, failed = untroubled(folder), 0, 0
+    while failed < times:
+        here, calls = folder / f"full-{failed}", dice.randrange(1, 80)
+        ended = _Forked(_toward(here, folder, "serial"), lambda calls=calls: fill_disk(calls)).wait()
+        if ended not in (0, 2):
+            raise SystemExit(f"a full disk ended a run with {ended}")
+        failed += ended == 2
+        if ended == 2:
+            again = _Forked(_toward(here, folder, "serial")).wait()
+            survived += again == 0 and outcome(here) == expected
+        shutil.rmtree(here)
+    _say(f"disk full: {failed}, survived {survived}")
+    return Line("the disk full from some moment on", failed, survived, "the round it was at, computed again")
 
 
 # --- many rounds
@@ -339,7 +312,9 @@ def _damaged(data: bytes, dice: random.Random, *, forged: bool) -> bytes:
 
 def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
     """Run many rounds; return how memory and CPU time a round of the last tenth compare with those of the second."""
-    run = feddrop.Run(config(executor, rounds=rounds, devices=devices), folder / executor)
+    size = {"rounds": rounds, "devices": devices, "samples": 4 * devices, "width": 0.1, "layers": 1}
+    settings = config(executor, **size, readjust_every=10)
+    run = feddrop.Run(settings, folder / executor)
     seconds, memory, last = [], [], _cpu_seconds()
     for record in run:
         now = _cpu_seconds()
@@ -380,37 +355,50 @@ def _say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
+def installed() -> list[str]:
+    """Return the executors that can be run here: those of the table whose package, if they need one, is there."""
+    return [name for name in EXECUTORS if name in ("serial", "processes") or find_spec(name)]
+
+
 def main() -> int:
     """Do all, or the parts that are named; return the number of faults that were not survived."""
+    parts = ("frames", "files", "disks", "runs", "workers", "rounds")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="workers, runs, frames, rounds; all by default")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; all by default")
     parser.add_argument("--small", action="store_true", help="a taste of it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=EXECUTORS, help="one executor, for runs and rounds")
+    parser.add_argument("--only", choices=installed(), help="one executor, for runs and rounds")
     given = parser.parse_args()
-    size, dice, parts = SMALL if given.small else FULL, random.Random(given.seed), given.parts
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    size, dice = SMALL if given.small else FULL, random.Random(given.seed)
     torch.set_num_threads(1)
-    names = [given.only] if given.only else list(EXECUTORS)
-    lines: list[Line] = []
-    flat: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="feddrop-soak-") as name:
-        folder = Path(name)
-        if not parts or "frames" in parts:
-            lines += strike_frames(size.frames, dice)
-        if not parts or "runs" in parts:
-            lines += [strike_runs(folder / f"runs-{name}", name, size.run_kills[name], dice) for name in names]
-        if not parts or "workers" in parts:
-            lines += strike_workers(folder / "workers", size.worker_kills, size.worker_stops, dice)
-        if not parts or "rounds" in parts:
-            flat += [endure(folder / "rounds", name, size.rounds, size.devices) for name in names]
-    if lines:
-        print("| fault | times injected | times survived | what was lost |\n|---|---|---|---|")
-        for line in lines:
-            print(f"| {line.fault} | {line.injected:,} | {line.survived:,} | {line.lost} |")
-    if flat:
-        print("\n| executor | rounds × devices | memory | CPU time a round |\n|---|---|---|---|")
-        print("\n".join(flat))
-    return sum(line.injected - line.survived for line in lines)
+    names, asked, unsurvived = [given.only] if given.only else installed(), given.parts or parts, 0
+
+    def faults(folder: Path) -> Iterator[Line]:
+        if "frames" in asked:
+            yield from strike_frames(size.frames, dice)
+        if "files" in asked:
+            yield from strike_files(folder / "files", size.files, dice)
+        if "disks" in asked:
+            yield fill_disks(folder / "disks", size.disks, dice)
+        for name in names if "runs" in asked else ():
+            kills = size.serial_kills if name == "serial" else size.other_kills
+            yield strike_runs(folder / f"runs-{name}", name, kills, dice)
+        if "workers" in asked:
+            yield from strike_workers(folder / "workers", size.worker_kills, size.worker_stops, dice)
+
+    with tempfile.TemporaryDirectory(prefix="feddrop-soak-") as place:
+        if set(asked) != {"rounds"}:
+            print("| fault | times injected | times survived | what was lost |\n|---|---|---|---|")
+        for line in faults(Path(place)):
+            print(f"| {line.fault} | {line.injected:,} | {line.survived:,} | {line.lost} |", flush=True)
+            unsurvived += line.injected - line.survived
+        if "rounds" in asked:
+            print("\n| executor | rounds × devices | memory | CPU time a round |\n|---|---|---|---|")
+            for name in names:
+                print(endure(Path(place) / "rounds", name, size.rounds, size.devices), flush=True)
+    return unsurvived
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import feddrop
 CONFIG = """
 rounds = 10
 data = { devices = 8, partition = "dirichlet", alpha = 0.5 }
-subnet = { level = "unit" }                   # drop whole units: smaller frames, less compute, less memory
+method = { name = "feddrop", level = "unit" }  # drop whole units: smaller frames, less compute, less memory
 train = { lr = 0.05, momentum = 0.9, batch_size = 16 }
 
 [radio]

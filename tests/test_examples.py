@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddrop.config import RunConfig
-from feddrop.report.load import load_run
+from feddrop.report import load_run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -173,17 +173,19 @@ def test_of_many_that_find_a_lock_left_one_gets_it(tmp_path):
         try:
             with locked(tmp_path):
                 got.append(1)
-                done.wait(20)
+                entered.set()
+                done.wait(60)
         except RunError:
             pass
         finally:
             left.release()
 
-    done, left = threading.Event(), threading.Semaphore(0)
+    done, entered, left = threading.Event(), threading.Event(), threading.Semaphore(0)
     for _ in range(8):
         threading.Thread(target=grab, daemon=True).start()
     for _ in range(7):
         assert left.acquire(timeout=20)
+    assert entered.wait(20)
     assert len(got) == 1
     done.set()
 

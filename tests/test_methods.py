@@ -36,8 +36,16 @@ RATE = 0.4
 SMALL = {
     "feddrop": [{}, {"level": "unit", "rule": "holders"}, {"rule": "model", "count": "bernoulli"}],
     "feddst": [{"alpha": 0.3, "readjust_every": 2}],
+    "fjord": [{}, {"widths": (0.3, 0.5, 0.7, 1.0), "distill": True}],
+    "prunefl": [
+        {"first_rounds": 0, "adjust_every": 2},
+        {"first_rounds": 2, "first_adjust_every": 1, "adjust_every": 1},
+    ],
 }
-DENSE: dict[str, dict[str, object]] = {}
+DENSE: dict[str, dict[str, object]] = {
+    "fjord": {"widths": (1.0,), "distill": False},
+    "prunefl": {"first_rounds": 0, "adjust_every": 2, "removable": 0.0},
+}
 """Settings under which a method is federated averaging at rate 0, where they are not its own."""
 CASES = [(name, settings) for name in METHODS for settings in SMALL.get(name, [{}])]
 
@@ -247,7 +255,7 @@ def test_merge_holds_one_update_at_a_time(task):
 def test_weights_of_devices_are_their_samples(case, tiny, small):
     """Two devices move one bias, which everybody holds, by 1 and by 4; the second has three times the samples."""
     name, settings = case
-    task = task_for(tiny, small, name, rates=(0.0, 0.0), **settings, **DENSE.get(name, {}))
+    task = task_for(tiny, small, name, rates=(0.0, 0.0), **{**settings, **DENSE.get(name, {})})
     method = method_of(task)
     whole = params.from_model(tiny)
     state = method.init(whole)

@@ -14,6 +14,7 @@ SHOWN = (
     *("Cell", "FeddropError", "Problem", "Run", "RunConfig", "Serial", "allocate", "derive", "feddrop", "from_arrays"),
     *(
         "from_dataset",
+        "gains_from",
         "lenet",
         "load",
         "load_model",
@@ -24,6 +25,7 @@ SHOWN = (
         "resume",
         "run",
     ),
+    "sweep",
     "write_report",
 )
 """Names whose docstring must hold an example: what one calls first."""

@@ -142,14 +142,14 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
 @pytest.mark.parametrize(
     ("subnet", "said"),
     [
-        ('layers = "linear"', "subnet.layers = 'linear'"),
-        ('layers = ["conv1", "fc1"]', "subnet.layers = ['conv1', 'fc1']"),
-        ("biases = true", "subnet.biases = true"),
-        ("layer_rates = { fc1 = 0.5 }", "subnet.layer_rates"),
+        ('layers = "linear"', "method.layers = 'linear'"),
+        ('layers = ["conv1", "fc1"]', "method.layers = ['conv1', 'fc1']"),
+        ("biases = true", "method.biases = true"),
+        ("layer_rates = { fc1 = 0.5 }", "method.layer_rates"),
     ],
 )
 def test_command_says_that_the_law_drops_all_layers(capsys, tmp_path, digits, subnet, said):
-    run = a_run(tmp_path, digits, f"[subnet]\n{subnet}")
+    run = a_run(tmp_path, digits, f"[method]\n{subnet}")
     call("--checkpoint", str(run), "--level", "weight", "--json", "--rates", "0.1", "--masks", "2", "--batch", "4")
     last = json.loads(capsys.readouterr().out)["words"][-1]
     assert said in last

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
         SubnetError,
         TrainingError,
     )
-    from feddrop.executors import ExecutionConfig, Executor, Processes, Serial
+    from feddrop.executors import ExecutionConfig, Executor, Processes, Ray, Serial
     from feddrop.learning.config import TrainConfig
     from feddrop.learning.server import ServerConfig
     from feddrop.methods import MethodConfig, named
     from feddrop.methods.fedavg import FedavgConfig, fedavg
     from feddrop.methods.feddrop import FeddropConfig, feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
+    from feddrop.methods.fjord import FjordConfig, at_width, fjord
     from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
+    from feddrop.methods.prunefl import PruneflConfig, prunefl
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
-    from feddrop.radio import Cell, RadioConfig
+    from feddrop.radio import Cell, RadioConfig, gains_from
     from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
     from feddrop.rounds import Parcel
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
+    from feddrop.sweeps import sweep
     from feddrop.terminal.live import show
 
 _HOMES = {
@@ -63,6 +66,7 @@ _HOMES = {
     "FeddropError": "errors",
     "FeddropWarning": "errors",
     "FeddstConfig": "methods.feddst",
+    "FjordConfig": "methods.fjord",
     "FrameError": "errors",
     "InfeasibleError": "errors",
     "Job": "methods.method",
@@ -76,7 +80,9 @@ _HOMES = {
     "PowerProblem": "allocation",
     "Problem": "allocation",
     "Processes": "executors",
+    "PruneflConfig": "methods.prunefl",
     "RadioConfig": "radio",
+    "Ray": "executors",
     "Reply": "device",
     "RoundRecord": "records",
     "Run": "runs",
@@ -97,14 +103,17 @@ _HOMES = {
     "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
+    "at_width": "methods.fjord",
     "derive": "seeds",
     "export": "records",
     "fedavg": "methods.fedavg",
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "fedrolex": "methods.windows",
+    "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
+    "gains_from": "radio",
     "heterofl": "methods.windows",
     "jobs": "methods.method",
     "lenet": "models",
@@ -115,11 +124,13 @@ _HOMES = {
     "mlp": "models",
     "named": "methods",
     "partition": "data",
+    "prunefl": "methods.prunefl",
     "register_rule": "subnets.coupling",
     "resnet18": "models",
     "resume": "runs",
     "run": "runs",
     "show": "terminal.live",
+    "sweep": "sweeps",
     "trained": "methods.method",
     "transformer": "models",
     "write_report": "report",
@@ -142,6 +153,7 @@ __all__ = [
     "FeddropError",
     "FeddropWarning",
     "FeddstConfig",
+    "FjordConfig",
     "FrameError",
     "InfeasibleError",
     "Job",
@@ -155,7 +167,9 @@ __all__ = [
     "PowerProblem",
     "Problem",
     "Processes",
+    "PruneflConfig",
     "RadioConfig",
+    "Ray",
     "Reply",
     "RoundRecord",
     "Run",
@@ -176,14 +190,17 @@ __all__ = [
     "WindowConfig",
     "alexnet",
     "allocate",
+    "at_width",
     "derive",
     "export",
     "fedavg",
     "feddrop",
     "feddst",
     "fedrolex",
+    "fjord",
     "from_arrays",
     "from_dataset",
+    "gains_from",
     "heterofl",
     "jobs",
     "lenet",
@@ -194,11 +211,13 @@ __all__ = [
     "mlp",
     "named",
     "partition",
+    "prunefl",
     "register_rule",
     "resnet18",
     "resume",
     "run",
     "show",
+    "sweep",
     "trained",
     "transformer",
     "write_report",

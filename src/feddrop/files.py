@@ -207,19 +207,30 @@ def _remove_if_left(path: Path) -> None:
         with suppress(OSError):  # a file that a process holds open cannot be removed there
             path.unlink()
         return
+    guard = path.with_name(f"{path.name}.guard")
+    try:  # one at a time looks and removes: else the second would remove the lock that the first has just got
+        os.close(os.open(guard, _NEW, 0o666))
+    except OSError:
+        return
     try:
-        text = path.read_text(errors="replace")[:1000]
-        owner = json.loads(text)
+        if _has_ended(path):
+            path.unlink()
+    finally:
+        guard.unlink(missing_ok=True)
+
+
+def _has_ended(path: Path) -> bool:
+    """Return whether a lock file names a process of this machine that is no more."""
+    try:
+        owner = json.loads(path.read_text(errors="replace")[:1000])
         if owner["host"] != socket.gethostname() or int(owner["pid"]) <= 0:
-            return
+            return False
         os.kill(int(owner["pid"]), 0)  # signal 0 asks whether there is such a process
     except ProcessLookupError:
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-        with suppress(OSError):  # moved first: of two that find it left, only one gets it
-            path.replace(aside)
-            aside.unlink()
+        return True
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return
+        pass
+    return False
 
 
 def plain(value: Any) -> Any:

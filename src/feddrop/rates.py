@@ -21,13 +21,14 @@ from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
+from feddrop.texts import read_text
 from feddrop.wire import frame_bytes
 
 
@@ -38,17 +39,21 @@ class Decision:
     Attributes:
         rates: dropout rate γ of every device that takes part.
         shares: share ρ of the band, likewise; empty without a radio.
+        powers: watts P that each device sends with, where they are chosen.
+        clocks: hertz f that each device computes at, where they are chosen.
         binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
             ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
         deadline_s: the deadline in force; longer than asked for where the policy stretched it.
         objective: Σ w/(1-γ), what the allocator minimises.
         allocation: the allocator's own answer.
-        channels: the conditions of the round.
+        channels: the conditions of the round, with the powers and clocks that were chosen.
     """
 
     rates: Mapping[int, float]
     shares: Mapping[int, float] = field(default_factory=dict)
+    powers: Mapping[int, float] = field(default_factory=dict)
+    clocks: Mapping[int, float] = field(default_factory=dict)
     binding: Mapping[int, str] = field(default_factory=dict)
     left_out: Sequence[int] = ()
     deadline_s: float | None = None
@@ -97,7 +102,7 @@ class Workload:
 
 
 class RadioRates:
-    """Rates and shares from the cell: channels are drawn, the allocator decides.
+    """Rates and shares from the cell, power and clock where they are open: channels are drawn, the allocator decides.
 
     With ``costs = "measured"`` the allocator is told of a full model a little larger than it is, so that the *measured*
     frames and FLOPs of every subnet (headers, biases, rounding) stay within what it planned with; see
@@ -111,10 +116,11 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
@@ -132,21 +138,34 @@ class RadioRates:
         channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, top)
-        while self._cover and self._radio.scheme not in ("fixed", "random") and (highest := _highest(allocation)) < top:
+        while self._cover and self._radio.method not in ("fixed", "random") and (highest := _highest(allocation)) < top:
             # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
             top = highest
             allocation = self._allocate(round_, channels, top)
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
+        chosen = self._chosen(allocation, channels)
         return Decision(
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
+            powers={device: float(chosen.tx_power_w[device]) for device in active if "power" in self._radio.chooses},
+            clocks={device: float(chosen.cpu_hz[device]) for device in active if "cpu" in self._radio.chooses},
             binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
             allocation=allocation,
-            channels=channels,
+            channels=chosen,
+        )
+
+    def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
+        """The conditions of the round at the powers and clocks that were chosen."""
+        if allocation.cpu_hz is None or allocation.tx_power_w is None:
+            return channels
+        return replace(
+            channels,
+            cpu_hz=np.where(allocation.active, allocation.cpu_hz, channels.cpu_hz),
+            tx_power_w=np.where(allocation.active, allocation.tx_power_w, channels.tx_power_w),
         )
 
     def _present(self, round_: int, channels: Channels) -> Channels:
@@ -168,8 +187,8 @@ class RadioRates:
         """Allocate with rates up to ``top``."""
         full = self._cover(top) if self._cover else self._formula
         return allocate(
-            replace(self.cell, max_rate=top).problem(channels, **full),
-            self._radio.scheme,
+            replace(self.cell, max_rate=top).problem(channels, **full, choose=self._radio.chooses),
+            self._radio.method,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
             rate=self._fixed,
@@ -184,7 +203,8 @@ class RadioRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            flops[entry.device] = self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(decision.allocation.rate, 1.0), decision.allocation.share
         formula = radio_cost(self.cell, decision.channels, rate, share, **self._formula)
         measured = radio_cost(self.cell, decision.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
@@ -227,7 +247,7 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         return (
             covering(push, top),
             covering(pull, top),
-            covering(lambda rate: work.flops(sizes(rate).kept)[1], top),
+            covering(lambda rate: sizes(rate).work * work.flops(sizes(rate).kept)[1], top),
         )
 
     def full(top: float) -> dict[str, Any]:
@@ -264,12 +284,7 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 
 def _rates_from_file(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    text = read_text(path, "the rates in")
     try:
         if path.suffix == ".json":
             return tuple(float(value) for value in json.loads(text))
@@ -285,6 +300,9 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
 
 def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
     """Return the column rate in the order of the column device, where there is one."""
+    for row in rows:
+        if None in row or None in row.values():
+            raise ConfigError(f"{str(path)!r} has a row of more or fewer cells than columns: {list(row.values())[:4]}.")
     rates = [float(row["rate"]) for row in rows]
     if not rows or "device" not in rows[0]:
         return tuple(rates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from feddrop import wire
@@ -209,57 +209,86 @@ def run_round(
         guard: watches the updates.
         min_devices: usable updates that a round needs.
     """
-    memories = Forgetful() if memories is None else memories
-    under_way: deque[tuple[Job, Subnet, int]] = deque()
-    done: dict[int, DeviceRound] = {}
+    sent = _Traffic(
+        method=method,
+        params=params,
+        round=round_,
+        dtype=dtype,
+        num_samples=num_samples,
+        memories=Forgetful() if memories is None else memories,
+        min_devices=min_devices,
+    )
+    jobs = method.plan(state, params, round_, rates, seed)
+    replies = executor.compute(sent.parcels(jobs))
+    updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
+    new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
+    return RoundResult(new, new_state, [sent.done[device] for device in sorted(sent.done)])
 
-    def dtype_of(job: Job) -> str:
-        return dtype if isinstance(dtype, str) else dtype[job.device]
 
-    def parcels(jobs: list[Job]) -> Iterator[Parcel]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traffic:
+    """What is on its way in a round: parcels go out while updates come in, in the same order."""
+
+    method: Method
+    params: Params
+    round: int
+    dtype: str | Mapping[int, str]
+    num_samples: Sequence[int] | None
+    memories: Memories
+    min_devices: int
+    under_way: deque[tuple[Job, Subnet, int]] = field(default_factory=deque)
+    done: dict[int, DeviceRound] = field(default_factory=dict)
+
+    def parcels(self, jobs: Iterable[Job]) -> Iterator[Parcel]:
+        """Cut a subnet for every job and send it."""
         for job in jobs:
-            subnet = method.cut(job)  # generation
-            memory = memories.get(job.device)
+            subnet = self.method.cut(job)  # generation
+            memory = self.memories.get(job.device)
             if job.remembered and not memory:  # it has forgotten
                 job = replace(job, remembered=frozenset())
             try:
-                frame = push(params, subnet, job, dtype=dtype_of(job))
+                frame = push(self.params, subnet, job, dtype=self._dtype(job))
             except FrameError as refused:
-                done[job.device] = _record(job, subnet, 0, Reply(error=str(refused)), None)
+                self.done[job.device] = _record(job, subnet, 0, Reply(error=str(refused)), None)
                 continue
-            under_way.append((job, subnet, len(frame)))
+            self.under_way.append((job, subnet, len(frame)))
             yield Parcel(job.device, frame, memory)
 
-    def pulled(replies: Iterator[Reply]) -> Iterator[tuple[Job, Update]]:
+    def pulled(self, replies: Iterable[Reply]) -> Iterator[tuple[Job, Update]]:
+        """Give the updates that are usable; too few of them are an error."""
         for reply in replies:
-            job, subnet, push_bytes = under_way.popleft()
+            job, subnet, push_bytes = self.under_way.popleft()
             update: Update | None = None
             if not reply.error:
                 try:
-                    held = None if num_samples is None else num_samples[job.device]
-                    update = pull(method, reply.frame, job, subnet, dtype=dtype_of(job), num_samples=held)
+                    update = self._update(reply.frame, job, subnet)
                 except FrameError as refused:
                     reply = reply._replace(error=str(refused))
-            done[job.device] = _record(job, subnet, push_bytes, reply, update)
+            self.done[job.device] = _record(job, subnet, push_bytes, reply, update)
             if update is not None:
-                memories.put(round_, job.device, reply.memory)
+                self.memories.put(self.round, job.device, reply.memory)
                 yield job, update
             elif reply.forgot:
-                memories.put(round_, job.device, b"")
-        usable = sum(device.loss is not None for device in done.values())
-        if usable < min_devices:
-            reasons = "; ".join(dict.fromkeys(d.status for d in done.values() if d.loss is None)) or "none took part"
-            least = "no device" if min_devices == 1 else f"fewer than {min_devices} devices"
-            raise RunError(f"{least} returned a usable update in round {round_}: {reasons}")
+                self.memories.put(self.round, job.device, b"")
+        self._check_enough()
 
-    def mark(device: int, reason: str) -> None:
-        done[device] = replace(done[device], suspicious=reason)
+    def mark(self, device: int, reason: str) -> None:
+        """Note what is odd about the update of a device."""
+        self.done[device] = replace(self.done[device], suspicious=reason)
 
-    jobs = method.plan(state, params, round_, rates, seed)
-    replies = executor.compute(parcels(jobs))
-    updates = (guard or Guard()).watch(pulled(replies), mark)
-    new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
-    return RoundResult(new, new_state, [done[device] for device in sorted(done)])
+    def _update(self, frame: bytes, job: Job, subnet: Subnet) -> Update:
+        held = None if self.num_samples is None else self.num_samples[job.device]
+        return pull(self.method, frame, job, subnet, dtype=self._dtype(job), num_samples=held)
+
+    def _dtype(self, job: Job) -> str:
+        return self.dtype if isinstance(self.dtype, str) else self.dtype[job.device]
+
+    def _check_enough(self) -> None:
+        failed = [device.status for device in self.done.values() if device.loss is None]
+        if len(self.done) - len(failed) < self.min_devices:
+            reasons = "; ".join(dict.fromkeys(failed)) or "none took part"
+            least = "no device" if self.min_devices == 1 else f"fewer than {self.min_devices} devices"
+            raise RunError(f"{least} returned a usable update in round {self.round}: {reasons}")
 
 
 def _record(job: Job, subnet: Subnet, push_bytes: int, reply: Reply, update: Update | None) -> DeviceRound:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from feddrop.allocation import power_newton
 from feddrop.allocation.exact import sum_of
 from feddrop.allocation.feasible import FITS
-from feddrop.allocation.pace import TOLERANCE, Limits, Link, hurry, limits, pace, reach
+from feddrop.allocation.pace import TOLERANCE, Needs, hurry, needs, pace, reach
 from feddrop.allocation.power import PowerProblem
-from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, positive, total
+from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, total
 from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 
@@ -50,48 +51,65 @@ class _State(NamedTuple):
 class _Block:
     """Devices of a block; ``r_low`` and ``r_high`` are 1/share where z = 1 and where z = 1/(1-θ).
 
-    ``q``, ``q_moves`` and ``log_price`` are where it stood at the last price, to begin with at the next; ``worth`` is
-    Σ sqrt(w α) as if z were α/ρ, ``[..., 1]``.
+    ``q``, ``q_moves`` and ``log_price`` are where it stood at the last price, to begin with at the next.
     """
 
-    air: Link
-    limits: Limits
-    deadline_s: FloatArray
-    budget_j: FloatArray
+    needs: Needs
+    full: tuple[FloatArray, ...]
+    ease: tuple[FloatArray, ...] | None
     weight: FloatArray
     active: BoolArray
     r_low: FloatArray
     r_high: FloatArray
     q: FloatArray
     share: FloatArray
-    worth: FloatArray
     slope: FloatArray | float = 0.0
     q_moves: FloatArray | float = 0.0
     log_price: FloatArray | float = 0.0
 
+    def start(self) -> FloatArray:
+        """Σ sqrt(w α), as if z were α/ρ, ``[..., 1]``: at the price of its square the shares would fill the band."""
+        h = hurry(self.q, self.needs)
+        worth = h.on_e + (h.on_d - h.on_e) * (1.0 - 1.0 / (1.0 + h.odds))
+        return total(np.where(self.active, np.sqrt(self.weight * worth), 0.0))
+
+    def wish(self, worth: FloatArray, price: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """1/share asked for where 1/ρ is worth so much, and the same if there were no limits to the rate."""
+        free = np.sqrt(price / (self.weight * worth))
+        return np.minimum(np.maximum(free, self.r_low), self.r_high), free
+
     def at(self, q: FloatArray, price: FloatArray) -> _State:
         """Clock, power and share at a λ, and by how much the deadline asks for more than the energy."""
-        h = hurry(q, self.limits)
-        pull_s, pull_j = self.air.pull(h.x)
-        on_d, on_e = (self.air.down_s + pull_s) / self.deadline_s, pull_j / self.budget_j
+        c = self.needs
+        h = hurry(q, c)
+        on_d, on_e = h.on_d, h.on_e
         odd = 1.0 / (1.0 + h.odds)
         even = 1.0 - odd
         worth = even * on_d + odd * on_e
-        wish = np.sqrt(price / (self.weight * worth))
-        r = np.minimum(np.maximum(wish, self.r_low), self.r_high)
+        r, wish = self.wish(worth, price)
         free = r == wish
         # Clock and power are the best for κ already: the worth of band changes with κ alone.
-        r_turns = np.where(free, -0.5 * even * odd * (on_d - on_e) / worth, 0.0)
-        deadline = r * on_d + h.tau / self.deadline_s
-        energy = r * on_e + self.limits.cubic / h.tau**2 / self.budget_j
+        r_turns = free * (-0.5 * even * odd * (on_d - on_e) / worth)
+        deadline, energy = r * on_d + h.tau, r * on_e + c.clock / h.tau**2
         # A second less costs λ joules, whether clock or radio saves it.
-        change = (h.d_tau - r * pull_s / h.x * h.d_x) / self.deadline_s
+        change = h.d_tau - r * c.up / h.x**2 * h.d_x
         tilt = r * (on_d / deadline - on_e / energy)
         turns = tilt * r_turns + change / deadline + np.where(change < 0, h.odds * change / energy, 0.0)
         # At a higher price λ moves so that both loads stay equal, and r with it.
         moves = np.where(free, -0.5 * tilt / turns, 0.0)
         r_moves = np.where(free, 0.5 + r_turns * moves, 0.0)
         return _State(r, np.log(deadline / energy), h.per_q * turns, r_moves, moves / h.per_q)
+
+    def ends(self, price: FloatArray) -> tuple[BoolArray, BoolArray]:
+        """Where the deadline asks for less even with everything at its lowest, and for more even at full speed."""
+        on_d, on_e, tau, watts = self.full
+        r = self.wish(on_d, price)[0]
+        late = r * on_d + tau >= r * on_e + watts
+        if self.ease is None:
+            return np.zeros_like(late), late
+        on_d, on_e, tau, watts = self.ease
+        r = self.wish(on_e, price)[0]
+        return r * on_d + tau <= r * on_e + watts, late
 
     def demand(self, s: FloatArray) -> FloatArray:
         """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
@@ -103,13 +121,14 @@ class _Block:
             found = self.at(q, price)
             return found.gap, found.slope
 
-        self.q = root(gap, self.limits.low, self.limits.high, first, tolerance=TOLERANCE)
+        ends = self.ends(price)
+        self.q = root(gap, self.needs.low, self.needs.high, first, tolerance=TOLERANCE, ends=ends)
         found = self.at(self.q, price)
         # At an end, where one load alone decides, λ does not move.
-        ends = (self.q <= self.limits.low) | (self.q >= self.limits.high)
+        alone = ends[0] | ends[1]
         free = (found.r > self.r_low) & (found.r < self.r_high)
-        moves = np.where(ends, 0.5 * free, np.nan_to_num(np.clip(found.r_moves, 0.0, 4.0)))
-        self.q_moves = np.where(ends, 0.0, np.nan_to_num(found.q_moves))
+        moves = np.where(alone, 0.5 * free, np.nan_to_num(np.clip(found.r_moves, 0.0, 4.0)))
+        self.q_moves = np.where(alone, 0.0, np.nan_to_num(found.q_moves))
         self.log_price = log_price
         self.share = np.where(self.active, 1.0 / found.r, 0.0)
         self.slope = total(2.0 * moves * self.share)
@@ -117,6 +136,16 @@ class _Block:
 
 
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
+    """Find the optimum by the quick iteration or, where that finds none, by the safe one; None if it is infeasible.
+
+    Args:
+        problem: a round or a batch of rounds.
+        active: devices that have a part, ``[..., num_devices]``.
+    """
+    return power_newton.solve(problem, active) or solve_safely(problem, active)
+
+
+def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
     """Find the optimal rates, shares, powers and clocks; None if that is infeasible for the active devices.
 
     Args:
@@ -124,10 +153,9 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         active: devices that have a part, ``[..., num_devices]``.
     """
     with np.errstate(all="ignore"):
-        count = total(active)
         starts = range(0, problem.shape[-1], BLOCK)
         parts = [part_of(problem, slice(first, first + BLOCK)) for first in starts]
-        blocks = [_block(part, active[..., i : i + BLOCK], count) for i, part in zip(starts, parts, strict=True)]
+        blocks = [_block(part, active[..., i : i + BLOCK]) for i, part in zip(starts, parts, strict=True)]
         least, most = (
             [np.where(block.active, 1.0 / r, 0.0) for block, r in zip(blocks, rs, strict=True)]
             for rs in ([block.r_high for block in blocks], [block.r_low for block in blocks])
@@ -136,7 +164,7 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         if not (fewest <= FITS).all():
             return None
         loose, tight = enough <= BAND, fewest >= BAND
-        start = 1.0 / sum_of([block.worth for block in blocks])
+        start = 1.0 / sum_of([block.start() for block in blocks])
         if tight.any():
             last = [_last(block, part) for block, part in zip(blocks, parts, strict=True)]
             start = np.where(tight, np.minimum.reduce(last), start)
@@ -164,27 +192,25 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
     )
 
 
-def _block(part: PowerProblem, active: BoolArray, count: FloatArray) -> _Block:
-    """The devices of a block, where they would be with equal shares."""
+def _block(part: PowerProblem, active: BoolArray) -> _Block:
+    """The devices of a block, at first in the middle between the least share and enough."""
     shape = active.shape
     object.__setattr__(part, "shape", shape)
-    air = part.link(np.ones(shape))
-    r_high = np.where(active, reach(part, 1.0 / (1.0 - part.max_rate))[0], 1.0)
-    r_low = np.where(active, np.minimum(reach(part, np.ones(()))[0], r_high), 1.0)
-    share = 1.0 / np.minimum(np.maximum(np.broadcast_to(count, shape), r_low), r_high)
-    first = pace(part, share)
+    c = needs(part, part.link(np.ones(shape)))
+    tops = np.broadcast_to(1.0 / (1.0 - part.max_rate), shape)
+    (r_high, r_low), (q_high, q_low) = reach(part, np.stack([tops, np.ones(shape)]), c=c)
+    r_high = np.where(active, r_high, 1.0)
+    r_low = np.where(active, np.minimum(r_low, r_high), 1.0)
     return _Block(
-        air=air,
-        limits=limits(part, air),
-        deadline_s=part.deadline_s,
-        budget_j=positive(part.budget_j),
+        needs=c,
+        full=c.full_speed(),
+        ease=c.at_ease(),
         weight=np.maximum(part.weight, _NOBODY),
         active=active,
         r_low=r_low,
         r_high=r_high,
-        q=first.q,
-        share=share,
-        worth=total(np.where(active, np.sqrt(part.weight * first.fall * share), 0.0)),
+        q=0.5 * (q_high + q_low),
+        share=1.0 / r_high,
     )
 
 

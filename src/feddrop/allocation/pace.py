@@ -1,9 +1,12 @@
-"""How fast a device should compute and send: one unknown, λ, the joules that a second is worth to it.
+"""How fast a device should compute and send: one unknown, λ, what a second is worth to it.
 
-A device that hurries spends more: by its clock, 2ΩC³/τ³ joules for a second less, by its radio (N/g) φ(x). At its best
-both are λ, or at a limit. See :mod:`feddrop.allocation.power` for the problem and the derivation.
+A device that hurries spends more. At its best, clock and radio pay the same for a second, or are at a limit; see
+:mod:`feddrop.allocation.power` for the problem and the derivation. Here everything is a part of the deadline and of the
+budget: with τ in deadlines, down = d/T0, up = L'/T0, radio = L'(N/g)/E and clock = ΩC³/(T0² E), all for a share ρ = 1/r,
 
-The unknown here is q = log p with λ = (N/g) φ(p): then power and clock follow without solving anything. p is the
+    D = r (down + up/x) + τ,     E = r radio (e^x - 1)/x + clock/τ²,     λ = 2 clock/τ³ = (radio/up) φ(x)
+
+The unknown is q = log p with λ = (radio/up) φ(p): then power and clock follow without solving anything. p is the
 spectral efficiency where power is within its limits, and goes on growing with λ where it is not.
 """
 
@@ -13,27 +16,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.allocation.problem import FloatArray, positive
+from feddrop.allocation.problem import BoolArray, FloatArray, positive
 from feddrop.allocation.roots import root
 
 if TYPE_CHECKING:
     from feddrop.allocation.power import PowerProblem
 
-_NO_TIME = 1e-100
-"""Stands for no seconds at all, so that nothing is divided by zero."""
-
 MARGIN = 1.0 - 1e-12
 """The least share leaves so much to spare: more than Newton's method is off by."""
+
+TOLERANCE = 2.0**-30
+"""Of q, at Newton's last step; the error after it is its square."""
 
 _IDLE = float(np.log(MARGIN))
 """A device that need not drop anything takes so much of the deadline (its logarithm), to save energy."""
 
-
 _TIE = 2.0**-45
 """Loads so close are the same: full speed then counts as what the deadline asks for."""
 
-_LEAST = 1e-200
-TOLERANCE = 2.0**-44
+_LN2 = float(np.log(2.0))
+_NO_TIME, _LEAST = 1e-100, 1e-200
+"""Stand for nothing, so that nothing is divided by zero."""
+
+_SECONDS, _JOULES = 1e60, 1e100
+"""Deadlines and budgets stay between these and their inverses, so that parts of them are numbers."""
 
 
 class Link(NamedTuple):
@@ -69,39 +75,100 @@ class Link(NamedTuple):
         return self.down_s * self.down_fall + seconds * part, joules * part
 
 
-class Limits(NamedTuple):
-    """What does not depend on λ.
+class Needs(NamedTuple):
+    """What devices need, as parts of deadline and budget, and what does not depend on λ.
 
-    q is looked for between ``low`` and ``high``; from ``top`` on, clock and power are at their highest.
+    ``tau`` and ``x`` are at the limits of clock and power: ``fast`` at the highest, ``slow`` at the lowest. q is looked
+    for between ``low`` and ``high``; from ``top`` on, clock and power are at their highest.
     """
 
-    log_noise: FloatArray
-    x_low: FloatArray
-    x_high: FloatArray
-    cubic: FloatArray
-    log_cubic: FloatArray
-    tau_low: FloatArray
-    tau_high: FloatArray
-    log_even: FloatArray
+    down: FloatArray
+    up: FloatArray
+    radio: FloatArray
+    clock: FloatArray
+    ratio: FloatArray
+    log_ratio: FloatArray
+    twice_clock: FloatArray
+    fast_tau: FloatArray
+    slow_tau: FloatArray
+    fast_x: FloatArray
+    slow_x: FloatArray
+    fast_grown: FloatArray
+    slow_grown: FloatArray
     low: FloatArray
     top: FloatArray
     high: FloatArray
 
     def even(self) -> FloatArray:
-        """The q at which deadline and energy weigh the same: a first guess."""
-        return np.fmin(inverse_log_phi(self.log_even - self.log_noise), self.top)
+        """About the q at which deadline and energy weigh the same."""
+        return _above(-self.log_ratio)
+
+    def full_speed(self) -> tuple[FloatArray, ...]:
+        """Parts of deadline and budget on the air, then to compute, with clock and power at their highest."""
+        x, tau = self.fast_x, self.fast_tau
+        return self.down + self.up / x, self.radio * (self.fast_grown / x), tau, self.clock / tau**2
+
+    def at_ease(self) -> tuple[FloatArray, ...] | None:
+        """The same with both at their lowest; None where nobody has a lowest power, and takes for ever."""
+        if not (self.slow_x > 0).any():
+            return None
+        x, tau = self.slow_x, self.slow_tau
+        return self.down + self.up / x, self.radio * (self.slow_grown / x), tau, self.clock / tau**2
+
+
+def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -> Needs:
+    """Work out what devices need, and where to look for q.
+
+    Args:
+        problem: a round or a batch of rounds.
+        air: what the air takes, at some shares.
+        stretch: a factor on the deadline.
+    """
+    deadline_s = np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS)
+    budget_j = np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES)
+    clock = problem.cpu_constant * problem.cycles**3 / deadline_s**2 / budget_j
+    log_clock = np.log(2.0 * clock)
+    log_ratio = np.log(air.noise_w) + np.log(deadline_s) - np.log(budget_j)
+    fast = np.maximum(problem.cycles / problem.cpu_hz / deadline_s, _NO_TIME)
+    slow = np.where(clock > 0, np.fmax(problem.cycles / problem.least_cpu_hz / deadline_s, fast), fast)
+    by_power, by_clock = log_phi(air.x_high), log_clock - 3.0 * np.log(fast) - log_ratio
+    full = np.maximum(by_power, by_clock) + 1e-9  # a hair more: there both are at their highest exactly
+    floor = np.where(air.x_low > 0, log_phi(air.x_low), np.inf)
+    still = np.where((slow < np.inf) & (clock > 0), log_clock - 3.0 * np.log(slow) - log_ratio, np.inf)
+    most = np.maximum(full, -log_ratio) + 45.0
+    least = np.minimum(np.minimum(floor, still), np.minimum(-log_ratio, full)) - 60.0
+    return Needs(
+        down=air.down_s / deadline_s,
+        up=air.nats / deadline_s,
+        radio=air.noise_w * air.nats / budget_j,
+        clock=clock,
+        ratio=np.exp(log_ratio),
+        log_ratio=log_ratio,
+        twice_clock=2.0 * clock,
+        fast_tau=fast,
+        slow_tau=slow,
+        fast_x=air.x_high,
+        slow_x=air.x_low,
+        fast_grown=np.expm1(air.x_high),
+        slow_grown=np.expm1(air.x_low),
+        low=_below(least),
+        top=inverse_log_phi(full),
+        high=_above(most),
+    )
 
 
 class Hurry(NamedTuple):
     """Clock and power at a λ.
 
     Attributes:
-        odds: κ/(1-κ) = λ T0/E.
+        odds: λ, and κ/(1-κ), how deadline and energy split the weight of the device.
         per_q: d log λ / d q.
-        tau: seconds to compute.
+        tau: part of the deadline to compute.
         x: spectral efficiency in nats.
         d_tau: d tau / d log λ.
         d_x: d x / d log λ.
+        on_d: part of the deadline on the air, over the whole band.
+        on_e: part of the budget on the air, likewise.
     """
 
     odds: FloatArray
@@ -110,39 +177,23 @@ class Hurry(NamedTuple):
     x: FloatArray
     d_tau: FloatArray
     d_x: FloatArray
+    on_d: FloatArray
+    on_e: FloatArray
 
 
-def limits(problem: PowerProblem, air: Link) -> Limits:
-    """Work out the limits of clock and power, and the λ beyond which nothing changes any more."""
-    log_noise = np.log(air.noise_w)
-    cubic = problem.cpu_constant * problem.cycles**3
-    log_cubic = np.log(2.0 * cubic)
-    tau_low = np.maximum(problem.cycles / problem.cpu_hz, _NO_TIME)
-    tau_high = np.fmax(problem.cycles / problem.least_cpu_hz, tau_low)
-    log_even = np.log(positive(problem.budget_j)) - np.log(problem.deadline_s)
-    even = np.where(log_even < np.inf, log_even, -np.inf)
-    # A hair more: there both are at their highest exactly.
-    full = np.maximum(log_noise + log_phi(air.x_high), log_cubic - 3.0 * np.log(tau_low)) + 1e-9
-    most = np.maximum(full, even) + 45.0
-    by_power = np.where(air.x_low > 0, log_noise + log_phi(air.x_low), np.inf)
-    by_clock = np.where((tau_high < np.inf) & (cubic > 0), log_cubic - 3.0 * np.log(tau_high), np.inf)
-    least = np.minimum(np.minimum(by_power, by_clock), np.minimum(log_even, most)) - 60.0
-    log_even = np.where(log_even < np.inf, log_even, -np.inf)  # without a budget, any joule for a second
-    low, top, high = (inverse_log_phi(value - log_noise) for value in (least, full, most))
-    return Limits(log_noise, air.x_low, air.x_high, cubic, log_cubic, tau_low, tau_high, log_even, low, top, high)
-
-
-def hurry(q: FloatArray, c: Limits) -> Hurry:
+def hurry(q: FloatArray, c: Needs) -> Hurry:
     """Clock and power at q, and how they change with λ."""
     p = np.exp(q)
-    rest = _rest(p)
-    log_rate = c.log_noise + p + np.log(rest)
-    free = np.exp((c.log_cubic - log_rate) / 3.0)
-    tau = np.minimum(np.maximum(free, c.tau_low), c.tau_high)
-    x = np.minimum(np.maximum(p, c.x_low), c.x_high)
-    per_q = p * p / rest
-    d_tau = np.where(tau == free, tau / -3.0, 0.0)
-    return Hurry(np.exp(log_rate - c.log_even), per_q, tau, x, d_tau, np.where(x == p, p / per_q, 0.0))
+    grown = np.expm1(p)
+    rest = _rest(p, grown)
+    odds = c.ratio * (rest * (1.0 + grown))
+    free = np.exp(np.log(c.twice_clock / odds) / 3.0)
+    tau = np.minimum(np.maximum(free, c.fast_tau), c.slow_tau)
+    x = np.minimum(np.maximum(p, c.slow_x), c.fast_x)
+    within = x == p
+    d_tau = (tau == free) * (tau / -3.0)
+    power = np.where(within, grown, np.where(x < p, c.fast_grown, c.slow_grown))
+    return Hurry(odds, p * p / rest, tau, x, d_tau, within * (rest / p), c.down + c.up / x, c.radio * (power / x))
 
 
 class Pace(NamedTuple):
@@ -183,95 +234,138 @@ def pace(
     """
     with np.errstate(all="ignore"):
         air = problem.link(share)
-        c = limits(problem, air)
-    deadline_s, budget_j = problem.deadline_s * stretch, positive(problem.budget_j)
+        c = needs(problem, air, stretch)
 
-    def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
-        h = hurry(q, c)
-        pull_s, pull_j = air.pull(h.x)
-        seconds, joules = air.down_s + h.tau + pull_s, c.cubic / h.tau**2 + pull_j
-        gap = np.log(seconds / deadline_s) - np.maximum(np.log(joules / budget_j), _IDLE) + _TIE
-        # A second less costs λ joules, whether clock or radio saves it.
-        change = h.d_tau - pull_s / h.x * h.d_x
-        spent = h.odds * budget_j / problem.deadline_s * change
-        return gap, h.per_q * (change / seconds + np.where(joules > budget_j, spent / joules, 0.0))
+        def gap(deadline: FloatArray, energy: FloatArray) -> FloatArray:
+            return np.log(deadline) - np.maximum(np.log(energy), _IDLE) + _TIE
 
-    with np.errstate(all="ignore"):
+        def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
+            h = hurry(q, c)
+            deadline, energy = h.on_d + h.tau, h.on_e + c.clock / h.tau**2
+            # A second less costs λ joules, whether clock or radio saves it.
+            change = h.d_tau - c.up / h.x**2 * h.d_x
+            return gap(deadline, energy), h.per_q * change * (1.0 / deadline + (energy > 1.0) * h.odds / energy)
+
+        on_d, on_e, tau, watts = c.full_speed()
+        ends = np.zeros(np.shape(on_d), np.bool_), gap(on_d + tau, on_e + watts) >= 0
+        if (ease := c.at_ease()) is not None:
+            ends = gap(ease[0] + ease[2], ease[1] + ease[3]) <= 0, ends[1]
         # At the top nothing changes with λ, so that Newton's method could not begin there.
         first = np.fmin(c.even() if guess is None else guess, c.top - 1e-6)
-        q = root(apart, c.low, c.top, first, tolerance=TOLERANCE)
+        q = root(apart, c.low, c.top, first, tolerance=TOLERANCE, ends=ends)
         h = hurry(q, c)
-        pull_s, pull_j = air.pull(h.x)
         even = np.where(q >= c.top, 1.0, np.where(q <= c.low, 0.0, 1.0 - 1.0 / (1.0 + h.odds)))
         fall_s, fall_j = air.falls(h.x)
+        cpu_hz, tx_power_w = chosen(problem, h, c, stretch, air)
         return Pace(
-            cpu_hz=_within(problem.cycles / h.tau, h.tau, c.tau_low, c.tau_high, problem.cpu_hz, problem.least_cpu_hz),
-            tx_power_w=_within(
-                air.noise_w * np.expm1(h.x), -h.x, -c.x_high, -c.x_low, problem.tx_power_w, problem.least_tx_power_w
-            ),
-            deadline=(air.down_s + h.tau + pull_s) / deadline_s,
-            energy=(c.cubic / h.tau**2 + pull_j) / budget_j,
-            fall=even * fall_s / deadline_s + (1.0 - even) * fall_j / budget_j,
+            cpu_hz=cpu_hz,
+            tx_power_w=tx_power_w,
+            deadline=h.on_d + h.tau,
+            energy=h.on_e + c.clock / h.tau**2,
+            fall=even * fall_s / (problem.deadline_s * stretch) + (1.0 - even) * fall_j / positive(problem.budget_j),
             q=q,
         )
 
 
-def reach(problem: PowerProblem, z: FloatArray, stretch: FloatArray | float = 1.0) -> tuple[FloatArray, FloatArray]:
+def chosen(
+    problem: PowerProblem, h: Hurry, c: Needs, stretch: FloatArray | float = 1.0, air: Link | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Clock in hertz and power in watts, exactly at a limit where they are at one.
+
+    Args:
+        problem: a round or a batch of rounds.
+        h: how fast the devices hurry.
+        c: what they need.
+        stretch: a factor on the deadline.
+        air: what the air takes; may be left out where noise does not depend on the share.
+    """
+    p, noise_w = problem, air.noise_w if air else 1.0 / problem.gain_to_noise
+    clock = p.cycles / (h.tau * (p.deadline_s * stretch))
+    return (
+        _within(clock, h.tau, c.fast_tau, c.slow_tau, p.cpu_hz, p.least_cpu_hz),
+        _within(noise_w * np.expm1(h.x), -h.x, -c.fast_x, -c.slow_x, p.tx_power_w, p.least_tx_power_w),
+    )
+
+
+def reach(
+    problem: PowerProblem, z: FloatArray, stretch: FloatArray | float = 1.0, c: Needs | None = None
+) -> tuple[FloatArray, FloatArray]:
     """Largest r = 1/ρ with which a device keeps 1/z of the model, 0 where none does; and the q there.
 
     For noise that does not depend on the share: then deadline and budget each allow an r in closed form, the first
     growing with λ, the second falling.
-    """
-    air = problem.link(np.ones(problem.shape))
-    c = limits(problem, air)
-    deadline_s, budget_j = z * problem.deadline_s * stretch * MARGIN, z * positive(problem.budget_j) * MARGIN
 
-    def sides(h: Hurry) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        pull_s, pull_j = air.pull(h.x)
-        return deadline_s - h.tau, air.down_s + pull_s, budget_j - c.cubic / h.tau**2, pull_j
+    Args:
+        problem: a round or a batch of rounds.
+        z: 1/(1-γ); it may have axes before those of the problem.
+        stretch: a factor on the deadline.
+        c: what the devices need over the whole band, where it is known.
+    """
+    c = c or needs(problem, problem.link(np.ones(problem.shape)), stretch)
+    z = z * MARGIN
+
+    def sides(h: Hurry) -> tuple[FloatArray, FloatArray]:
+        return z - h.tau, z - c.clock / h.tau**2
 
     def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
         h = hurry(q, c)
-        seconds, per_s, joules, per_j = sides(h)
+        seconds, joules = sides(h)
         seconds, joules = np.maximum(seconds, _LEAST), np.maximum(joules, _LEAST)
-        rate = h.odds * np.exp(c.log_even)
-        saved = air.nats / h.x**2 * h.d_x
-        slope = rate * h.d_tau / joules - saved / per_s + h.d_tau / seconds - rate * saved / per_j
+        saved = c.up / h.x**2 * h.d_x
+        slope = h.d_tau * (h.odds / joules + 1.0 / seconds) - saved * (1.0 / h.on_d + h.odds / h.on_e)
         slope = np.where((seconds > _LEAST) & (joules > _LEAST), h.per_q * slope, -_LEAST)
-        return np.log(joules / seconds * (per_s / per_j)), slope
+        return np.log(joules / seconds * (h.on_d / h.on_e)), slope
 
     # Computing must leave time and energy: begin in the middle between the fastest and the slowest that do.
-    middle = 0.5 * np.log(deadline_s) + 0.25 * np.log(c.cubic / budget_j)
-    first = inverse_log_phi(np.where(np.isfinite(middle), c.log_cubic - 3.0 * middle, c.log_even) - c.log_noise)
+    fastest = np.maximum(np.sqrt(c.clock / z), c.fast_tau)
+    middle = np.sqrt(fastest * np.minimum(z, c.slow_tau))
+    first = inverse_log_phi(np.log(c.twice_clock) - 3.0 * np.log(middle) - c.log_ratio)
     first = np.minimum(np.maximum(np.where(np.isfinite(first), first, c.top), c.low), c.top - 1e-6)
-    seconds, _, joules, _ = sides(hurry(first, c))
+    seconds, joules = sides(hurry(first, c))
     hopeless = ~((seconds > 0) & (joules > 0))  # if not there, then nowhere
     low, high = np.where(hopeless, first, c.low), np.where(hopeless, first, c.top)
     q = root(apart, low, high, first, tolerance=TOLERANCE)
-    seconds, per_s, joules, per_j = sides(hurry(q, c))
-    return np.maximum(np.fmin(seconds / per_s, joules / per_j), 0.0), q
+    h = hurry(q, c)
+    seconds, joules = sides(h)
+    return np.maximum(np.fmin(seconds / h.on_d, joules / h.on_e), 0.0), q
 
 
 def log_phi(x: FloatArray) -> FloatArray:
     """Logarithm of φ(x) = (x - 1) e^x + 1, for x >= 0."""
-    return x + np.log(_rest(x))
+    return x + np.log(_rest(x, np.expm1(x)))
 
 
 def inverse_log_phi(value: FloatArray) -> FloatArray:
     """Logarithm of the x at which log φ has this value."""
-    # log φ is convex in log x, and both guesses are at the right of the root: Newton's steps come down to it.
-    q = np.where(value < 0, 0.5 * (value + np.log(2.0)), np.log(np.maximum(value, 0.0) + 1.6))
-    for _ in range(7):
+    # log φ is convex in log x, and we begin at the right of the root: Newton's steps come down to it.
+    q = _above(value)
+    for _ in range(6):
         p = np.exp(q)
-        rest = _rest(p)
+        rest = _rest(p, np.expm1(p))
         q = q - (p + np.log(rest) - value) * rest / (p * p)
     return q
 
 
-def _rest(p: FloatArray) -> FloatArray:
-    """φ(p) e^-p = p - 1 + e^-p, without cancellation."""
-    series = p * p * (1 / 2 - p * (1 / 6 - p * (1 / 24 - p * (1 / 120 - p * (1 / 720 - p / 5040)))))
-    return np.where(p < 0.03, series, p + np.expm1(-p))
+def _above(value: FloatArray) -> FloatArray:
+    """A little more than ``inverse_log_phi``: φ(x) is above x²/2, and above e^(x - 1.6) where it is above 1."""
+    return np.where(value < 0, 0.5 * (value + _LN2), np.log(np.maximum(value, 0.0) + 1.6))
+
+
+def _below(value: FloatArray) -> FloatArray:
+    """Less than ``inverse_log_phi``: φ(x) is below x² e^x / 2, and below x e^x."""
+    small = 0.5 * (value + _LN2)
+    return np.where(value < 0, small - 0.5 * np.exp(np.minimum(small, 1.0)), np.log(np.maximum(0.5 * value, 1.0)))
+
+
+def _rest(p: FloatArray, grown: FloatArray) -> FloatArray:
+    """φ(p) e^-p = p - 1 + e^-p, without cancellation; ``grown`` is e^p - 1."""
+    rest = np.asarray(p - grown / (1.0 + grown))
+    small = p < 0.03
+    if small.any():
+        few = np.asarray(p)[small]
+        parts = 1 / 2 - few * (1 / 6 - few * (1 / 24 - few * (1 / 120 - few * (1 / 720 - few / 5040))))
+        rest[small] = few * few * parts
+    return rest
 
 
 def _within(

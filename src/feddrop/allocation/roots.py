@@ -26,6 +26,7 @@ def root(
     x: FloatArray,
     *,
     tolerance: float = 2.0**-51,
+    ends: tuple[BoolArray, BoolArray] | None = None,
 ) -> FloatArray:
     """Find where decreasing functions cross zero, elementwise.
 
@@ -35,25 +36,27 @@ def root(
         high: right ends; returned where the function is not negative there.
         x: first guesses.
         tolerance: of the last step, relative to x where that is above 1.
+        ends: where the function is not positive at the left end, and not negative at the right one, if that is known.
     """
-    at_low, at_high = f(low)[0] <= 0, f(high)[0] >= 0
+    at_low, at_high = ends or (f(low)[0] <= 0, f(high)[0] >= 0)
     found = at_low | at_high
-    x = np.where(at_low, low, np.where(at_high, high, np.clip(x, low, high)))
+    x = np.where(at_low, low, np.where(at_high, high, np.minimum(np.maximum(x, low), high)))
+    if found.all():
+        return x
     before = high - low
     for _ in range(PASSES):
         value, slope = f(x)
         right = value > 0
-        low = np.where(right, x, low)
-        high = np.where(right, high, x)
+        low, high = np.where(right, x, low), np.where(right, high, x)
         step = x - value / slope
+        inside = np.minimum(np.maximum(step, low), high)
+        scale = np.maximum(1.0, np.abs(x))
         # A step that is outside by rounding alone goes to the end that it meant.
-        near = 2.0**-40 * np.maximum(1.0, np.abs(x))
-        usable = (step >= low - near) & (step <= high + near) & (np.abs(step - x) <= 0.5 * before)
-        new = np.where(usable, np.minimum(np.maximum(step, low), high), 0.5 * (low + high))
-        new = np.where(found, x, new)
+        usable = (np.abs(step - inside) <= 2.0**-40 * scale) & (np.abs(step - x) <= 0.5 * before)
+        new = np.where(found, x, np.where(usable, inside, 0.5 * (low + high)))
         before = np.abs(new - x)
         # Whoever has arrived stays: halving would send him off again.
-        found = found | (np.abs(new - x) <= tolerance * np.maximum(1.0, np.abs(x)))
+        found = found | (before <= tolerance * scale)
         x = new
         if found.all():
             break

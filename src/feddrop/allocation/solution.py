@@ -184,14 +184,16 @@ def finish(
     price: FloatArray | None = None,
     history: FloatArray | None = None,
     guess: FloatArray | None = None,
+    paces: tuple[FloatArray, ...] | None = None,
 ) -> Allocation:
     """Give every active device the lowest rate that its share allows, and pack the result.
 
-    Where clock and power are open, each gets those that go with the lowest rate; ``guess`` is where to look first.
+    Where clock and power are open, each gets those that go with the lowest rate; ``guess`` is where to look first, and
+    ``paces`` has clocks and powers that are known already.
     """
     if isinstance(problem, PowerProblem):
         at = np.where(active, share, 1.0)
-        cpu_hz, tx_power_w = _paces(problem, at, guess)
+        cpu_hz, tx_power_w = paces or _paces(problem, at, guess)
         fixed = problem.at(cpu_hz, tx_power_w)
         found = finish(
             fixed, share=share, active=active, method=method, status=status, iterations=iterations, price=price

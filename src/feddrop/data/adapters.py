@@ -56,19 +56,9 @@ def from_dataset(
         loss: as in :func:`feddrop.from_arrays`.
         vocabulary: number of different tokens; by default up to the largest.
     """
-    first = _first("train", train)
-    keys: tuple[Any, ...]
-    if isinstance(first, Mapping):
-        *keys_in, key_out = keys = _keys(train, first, inputs, target, owners)
-        class_names = class_names or _named(train, key_out)
-    elif isinstance(first, tuple | list) and len(first) >= 2:
-        if inputs is not None or target is not None or isinstance(owners, str):
-            raise DataError(
-                "inputs, target and owners name keys, but the items are tuples; leave inputs and target out."
-            )
-        *keys_in, key_out = keys = tuple(range(len(first)))
-    else:
-        raise DataError(f"An item is {type(first).__name__}; it must be a tuple (inputs, target) or a dictionary.")
+    *keys_in, key_out = keys = _keys(train, _first("train", train), inputs, target, owners)
+    if class_names is None:
+        class_names = _named(train, key_out)
     wanted = (*keys, owners) if isinstance(owners, str) else keys
     columns, test_columns = _columns("train", train, wanted), _columns("test", test, keys)
     several = len(keys_in) > 1
@@ -101,9 +91,18 @@ def _first(what: str, given: Any) -> Any:
     return given[0]
 
 
-def _keys(data: Any, first: Mapping[str, Any], inputs: Any, target: str | None, owners: Any) -> tuple[str, ...]:
-    """Find the keys of inputs and target (the last) in items that are dictionaries."""
-    known = list(first)
+def _keys(data: Any, first: Any, inputs: Any, target: str | None, owners: Any) -> tuple[Any, ...]:
+    """Find the keys of inputs and target (the last) in items that are dictionaries; their places in tuples."""
+    if isinstance(first, Mapping):
+        return _named_keys(data, list(first), inputs, target, owners)
+    if not isinstance(first, tuple | list) or len(first) < 2:
+        raise DataError(f"An item is {type(first).__name__}; it must be a tuple (inputs, target) or a dictionary.")
+    if inputs is not None or target is not None or isinstance(owners, str):
+        raise DataError("inputs, target and owners name keys, but the items are tuples; leave inputs and target out.")
+    return tuple(range(len(first)))
+
+
+def _named_keys(data: Any, known: list[str], inputs: Any, target: str | None, owners: Any) -> tuple[str, ...]:
     features = getattr(data, "features", None) or {}
     if target is None:
         classes = [key for key in known if hasattr(features.get(key), "names")]
@@ -123,7 +122,7 @@ def _keys(data: Any, first: Mapping[str, Any], inputs: Any, target: str | None, 
     return wanted
 
 
-def _named(data: Any, key: str) -> Sequence[str] | None:
+def _named(data: Any, key: Any) -> Sequence[str] | None:
     """Return the names of the classes that a Hugging Face column knows."""
     features = getattr(data, "features", None) or {}
     feature = features.get(key)

@@ -60,19 +60,14 @@ def from_arrays(
         owners: natural owner of each training sample, numbers or names ``[N]``, for ``partition = "owner"``.
     """
     train, test = _inputs("x", x), _inputs("test_x", test_x)
-    if [(a.shape[1:], is_tokens(a)) for a in train] != [(a.shape[1:], is_tokens(a)) for a in test]:
-        shapes = [" and ".join(str(a.shape[1:]) for a in given) for given in (train, test)]
-        raise DataError(f"A sample of x has shape {shapes[0]}, one of test_x {shapes[1]}; they must agree.")
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
+    _check_alike(train, test, targets, test_targets)
     numbers = targets.dtype.kind == "f"
-    if numbers != (test_targets.dtype.kind == "f"):
-        raise DataError(f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both numbers.")
     if class_names is None:
         class_names = [] if numbers else _numbered(int(targets.max()))
-    tokens = [a for a in (*train, *test) if is_tokens(a)]
     if vocabulary is None:
-        vocabulary = max((int(a.max()) + 1 for a in tokens), default=0)
-    elif not tokens:
+        vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
+    elif not any(map(is_tokens, train)):
         raise DataError("vocabulary is given, but x holds no tokens; tokens are int64 [N, L].")
     who, owner_names = (None, ()) if owners is None else numbered_owners(owners, len(targets))
     return assemble(
@@ -149,6 +144,15 @@ def numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tup
         )
     names, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), tuple(str(name) for name in names)
+
+
+def _check_alike(train: tuple[Array, ...], test: tuple[Array, ...], targets: Array, test_targets: Array) -> None:
+    """Raise unless samples for training and for testing are of one kind."""
+    if [(a.shape[1:], is_tokens(a)) for a in train] != [(a.shape[1:], is_tokens(a)) for a in test]:
+        shapes = [" and ".join(str(a.shape[1:]) for a in given) for given in (train, test)]
+        raise DataError(f"A sample of x has shape {shapes[0]}, one of test_x {shapes[1]}; they must agree.")
+    if (targets.dtype.kind == "f") != (test_targets.dtype.kind == "f"):
+        raise DataError(f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both numbers.")
 
 
 def _numbered(largest: int) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from feddrop.device import Task
 from feddrop.executors.config import ExecutionConfig
 from feddrop.executors.processes import Processes
+from feddrop.executors.ray import Ray
 from feddrop.executors.serial import Serial
 from feddrop.rounds import Executor
 
@@ -15,6 +16,14 @@ ExecutorFactory = Callable[[Task], Executor]
 EXECUTORS: Mapping[str, Callable[[Task, ExecutionConfig], Executor]] = {
     "serial": lambda task, _: Serial(task),
     "processes": lambda task, config: Processes(task, config.workers, timeout_s=config.timeout_s),
+    "ray": lambda task, config: Ray(
+        task,
+        config.workers,
+        address=config.address,
+        cpus=config.cpus or config.threads,
+        gpus=config.gpus,
+        timeout_s=config.timeout_s,
+    ),
 }
 
-__all__ = ["EXECUTORS", "ExecutionConfig", "Executor", "ExecutorFactory", "Processes", "Serial"]
+__all__ = ["EXECUTORS", "ExecutionConfig", "Executor", "ExecutorFactory", "Processes", "Ray", "Serial"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from feddrop.device import Samples, Task
 from feddrop.errors import RunError
+from feddrop.executors.spread import DeviceCalls
 
 BY_DESCRIPTOR = hasattr(reduction, "sendfds")
 """Whether open files can be handed to a process; elsewhere (Windows) the bytes are, and each worker has its copy."""
@@ -46,9 +47,9 @@ class SharedTask:
         try:
             if BY_DESCRIPTOR:
                 self._file = tempfile.TemporaryFile(prefix="feddrop-")  # noqa: SIM115 -- closed by close()
-            places = _over(task.samples, self._write)
+            places = over(task.samples, self._write)
             start = self._aligned()
-            self._file.write(_pickled((replace(task, samples=Samples(*[torch.empty(0)] * 4)), places)))
+            self._file.write(pickled((without_samples(task), places)))
             self._layout = start, self._aligned()
             self._file.flush()
         except OSError as error:
@@ -102,11 +103,21 @@ def receive_task(link: Connection) -> Task:
         return torch.frombuffer(whole, dtype=place.dtype, count=count, offset=place.start).reshape(place.shape)
 
     task, places = pickle.loads(memoryview(whole)[start:])  # noqa: S301 -- from our own parent process
-    rebuilt: Task = replace(task, samples=_over(places, mapped))
+    rebuilt: Task = replace(task, samples=over(places, mapped))
     return rebuilt
 
 
-def _over(samples: Any, change: Callable[[Any], Any]) -> Samples:
+def device_calls(link: Connection) -> DeviceCalls:
+    """Build what a worker does, from what it is handed."""
+    return DeviceCalls(receive_task(link))
+
+
+def without_samples(task: Task) -> Task:
+    """Return a task without its data, which go another way."""
+    return replace(task, samples=Samples(*[torch.empty(0)] * 4))
+
+
+def over(samples: Any, change: Callable[[Any], Any]) -> Samples:
     """Change every tensor, or place, of samples; inputs may be several."""
 
     def one(given: Any) -> Any:
@@ -115,7 +126,7 @@ def _over(samples: Any, change: Callable[[Any], Any]) -> Samples:
     return Samples(*map(one, samples))
 
 
-def _pickled(what: object) -> bytes:
+def pickled(what: object) -> bytes:
     """Pickle; by value what no module holds (a notebook's classes, lambdas), where cloudpickle is installed.
 
     Never by multiprocessing's own pickler, which would make workers share the network's weights.

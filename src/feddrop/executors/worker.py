@@ -6,24 +6,23 @@ import contextlib
 import ctypes
 import math
 import multiprocessing as mp
+import multiprocessing.util
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
-from feddrop.device import Device
 from feddrop.errors import RunError
-from feddrop.executors.shared import SharedTask, receive_task
+from feddrop.executors.pool import START_S, Pool, WorkerLostError
 
-START_S = 300.0
-"""Longest time that a worker may take to start: it imports torch, maybe over a slow network."""
+Builder = Callable[[Connection], Callable[..., Any]]
+"""Builds, in a worker process and from its link to the server, what answers calls; defined at the top of a module."""
 
 _CONTEXT = mp.get_context("spawn")  # fork is unsafe beside threads and CUDA
 _GUARD = (
@@ -32,34 +31,25 @@ _GUARD = (
 )
 
 
-class WorkerLostError(Exception):
-    """A worker died or was ended; the message says how.
-
-    Attributes:
-        killed: whether from outside, by a signal or for its time; else it ended of itself.
-    """
-
-    def __init__(self, reason: str, *, killed: bool) -> None:
-        super().__init__(reason)
-        self.killed = killed
-
-
-class Worker:
-    """A worker process as the server sees it. Calls go out and answers come in one by one.
+class ProcessWorker:
+    """A worker process as the server sees it; see :class:`feddrop.executors.pool.Worker`.
 
     All waiting is bounded: a watchdog calls :meth:`tick`, which kills a worker that is over its time, and whoever waits
     for it, to take a call or to answer, then finds it gone.
 
-    Attributes:
-        ready: whether it has started; until then its next answer says so.
-        generation: how often it was started: what was sent to an earlier one is lost.
-        failures: starts in a row that came to nothing.
+    Args:
+        build: builds what answers calls there.
+        hand_over: ``(link, pid)``: sends what ``build`` reads from the link.
+        timeout_s: longest time over one call.
+        daemon: whether it may have no processes of its own.
     """
 
-    def __init__(self, task: SharedTask, timeout_s: float) -> None:
+    def __init__(
+        self, build: Builder, hand_over: Callable[[Connection, int], None], timeout_s: float, *, daemon: bool = True
+    ) -> None:
         self.ready = False
         self.generation = self.failures = 0
-        self._task, self._timeout_s = task, timeout_s
+        self._build, self._hand_over, self._timeout_s, self._daemon = build, hand_over, timeout_s, daemon
         self._lock = threading.Lock()
         self._left = math.inf  # seconds, while it is waited for
         self._receiving = self._late = False
@@ -82,8 +72,8 @@ class Worker:
         self.end()
         try:
             self._link, theirs = _CONTEXT.Pipe()
-            self._process = _CONTEXT.Process(target=serve, args=(theirs,), daemon=True, name="feddrop worker")
-            with theirs, _no_interrupts():
+            self._process = _CONTEXT.Process(target=serve, args=(theirs, self._build), daemon=self._daemon)
+            with theirs, _no_interrupts(), _main_that_can_be_found():
                 self._process.start()
         except RuntimeError:  # multiprocessing found that a worker's main script is at work here
             raise RunError(_GUARD) from None
@@ -94,13 +84,13 @@ class Worker:
         self.generation += 1
         self._watched(START_S)
         with contextlib.suppress(OSError, RuntimeError):  # dead already: receive() will say so
-            self._task.send(self._link, self._process.pid)
+            self._hand_over(self._link, self._process.pid)
 
-    def send(self, call: bytes) -> None:
+    def send(self, *call: Any) -> None:
         """Send a call; that the worker is gone will show when its answer is received."""
         self._watched(self._timeout_s)
         with contextlib.suppress(OSError):
-            self.link.send_bytes(call)
+            self.link.send_bytes(pickle.dumps(call))
 
     def receive(self) -> Any:
         """Receive an answer.
@@ -161,16 +151,38 @@ class Worker:
         self.failures += not self.ready
         if self._late:
             limit = f"execution.timeout_s = {self._timeout_s:g}" if self.ready else f"{START_S:g} s to start"
-            return WorkerLostError(f"took longer than {limit} and was ended", killed=True)
+            return WorkerLostError(f"took longer than {limit} and was ended", late=True)
         if code < 0:
             often = ", as by a shortage of memory" if -code == getattr(signal, "SIGKILL", 0) else ""
-            return WorkerLostError(f"was killed (signal {-code}{often})", killed=True)
+            return WorkerLostError(f"was killed (signal {-code}{often})")
         if not self.ready:
             return RunError(_GUARD)
-        return WorkerLostError(f"ended with exit code {code}", killed=False)
+        return WorkerLostError(f"ended with exit code {code}")
 
 
-def watch(workers: Sequence[Worker], closed: threading.Event, tick_s: float) -> None:
+def wait(workers: Sequence[ProcessWorker], timeout_s: float | None) -> list[ProcessWorker]:
+    """Wait until an answer has come from one of these, or its end."""
+    links = {worker.link: worker for worker in workers}
+    return [links[link] for link in connection.wait(list(links), timeout_s)]  # type: ignore[index]
+
+
+def finalizer(owner: object, pool: Pool[ProcessWorker], then: Callable[[], None], timeout_s: float) -> Any:
+    """Watch the workers of a pool, and return what ends them: called, or as ``owner`` or this process goes."""
+    closed = threading.Event()
+    # At exit this must come before multiprocessing's own end, which waits for a stopped worker for ever.
+    end = mp.util.Finalize(owner, _end, (pool, closed, then), exitpriority=100)
+    tick_s = min(1.0, timeout_s / 4)
+    threading.Thread(target=watch, args=(pool.workers, closed, tick_s), name="feddrop watchdog", daemon=True).start()
+    return end
+
+
+def _end(pool: Pool[ProcessWorker], closed: threading.Event, then: Callable[[], None]) -> None:
+    closed.set()
+    pool.end()
+    then()
+
+
+def watch(workers: Sequence[ProcessWorker], closed: threading.Event, tick_s: float) -> None:
     """Let time pass for workers. It counts in ticks: while this process was stopped (Ctrl-Z), none has passed."""
     while not closed.wait(tick_s):
         for worker in workers:
@@ -191,13 +203,28 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve(link: Connection) -> None:
+@contextlib.contextmanager
+def _main_that_can_be_found() -> Iterator[None]:
+    """Start processes that do not look for a main script that is no file, as one that came from standard input."""
+    main = sys.modules["__main__"]
+    name = getattr(main, "__file__", None)
+    if name is None or os.path.exists(name):  # noqa: PTH110 -- what is no path is no error here
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = name
+
+
+def serve(link: Connection, build: Builder) -> None:
     """Serve, in a worker process, until the server closes the link."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the server is gone
         try:
-            device = Device(receive_task(link))
+            answer_to = build(link)
         except (EOFError, ConnectionResetError):
             return
         except Exception as error:
@@ -205,22 +232,12 @@ def serve(link: Connection) -> None:
             return
         link.send_bytes(pickle.dumps((True, None)))
         while True:
-            name, *arguments = pickle.loads(link.recv_bytes())  # noqa: S301 -- from our own parent process
+            call = pickle.loads(link.recv_bytes())  # noqa: S301 -- from our own parent process
             try:
-                answer = True, _handle(device, *arguments) if name == "handle" else _evaluate(device, *arguments)
+                answer = True, answer_to(*call)
             except Exception:
                 answer = False, traceback.format_exc()
             link.send_bytes(pickle.dumps(answer))
-
-
-def _handle(device: Device, frame: bytes, memory: bytes) -> Any:
-    return tuple(device.handle(frame, memory))
-
-
-def _evaluate(device: Device, start: int, values: dict[str, Any] | None) -> Any:
-    if values is not None:
-        device.load({name: torch.from_numpy(array) for name, array in values.items()})
-    return device.evaluate(start)
 
 
 def _die_with_parent() -> None:

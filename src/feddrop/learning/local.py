@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from feddrop.errors import TrainingError
 from feddrop.learning.batches import Inputs
-from feddrop.learning.config import TrainConfig
+from feddrop.learning.config import GROWN, TrainConfig
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to the mean loss."""
 
-GROWN = 1000.0
-"""A training loss that grows to this many times its first value has diverged."""
+Objective = Callable[[nn.Module, Inputs, Tensor], Tensor]
+"""From a network, the inputs and the targets of a minibatch to its loss, for methods that do not run all of it."""
+
+Gradients = Mapping[str, Tensor]
+"""The gradient of a minibatch's loss by parameter, of all entries, dropped or not; those that it has."""
 
 
 def call(model: nn.Module, x: Inputs) -> Tensor:
@@ -35,11 +38,23 @@ def train(
     *,
     lr: float,
     loss: Loss,
+    objective: Objective | None = None,
+    watch: Callable[[Gradients], None] | None = None,
 ) -> float:
     """Train a network in place and return the mean loss over the samples seen.
 
     Where the subnet holds a tensor with zeros in between (weight level), gradients of dropped weights are zeroed before
     every step. A dropped weight starts at zero and gets no gradient, so neither momentum nor weight decay moves it.
+
+    Args:
+        model: the network.
+        subnet: what of every tensor is trained.
+        batches: (inputs, targets).
+        config: how it is trained.
+        lr: learning rate.
+        loss: of outputs and targets.
+        objective: what is minimised in place of the loss of the network's outputs.
+        watch: is given the gradients of every minibatch, before anything is done to them.
 
     Raises:
         TrainingError: the loss is not finite, or has grown a thousandfold.
@@ -54,9 +69,11 @@ def train(
     first: Tensor | None = None
     seen = 0
     for x, y in batches:
-        value = loss(call(model, x), y)
+        value = objective(model, x, y) if objective else loss(call(model, x), y)
         gradients: Sequence[Tensor | None] = torch.autograd.grad(value, weights, allow_unused=True)
         with torch.no_grad():
+            if watch:
+                watch({name: g for name, g in zip(named, gradients, strict=True) if g is not None})
             if starts:
                 gradients = [
                     g if g is None else g.add(w - w0, alpha=config.proximal)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,28 +21,13 @@ from feddrop import params
 from feddrop.errors import ConfigError, FrameError, TrainingError, one_of
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call
-from feddrop.methods.method import (
-    Batches,
-    Job,
-    Memory,
-    Method,
-    Payload,
-    Setup,
-    Spec,
-    State,
-    Update,
-    jobs,
-    trained,
-)
+from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
+from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
 from feddrop.params import Params
 from feddrop.subnets.masks import check_rate, kept_count
-from feddrop.subnets.piece import Piece, Subnet, from_device_shape, whole
+from feddrop.subnets.piece import Subnet, from_device_shape
 
 LAYER_SPARSITIES = ("erk", "er", "uniform")
-
-Mask = npt.NDArray[np.bool_]
-Masks = Mapping[str, Mask]
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +51,9 @@ class FeddstConfig:
     readjust_until: float = 0.5
     as_released: bool = False
 
+    by_rounds: ClassVar[str] = "method.readjust_until"
+    """The setting through which the number of rounds decides every round."""
+
     def __post_init__(self) -> None:
         one_of("method.layer_sparsity", self.layer_sparsity, LAYER_SPARSITIES)
         for name in ("alpha", "readjust_until"):
@@ -77,6 +65,17 @@ class FeddstConfig:
     def readjusts(self, round_: int, rounds: int) -> bool:
         """Return whether devices move their masks in a round."""
         return round_ % self.readjust_every == 0 and round_ <= self._last(rounds)
+
+    def without_effect(self, rounds: int) -> list[str]:
+        """Say in a line that the mask will never move, unless that was asked for."""
+        last = self._last(rounds)
+        if not self.alpha or not self.readjust_until or self.readjust_every <= last:
+            return []
+        return [
+            f"method.alpha has no effect: the mask never moves. The first readjustment would be in round "
+            f"{self.readjust_every} (method.readjust_every), and the last one can be in round {last} "
+            f"(method.readjust_until = {self.readjust_until:g} of {rounds} rounds)."
+        ]
 
     def alpha_at(self, round_: int, rounds: int) -> float:
         """Return the share of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""
@@ -99,25 +98,11 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
 
     def init(start: Params) -> State:
         masks = {name: largest(np.abs(start[name].numpy()), layout.kept[name]) for name in layout.weights}
-        return _state(layout.joined(masks), informed=(), moved=0)
+        return mask_state(layout.joined(masks), informed=(), moved=0)
 
     def plan(state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-        informed = set(state["informed"].tolist())
         asks = {"mask": Spec("bool", (layout.size,))} if config.readjusts(round_, rounds) else {}
-        return [
-            replace(
-                job,
-                payload={"mask": state["mask"]},
-                remembered=frozenset({"mask"} if job.device in informed else ()),
-                asks=asks,
-            )
-            for job in jobs(round_, rates, seed)
-        ]
-
-    def cut(job: Job) -> Subnet:
-        if "mask" not in job.payload:
-            raise FrameError(f"device {job.device} was sent no mask, and remembers none.")
-        return layout.pieces(layout.split(job.payload["mask"]))
+        return mask_jobs(state, round_, rates, seed, asks)
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
         seen = _Remembering(batches)
@@ -134,14 +119,14 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
 
     def answer(job: Job, payload: Payload) -> Subnet:
         if "mask" not in payload:
-            return cut(job)
+            return layout.cut(job)
         before, after = layout.split(job.payload["mask"]), layout.split(payload["mask"])
         layout.check(before, after, config.alpha_at(job.round, rounds), job.device)
         return layout.pieces(after)
 
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         masks, informed = layout.split(state["mask"]), set(state["informed"].tolist())
-        before = _masked(before, masks)
+        before = masked(before, masks)
         mean = setup.mean_of(before, over="holders")
         readjusted, moved = False, 0
         for _, update in updates:
@@ -155,58 +140,33 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
             moved = sum(int((new[name] & ~masks[name]).sum()) for name in masks)
             if moved:
                 masks, informed = new, set()
-        return _masked(after, masks), _state(layout.joined(masks), informed, moved)
+        return masked(after, masks), mask_state(layout.joined(masks), informed, moved=moved)
 
     def settle(state: State, held: Params) -> Params:
-        return _masked(held, layout.split(state["mask"]))
+        return masked(held, layout.split(state["mask"]))
 
     def notes(state: State) -> dict[str, float]:
         return {"mask_moved": float(state["moved"])}
 
-    return Method(init, plan, cut, local, merge, answer=answer, settle=settle, notes=notes)
+    return Method(init, plan, layout.cut, local, merge, answer=answer, settle=settle, notes=notes)
 
 
-class Layout:
-    """Which weights a mask covers, how many of each layer are active, and how a mask becomes pieces.
+class Layout(MaskLayout):
+    """A mask whose number of active weights is the same at any time.
 
     Attributes:
-        weights: shape of every weight, in the network's order.
         kept: active weights of every layer.
-        size: weights in all, and so bits of a mask.
     """
 
     def __init__(self, model: nn.Module, sparsity: float, config: FeddstConfig) -> None:
+        super().__init__(model)
         check_rate(sparsity, "sparsity")
-        self._shapes = params.shapes(model)
         self._anywhere = config.as_released
-        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items()}
         self._sparsities = layer_sparsities(
             self.weights, sparsity, config.layer_sparsity, as_released=config.as_released
         )
         self.kept = {
             name: kept_count(math.prod(shape), 1.0 - self._sparsities[name]) for name, shape in self.weights.items()
-        }
-        self.size = sum(math.prod(shape) for shape in self.weights.values())
-
-    def joined(self, masks: Masks) -> Tensor:
-        """Write the masks of all layers one after another, ``[size]``."""
-        return torch.from_numpy(
-            np.concatenate([masks[name].reshape(-1) for name in self.weights] or [np.empty(0, bool)])
-        )
-
-    def split(self, mask: Tensor) -> Masks:
-        """Undo :meth:`joined`."""
-        flat = mask.numpy().reshape(-1)
-        if flat.size != self.size or flat.dtype != bool:
-            raise FrameError(f"a mask of {flat.size} bits; {self.size} were expected.")
-        ends = np.cumsum([math.prod(shape) for shape in self.weights.values()])
-        parts = np.split(flat, ends[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(self.weights.items(), parts, strict=True)}
-
-    def pieces(self, masks: Masks) -> Subnet:
-        """Return what is kept of every tensor."""
-        return {
-            name: _piece(masks[name]) if name in self.weights else whole(shape) for name, shape in self._shapes.items()
         }
 
     def survivors(self, name: str, alpha: float) -> int:
@@ -279,20 +239,6 @@ def layer_sparsities(
     return {name: 1.0 - density for name, density in densities.items()}
 
 
-def largest(scores: Floats, count: int, then: Floats | None = None) -> Mask:
-    """Mark the ``count`` largest scores; ties go to the larger ``then``, and after that to the lower position."""
-    flat = scores.reshape(-1)
-    if count <= 0 or count >= flat.size:
-        return np.full(scores.shape, count > 0)
-    threshold = np.partition(flat, flat.size - count)[flat.size - count]
-    chosen: Mask = flat > threshold
-    tied, room = np.flatnonzero(flat == threshold), count - int(chosen.sum())
-    if then is not None:
-        tied = tied[largest(then.reshape(-1)[tied], room)]
-    chosen[tied[:room]] = True
-    return chosen.reshape(scores.shape)
-
-
 def readjust(
     weight: Floats, mask: Mask, gradient: Floats, *, survivors: int, kept: int, anywhere: bool = False
 ) -> tuple[Mask, Floats]:
@@ -349,24 +295,3 @@ def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Pa
     found = iter(torch.autograd.grad(loss(call(model, batch[0]), batch[1]), learned, allow_unused=True))
     gradients = {name: next(found) if p.requires_grad else None for name, p in named.items()}
     return {name: torch.zeros(named[name].shape) if g is None else g.cpu() for name, g in gradients.items()}
-
-
-def _piece(mask: Mask) -> Piece:
-    index = None if mask.all() else np.flatnonzero(mask)
-    return Piece(shape=mask.shape, index=index, sub_shape=mask.shape)
-
-
-def _masked(whole_: Params, masks: Masks) -> Params:
-    zero = torch.zeros(())
-    return {
-        name: torch.where(torch.from_numpy(masks[name]), w, zero) if name in masks else w for name, w in whole_.items()
-    }
-
-
-def _state(mask: Tensor, informed: Iterable[int], moved: int) -> State:
-    """What is remembered: the mask, the devices that know it, and how many weights the last merge moved."""
-    return {
-        "mask": mask,
-        "informed": torch.tensor(sorted(informed), dtype=torch.int64),
-        "moved": torch.tensor([moved], dtype=torch.int64),
-    }

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from feddrop import params
 from feddrop.errors import ConfigError
 from feddrop.learning.batches import Inputs
 from feddrop.learning.config import TrainConfig
-from feddrop.learning.local import Loss, train
+from feddrop.learning.local import Gradients, Loss, Objective, train
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.params import Params
 from feddrop.seeds import derive
@@ -108,11 +109,14 @@ class Sizes:
         kept: values of every tensor that travel, down and up alike.
         push_bytes: bytes of payload sections down, at most.
         pull_bytes: bytes of payload sections up, at most.
+        work: what a device computes, at most, as a multiple of training these values once; more than 1 for methods that
+            run a minibatch more than once.
     """
 
     kept: Mapping[str, int]
     push_bytes: int = 0
     pull_bytes: int = 0
+    work: float = 1.0
 
 
 class Method(NamedTuple):
@@ -208,12 +212,32 @@ def trained(
     job: Job,
     batches: Batches,
     loss: Loss | None = None,
+    *,
+    objective: Objective | None = None,
+    watch: Callable[[Gradients], None] | None = None,
 ) -> Update:
-    """Load a subnet's values into a network of its shapes, train it, and return how far it has moved."""
-    params.load_into(network, values)
-    mean = train(network, subnet, batches, setup.train, lr=setup.lr(job.round), loss=loss or setup.loss)
+    """Load a subnet's values into a network of its shapes, train it, and return how far it has moved.
+
+    ``loss`` stands in place of the setup's; ``objective`` and ``watch`` are those of
+    :func:`feddrop.learning.local.train`. What no value travels of (norm statistics of another width) stays as the
+    network has it.
+    """
+    params.load_into(network, {name: value for name, value in values.items() if subnet[name].size})
+    mean = train(
+        network,
+        subnet,
+        batches,
+        setup.train,
+        lr=setup.lr(job.round),
+        loss=loss or setup.loss,
+        objective=objective,
+        watch=watch,
+    )
     after = params.from_model(network)
-    moved = {name: from_device_shape(after[name] - values[name], piece) for name, piece in subnet.items()}
+    moved = {
+        name: from_device_shape(after[name] - values[name], piece) if piece.size else torch.empty(0)
+        for name, piece in subnet.items()
+    }
     return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)
 
 

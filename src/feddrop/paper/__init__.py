@@ -21,6 +21,7 @@ from feddrop.paper import (
     law,
     objective,
     partition,
+    power,
     remark,
     weak,
 )
@@ -40,6 +41,7 @@ EXPERIMENTS = (
     deadline.EXPERIMENT,
     dynamic.EXPERIMENT,
     energy.EXPERIMENT,
+    power.EXPERIMENT,
     weak.EXPERIMENT,
     objective.EXPERIMENT,
     remark.EXPERIMENT,
@@ -82,11 +84,12 @@ def repeat(
     store: Store,
     out: Path,
     *,
-    workers: int,
+    workers: int | None,
     watch: Watcher,
     making: Callable[[Experiment], None],
     train: bool = True,
     device: str = "cpu",
+    ray: str | None = None,
 ) -> tuple[Path, list[Judged]]:
     """Run experiments by name (all for an empty list), write their page, and judge the paper's claims.
 
@@ -100,6 +103,7 @@ def repeat(
         making: is told of every experiment whose page is made next; the theory's takes a minute.
         train: whether to train what is missing; else it is shown as not run.
         device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
+        ray: None for the cores of this machine, else the address of a Ray to train on.
 
     Raises:
         ConfigError: there is no such experiment or device.
@@ -110,14 +114,15 @@ def repeat(
     picked = [experiment for experiment in EXPERIMENTS if not names or experiment.name in names]
     failure: RunError | None = None
     if train:
-        check_torch_device(device)
+        if ray is None:
+            check_torch_device(device)
         configs = [
             replace(config, execution=replace(config.execution, device=device))
             for experiment in picked
             for config in experiment.runs(chosen)
         ]
         try:
-            sweep(configs, store, workers=workers, watch=watch)
+            sweep(configs, store, workers=workers, watch=watch, ray=ray)
         except RunError as error:
             failure = error
     pages = {}

@@ -70,8 +70,8 @@ def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dic
     objectives, rates, held = [], [], []
     for round_ in range(1, rounds + 1):
         channels = cell.draw(round_, derive(seed, "channels"))
-        problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
-        found = allocate(problem, config.scheme, policy=config.policy, seed=derive(seed, "shares", round_))
+        problem = cell.problem(channels, parameters=parameters, forward_flops=flops, choose=config.chooses)
+        found = allocate(problem, config.method, policy=config.policy, seed=derive(seed, "shares", round_))
         objectives.append(float(found.objective))
         rates.append(float(np.mean(found.rate, where=found.active)))
         binding = [str(word) for word in found.binding[found.active]]

@@ -51,10 +51,11 @@ def run(
     results: Path,
     work: Path,
     out: Path,
-    workers: int,
+    workers: int | None,
     train: bool,
     device: str,
     console: Console,
+    ray: str | None = None,
 ) -> tuple[Path, list[Judged]]:
     """Run experiments with a progress bar, or a line a minute where there is no terminal."""
     store = store_for(scale_name, results, work)
@@ -99,4 +100,5 @@ def run(
             making=making,
             train=train,
             device=device,
+            ray=ray,
         )

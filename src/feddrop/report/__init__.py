@@ -3,8 +3,8 @@
 from feddrop.report.compare import write_comparison
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, grouped
-from feddrop.report.load import load_run
 from feddrop.report.maps import binding_figure, map_figure
+from feddrop.report.notebook import load_run
 from feddrop.report.page import write_report
 from feddrop.report.partition import partition_figure
 from feddrop.report.plots import bytes_figure, device_figure, limit_figure, participation_figure, traffic_figure

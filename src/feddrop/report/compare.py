@@ -39,7 +39,7 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """
     if isinstance(run_dirs, str | Path) or not run_dirs:
         raise RunError(f"A comparison needs a list of run folders, not {run_dirs!r}. Give at least one.")
-    runs = [load_run(folder) for folder in run_dirs]
+    runs = [load_run(folder, RunLog) for folder in run_dirs]
     named = [replace(run, name=name) for run, name in zip(runs, _names(run_dirs), strict=True)]
     return write_atomically(Path(out), "comparison.html", comparison_page(named))
 

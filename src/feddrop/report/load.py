@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,14 @@ from feddrop.records import load_run as read
 from feddrop.records.types import number
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 
+Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12
 """Own metrics that are drawn: more would bury the rest."""
 
 
-def load_run(run_dir: str | Path) -> RunLog:
-    """Read a run folder as arrays.
-
-    Args:
-        run_dir: folder with ``config.toml``, ``metrics.jsonl`` and, optionally, ``run.json``. A last line of metrics
-            that was cut off in the middle (the run was killed, or is still writing) is left out.
-
-    Raises:
-        RunError: something is missing or malformed; the message says what, where, and what to do.
-    """
+def load_run(run_dir: str | Path, kind: type[Log]) -> Log:
+    """Read a run folder as arrays, into this kind of log; see :func:`feddrop.report.load_run`."""
     run = read(run_dir)
     if not run.rounds:
         raise RunError(
@@ -44,7 +37,7 @@ def load_run(run_dir: str | Path) -> RunLog:
     deadline, budget = _limits(run.settings, run.about, devices, run.folder)
     if run.about.get("parameters") is not None:
         number(run.about, "parameters", str(run.folder / "run.json"))
-    return RunLog(
+    return kind(
         name=run.name,
         config=run.settings,
         info=run.about,

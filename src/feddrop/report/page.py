@@ -43,7 +43,7 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
         ...     print(feddrop.write_report("runs/shown").name)
         report.html
     """
-    run = load_run(run_dir)
+    run = load_run(run_dir, RunLog)
     return write_atomically(Path(run_dir if out is None else out), "report.html", run_page(run))
 
 
@@ -125,7 +125,17 @@ def _learning(run: RunLog) -> Html:
     for n, name in enumerate(run.metrics):
         if np.isfinite(run.metrics[name]).any():
             figures.append(drawing(f"metric-{n}", name, "Your own metric.", partial(metric_figure, run, name)))
-    return section("Learning", "", *figures)
+    return section("Learning", "", *_diverged(run), *figures)
+
+
+def _diverged(run: RunLog) -> Iterable[Html]:
+    """Say where training ran away; nothing if it never did."""
+    where = run.diverged
+    if where.any():
+        at = int(np.flatnonzero(where)[0])
+        loss = plain(float(run.by_round["test_loss"][at]))
+        said = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. Lower train.lr."
+        yield el("div", el("p", said), class_="panel verdict broken")
 
 
 def _traffic(run: RunLog) -> Html:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.learning.config import GROWN
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.str_]
@@ -74,18 +76,17 @@ class RunLog:
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
 
-    def _repr_html_(self) -> str:
-        """Show the report in a notebook, in a frame of its own: neither page can disturb the other."""
-        from feddrop.report.html import in_frame
-        from feddrop.report.page import run_page
-
-        return in_frame(run_page(self))
-
     def series(self, key: str) -> Floats:
         """Return one of :data:`ROUND_FIELDS`, or the own metric ``"metrics.NAME"``, ``[R]``; NaN where absent."""
         if key.startswith("metrics."):
             return self.metrics.get(key.removeprefix("metrics."), np.full(len(self.rounds), np.nan))
         return self.by_round[key]
+
+    @property
+    def diverged(self) -> npt.NDArray[np.bool_]:
+        """The rounds in which training ran away, ``[R]``: the test loss was far above the training loss."""
+        train, test = self.by_round["train_loss"], self.by_round["test_loss"]
+        return test > GROWN * np.fmax(1.0, train)
 
     @property
     def population(self) -> int:

@@ -16,6 +16,7 @@ from feddrop.terminal.failures import guarded
 from feddrop.terminal.looking import data, export, paper, report
 from feddrop.terminal.running import resume, run
 from feddrop.terminal.settings import config
+from feddrop.terminal.sweeping import sweep, with_address
 
 app = App(
     name="feddrop",
@@ -25,7 +26,7 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # guarded() sees to it
 )
-for command in (run, resume, report, export, config, data, allocate, theory, paper):
+for command in (run, resume, sweep, report, export, config, data, allocate, theory, paper):
     app.command(command)
 
 
@@ -34,5 +35,5 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     words = sys.argv[1:]
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    words = with_address([word for word in words if word != "--debug"])
     raise SystemExit(guarded(lambda: app(words, print_error=False, exit_on_error=False), debug=debug))

@@ -77,7 +77,8 @@ def paper(
     results: Path = Path("results"),
     work: Path = Path("runs/paper"),
     out: Path | None = None,
-    workers: int = 2,
+    workers: int | None = None,
+    ray: str | None = None,
     device: str = "cpu",
     train: bool = True,
 ) -> None:
@@ -96,7 +97,10 @@ def paper(
     out:
         Folder of the page. Default: the scale's folder in the work folder.
     workers:
-        Runs side by side, one thread each.
+        Runs side by side, one thread each. Default: 2; with --ray as many as the cluster has CPUs.
+    ray:
+        Train on a Ray instead of this machine's cores: --ray for one that RAY_ADDRESS names or that is started here,
+        --ray HOST:PORT or --ray auto for a cluster. All its machines must see the work folder.
     device:
         Where networks are trained, e.g. cuda.
     train:
@@ -108,9 +112,11 @@ def paper(
     from feddrop.paper.console import overview, run, verdicts
     from feddrop.paper.scales import NAMES
     from feddrop.terminal.folders import writable
+    from feddrop.terminal.sweeping import address_of
 
     one_of("scale", scale, NAMES)
-    within("workers", workers, 1, 1024)
+    if workers is not None:
+        within("workers", workers, 1, 1024)
     screen = Screen()
     if not names:
         screen.print(overview(scale, results, work))
@@ -121,10 +127,11 @@ def paper(
         results=results,
         work=work,
         out=writable(out or work / scale),
-        workers=workers,
+        workers=workers if workers or ray is not None else 2,
         train=train,
         device=device,
         console=screen,
+        ray=ray if ray is None else address_of(ray),
     )
     screen.print(verdicts(judged) if names == ["all"] else Markdown(page.read_text(encoding="utf-8")))
     say(f"Page: {page}")

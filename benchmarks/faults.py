@@ -1,0 +1,160 @@
+"""Damage for ``soak.py``: to frames, to the files of a run, and to the disk under it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import feddrop
+from feddrop import params, wire
+from feddrop.learning.config import TrainConfig
+from feddrop.methods.method import Setup, Spec
+from feddrop.rounds import pull, push
+
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    fault: str
+    injected: int
+    survived: int
+    lost: str
+
+
+# --- frames
+
+
+def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
+    """Damage frames, half of them under a right checksum; nothing but a FrameError may come of it."""
+    seen = {"checksum left wrong": [0, 0, 0], "checksum made right": [0, 0, 0]}
+    frames = list(_frames())
+    for number in range(count):
+        data, read = dice.choice(frames)
+        forged = bool(number % 2)
+        damaged = _damaged(data, dice, forged=forged)
+        counts = seen["checksum made right" if forged else "checksum left wrong"]
+        counts[0] += 1
+        try:
+            read(damaged)
+            counts[2] += damaged != data
+        except feddrop.FrameError:
+            pass
+        except Exception as error:
+            print(f"{type(error).__name__}: {error} of {damaged.hex()}", file=sys.stderr)
+            continue
+        counts[1] += 1
+    for name, (injected, survived, accepted) in seen.items():
+        lost = f"that device's round; {accepted:,} were taken for whole"
+        yield Line(f"a damaged frame, {name}", injected, survived, lost)
+
+
+def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
+    """Yield jobs and updates of every dtype, with and without payload, and what reads each at its end."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=TrainConfig())
+    method = feddrop.feddrop(setup, feddrop.FeddropConfig())
+    whole = params.from_model(model)
+    payload = {
+        "bits": torch.tensor([True, False, True]),
+        "scores": torch.rand(2, 3),
+        "counts": torch.arange(4),
+        "none": torch.empty(0, 2),
+    }
+    asks = {name: Spec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in payload.items()}
+    for dtype in wire.DTYPES:
+        for sent in ({}, payload):
+            (job,) = method.plan({}, whole, 1, {0: 0.4}, 7)
+            job = replace(job, payload=sent, asks=asks if sent else {})
+            subnet = method.cut(job)
+            down = push(whole, subnet, job, dtype=dtype)
+
+            def read_job(data: bytes, subnet: Any = subnet) -> None:
+                frame = wire.parse(data)
+                for section in frame.sections.values():
+                    section.tensor()
+                wire.decode(frame, subnet)
+
+            def read_update(data: bytes, job: Any = job, subnet: Any = subnet, dtype: str = dtype) -> None:
+                pull(method, data, job, subnet, dtype=dtype)
+
+            head = replace(wire.parse(down).header, kind="update", num_samples=10, loss=1.0)
+            values = {name: torch.randn(piece.size) for name, piece in subnet.items()}
+            yield down, read_job
+            yield wire.encode(head, subnet, values, sent), read_update
+
+
+def _damaged(data: bytes, dice: random.Random, *, forged: bool) -> bytes:
+    changed = bytearray(data)
+    for _ in range(dice.choice((1, 1, 1, 2, 5))):
+        at = dice.randrange(len(changed)) if changed else 0
+        how = dice.randrange(7)
+        if how < 2 and changed:
+            changed[at] ^= 1 << dice.randrange(8)
+        elif how == 2:
+            del changed[at:]
+        elif how == 3:
+            changed[at:at] = dice.randbytes(dice.randrange(1, 9))
+        elif how == 4:
+            del changed[at : at + dice.randrange(1, 9)]
+        elif how == 5:
+            word = dice.choice((0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FC00000, 0x7F800000, 0xFFFFFFFF, 0x80000000))
+            changed[at : at + 4] = struct.pack("<I", word)[: len(changed) - at]
+        else:
+            changed[at : at + 8] = dice.randbytes(8)[: len(changed) - at]
+    if forged and len(changed) >= wire.HEADER_BYTES:
+        crc = zlib.crc32(changed[wire.HEADER_BYTES :], zlib.crc32(changed[: wire.HEADER_BYTES - 4]))
+        struct.pack_into("<I", changed, wire.HEADER_BYTES - 4, crc)
+    return bytes(changed)
+
+
+# --- files
+
+
+def damage_newest(folder: Path, kind: str, dice: random.Random) -> None:
+    """Flip a bit of, or cut off, a file that the last round of a run wrote: its checkpoint, line, or a memory."""
+    if kind == "line":
+        path = folder / "metrics.jsonl"
+        data = bytearray(path.read_bytes())
+        first = data[:-1].rfind(b"\n") + 1
+    else:
+        names = {"checkpoint": "checkpoints/round-*", "memory": "memories/device-*"}
+        newest = max(path.stem.split("round-")[1] for path in folder.glob(names[kind]))
+        path = dice.choice(sorted(folder.glob(f"{names[kind]}{newest}.safetensors")))
+        data, first = bytearray(path.read_bytes()), 0
+    at = dice.randrange(first, len(data))
+    if dice.randrange(4):
+        data[at] ^= 1 << dice.randrange(8)
+    else:
+        del data[at:]
+    path.write_bytes(data)
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    """Copy a run folder, over another one if need be."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+    return to
+
+
+def fill_disk(calls: int) -> None:
+    """Have every write fail, in this process, once so many files and folders have been put on disk."""
+    real, left = os.fsync, [calls]
+
+    def fsync(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    os.fsync = fsync

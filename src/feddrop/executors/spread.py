@@ -1,0 +1,79 @@
+"""Devices over workers, whatever these are: what :class:`Processes` and :class:`Ray` have in common, at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from feddrop.device import TEST_CHUNK, Device, Reply, Task
+from feddrop.errors import RunError
+from feddrop.executors.pool import Pool, Worker
+from feddrop.executors.serial import means
+from feddrop.params import Params
+from feddrop.rounds import Parcel
+
+
+class Spread:
+    """Runs devices over a pool of workers, each of which answers as :class:`DeviceCalls` does.
+
+    Args:
+        pool: the workers.
+        test_count: samples of the test set.
+    """
+
+    def __init__(self, pool: Pool[Any], test_count: int) -> None:
+        self._pool, self._test_count = pool, test_count
+
+    def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
+        """Let devices train wherever a worker is free; replies come in order, at most two a worker held."""
+
+        def message(_: Worker, parcel: Parcel) -> tuple[Any, ...]:
+            return "handle", parcel.frame, parcel.memory
+
+        def given_up(parcel: Parcel, reason: str) -> tuple[bytes, bytes, str]:
+            return b"", parcel.memory, f"its worker process {reason}"
+
+        return (Reply(*reply) for reply in self._pool.in_order(parcels, message, given_up))
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Return the mean loss and every measure on the test set, its chunks spread over the workers."""
+        values = self._handed_out({name: tensor.numpy() for name, tensor in params.items()})
+        loaded: dict[Worker, int] = {}
+
+        def message(worker: Worker, start: int) -> tuple[Any, ...]:
+            knows = loaded.get(worker) == worker.generation
+            loaded[worker] = worker.generation
+            return "evaluate", start, None if knows else values
+
+        def given_up(_: int, reason: str) -> Any:
+            raise RunError(
+                f"the network cannot be evaluated: a worker process {reason}. Finished rounds are "
+                "saved: resume the run, with fewer workers if memory is short."
+            )
+
+        return means(self._pool.in_order(range(0, self._test_count, TEST_CHUNK), message, given_up))
+
+    def _handed_out(self, values: dict[str, Any]) -> Any:
+        """Return values as they go to several workers."""
+        return values
+
+
+class DeviceCalls:
+    """What a worker does: it plays every device that comes, and evaluates parts of the test set."""
+
+    def __init__(self, task: Task) -> None:
+        self._device = Device(task)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Do what was sent by :class:`Spread`."""
+        return self._handle(*arguments) if name == "handle" else self._evaluate(*arguments)
+
+    def _handle(self, frame: bytes, memory: bytes) -> tuple[Any, ...]:
+        return tuple(self._device.handle(frame, memory))
+
+    def _evaluate(self, start: int, values: dict[str, Any] | None) -> tuple[dict[str, float], int]:
+        if values is not None:
+            self._device.load({name: torch.tensor(array) for name, array in values.items()})
+        return self._device.evaluate(start)

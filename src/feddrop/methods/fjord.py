@@ -1,0 +1,320 @@
+"""FjORD, ordered dropout: nested widths of one network, and every minibatch trains one of them.
+
+A device holds the first units of every hidden layer, up to the widest share p_max that its rate leaves room for. Each
+of its minibatches draws one width p ≤ p_max, the same in all layers, and trains the first p of the units; so the
+network can be cut to any of the widths afterwards (:func:`at_width`). Activations have other statistics at every width:
+those of norms are kept apart. ``docs/fjord.md`` tells what is theirs and what is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import count, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feddrop import params
+from feddrop.errors import ConfigError, FrameError, TrainingError
+from feddrop.learning.batches import Inputs
+from feddrop.learning.local import call
+from feddrop.methods.method import (
+    Batches,
+    Job,
+    Memory,
+    Method,
+    Payload,
+    Setup,
+    Sizes,
+    Spec,
+    State,
+    Update,
+    jobs,
+    trained,
+)
+from feddrop.methods.windows import window
+from feddrop.params import Params
+from feddrop.sections import sections_bytes
+from feddrop.seeds import derive, words
+from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.masks import kept_count
+from feddrop.subnets.piece import Piece, Subnet, gather, whole
+from feddrop.subnets.units import shrink, unit_pieces
+
+STATISTICS = ("running_mean", "running_var")
+"""What norms remember of activations: the names of their buffers."""
+
+log = logging.getLogger("feddrop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FjordConfig:
+    """FjORD's own settings.
+
+    Attributes:
+        widths: the shares p of the units of every hidden layer that are trained, rising to 1.
+        distill: whether every minibatch trains p_max on the targets, and a narrower width on what p_max answers
+            (self-distillation); costs up to twice the work. Only where targets are classes.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.FjordConfig(widths=(0.5, 1.0)).widest(rate=0.75)
+        0
+    """
+
+    widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    distill: bool = False
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in pairwise((0.0, *self.widths)))
+        if not self.widths or not rising or self.widths[-1] != 1.0:
+            raise ConfigError(
+                f"method.widths is {list(self.widths)}; it must be a list of rising numbers above 0, the last being 1."
+            )
+        if self.distill and len(self.widths) == 1:
+            raise ConfigError("method.distill has no effect: method.widths has one width. Remove it, or add widths.")
+
+    def widest(self, rate: float) -> int:
+        """Return the number of the widest width that a rate leaves room for, p ≤ √(1-γ); at least the first."""
+        share = math.sqrt(1.0 - rate) + 1e-9
+        return max(0, sum(width <= share for width in self.widths) - 1)
+
+
+def fjord(setup: Setup, config: FjordConfig) -> Method:
+    """Build FjORD. With the one width 1 it is federated averaging.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> import feddrop
+        >>> net = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3))
+        >>> setup = feddrop.Setup(model=net, example=zeros(1, 8), rounds=3)
+        >>> method = feddrop.fjord(setup, feddrop.FjordConfig(widths=(0.2, 0.6, 1.0)))
+        >>> {rate: method.sizes(rate).kept["0.weight"] for rate in (0.0, 0.5, 0.64, 0.99)}
+        {0.0: 80, 0.5: 48, 0.64: 48, 0.99: 16}
+    """
+    it = _Fjord(setup, config)
+    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes)
+
+
+def at_width(setup: Setup, config: FjordConfig, params_: Params, state: State, width: float) -> nn.Module:
+    """Return the network at one of the widths, with the norm statistics of that width.
+
+    Args:
+        setup: what the method was built for, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
+        config: the method's settings.
+        params_: the trained parameters.
+        state: what the method remembers.
+        width: one of ``config.widths``.
+    """
+    if width not in config.widths:
+        raise ConfigError(f"width is {width!r}; it must be one of {list(config.widths)}.")
+    number = config.widths.index(width)
+    level = _Level(setup.model, setup.blueprint(), width)
+    values = {name: gather(params_[name], piece).reshape(piece.sub_shape) for name, piece in level.pieces.items()}
+    if _key(number) in state:
+        values |= level.split(state[_key(number)])
+    network = shrink(setup.model, setup.blueprint().units, level.units)
+    params.load_into(network, values)
+    return network.eval()
+
+
+class _Fjord:
+    """FjORD's functions; it holds nothing that changes."""
+
+    def __init__(self, setup: Setup, config: FjordConfig) -> None:
+        self.setup, self.config = setup, config
+        self.levels = [_Level(setup.model, setup.blueprint(), width) for width in config.widths]
+
+    def init(self, start: Params) -> State:
+        self._say_what_is_not_trained()
+        kept = {
+            _key(number): torch.cat([gather(start[name], level.pieces[name]) for name in level.statistics])
+            for number, level in enumerate(self.levels[:-1])
+            if level.statistics
+        }
+        return {**kept, "steps": torch.zeros(len(self.levels), dtype=torch.int64)}
+
+    def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        return [self._job(job, state) for job in jobs(round_, rates, seed)]
+
+    def _job(self, job: Job, state: State) -> Job:
+        top = self.config.widest(job.rate)
+        sent = {_key(number): state[_key(number)] for number in self._apart(top)}
+        return replace(job, payload=sent, asks=self._asks(top))
+
+    def cut(self, job: Job) -> Subnet:
+        level, top = self.levels[self.config.widest(job.rate)], self.config.widest(job.rate)
+        if top == len(self.levels) - 1:
+            return level.pieces
+        nothing = np.empty(0, np.int64)  # the network's own statistics are those of its full width
+        return {
+            name: Piece(shape=piece.shape, index=nothing, sub_shape=(0,)) if name in level.statistics else piece
+            for name, piece in level.pieces.items()
+        }
+
+    def local(
+        self, pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory
+    ) -> tuple[Update, Memory]:
+        top = self.config.widest(job.rate)
+        for level in self.levels[:top]:
+            level.network.train()
+        for number in self._apart(top):
+            params.load_into(self.levels[number].network, self.levels[number].split(job.payload[_key(number)]))
+        draws = _Draws(job.seed, self.config, top)
+        network = self.levels[top].network
+        update = trained(self.setup, network, pieces, values, job, batches, objective=partial(self._objective, draws))
+        payload = {"steps": torch.tensor(draws.steps, dtype=torch.int32)}
+        for number in self._apart(top):
+            now = params.from_model(self.levels[number].network)
+            payload[_key(number)] = torch.cat([now[name] for name in self.levels[number].statistics])
+        return replace(update, payload=payload), memory
+
+    def _objective(self, draws: _Draws, network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
+        """Return the loss of a minibatch at the width it draws; distilling, that of p_max and of a narrower one."""
+        number = draws.next()
+        if not self.config.distill or draws.top == 0:
+            return self.setup.loss(self._outputs(network, number, draws.top, x), y)
+        if y.is_floating_point():
+            raise TrainingError("method.distill needs targets that are classes; these are numbers. Remove it.")
+        wide = call(network, x)
+        narrow = self._outputs(network, number, draws.top, x)
+        return self.setup.loss(wide, y) + nn.functional.cross_entropy(narrow, wide.detach().softmax(1))
+
+    def _outputs(self, network: nn.Module, number: int, top: int, x: Inputs) -> Tensor:
+        """Run the first units of a network: its tensors are cut, and gradients find their way back."""
+        if number == top:
+            return call(network, x)
+        level = self.levels[number]
+        named = [*network.named_parameters(), *network.named_buffers()]
+        cut = {name: tensor[level.slices[name]] for name, tensor in named if name in level.slices}
+        out: Tensor = functional_call(level.network, cut, x if isinstance(x, tuple) else (x,))
+        return out
+
+    def answer(self, job: Job, payload: Payload) -> Subnet:
+        steps = payload["steps"]
+        if int(steps.min()) < 0:
+            raise FrameError(f"device {job.device} says it took {steps.tolist()} steps at its widths.")
+        return self.cut(job)
+
+    def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        """Average every entry over the devices that hold it: those with p_max ≥ p, for what width p adds."""
+        apart = {key: tensor for key, tensor in state.items() if key != "steps"}
+        mean = self.setup.mean_of({**before, **apart}, over="holders")
+        steps = torch.zeros(len(self.levels), dtype=torch.int64)
+        for _, update in updates:
+            for name, piece in update.subnet.items():
+                mean.add(name, update.values[name], piece, update.num_samples)
+            own = update.payload["steps"]
+            steps[: len(own)] += own
+            for number in self._apart(len(own) - 1):
+                if own[number]:  # a width that no minibatch drew has nothing new to say
+                    old = state[_key(number)]
+                    change = update.payload[_key(number)] - old
+                    mean.add(_key(number), change, whole(tuple(old.shape)), update.num_samples)
+        changes = mean.mean()
+        after = {name: before[name] + changes[name] for name in before}
+        return after, {**{key: old + changes[key] for key, old in apart.items()}, "steps": steps}
+
+    def sizes(self, rate: float) -> Sizes:
+        top = self.config.widest(rate)
+        kept = {name: piece.size for name, piece in self.cut(Job(round=1, device=0, seed=0, rate=rate)).items()}
+        asked = {name: (spec.dtype, spec.shape) for name, spec in self._asks(top).items()}
+        down = {name: spec for name, spec in asked.items() if name != "steps"}
+        return Sizes(
+            kept=kept,
+            push_bytes=sections_bytes(down),
+            pull_bytes=sections_bytes(asked),
+            work=2.0 if self.config.distill and top else 1.0,
+        )
+
+    def notes(self, state: State) -> dict[str, float]:
+        steps = state["steps"].tolist()
+        mean = sum(width * taken for width, taken in zip(self.config.widths, steps, strict=True)) / max(1, sum(steps))
+        by_width = {f"steps_{width:g}": float(n) for width, n in zip(self.config.widths, steps, strict=True)}
+        return {"width": mean, **by_width}
+
+    def _apart(self, top: int) -> list[int]:
+        """Return the numbers of the widths up to ``top`` whose norm statistics travel beside the values."""
+        return [n for n, level in enumerate(self.levels[:-1]) if n <= top and level.statistics]
+
+    def _asks(self, top: int) -> dict[str, Spec]:
+        sizes = {_key(n): Spec("float32", (self.levels[n].statistics_size,)) for n in self._apart(top)}
+        return {"steps": Spec("int32", (top + 1,)), **sizes}
+
+    def _say_what_is_not_trained(self) -> None:
+        if self.setup.rates is None:
+            return
+        widest = self.config.widths[max(map(self.config.widest, self.setup.rates))]
+        if widest < 1.0:
+            log.warning(
+                f"no device trains more than width {widest:g}: the units beyond stay as they began, and tests are of "
+                "the whole network. Give a device rate 0."
+            )
+
+
+class _Level:
+    """A width of the network: how many units it has, and where its tensors lie in a wider one's.
+
+    Attributes:
+        units: units of every group.
+        pieces: what it holds of every tensor.
+        slices: where its tensors lie in those of a wider network, all but statistics.
+        statistics: names and sizes of its norm statistics.
+    """
+
+    def __init__(self, model: nn.Module, blueprint: Blueprint, width: float) -> None:
+        self._model, self._graph, self._width = model, blueprint.units, width
+        self.units = {group: kept_count(units, width) for group, units in self._graph.groups.items()}
+        kept = {group: window(0, group, units, width) for group, units in self._graph.groups.items()}
+        self.pieces: Subnet = {
+            name: Piece(shape=piece.shape, index=piece.index, sub_shape=piece.sub_shape)  # unscaled
+            for name, piece in unit_pieces(
+                self._graph, blueprint.shapes, {group: index for group, index in kept.items() if index is not None}
+            ).items()
+        }
+        self.statistics = {
+            name: piece.size for name, piece in self.pieces.items() if name.rpartition(".")[2] in STATISTICS
+        }
+        self.slices = {
+            name: tuple(slice(0, side) for side in piece.sub_shape)
+            for name, piece in self.pieces.items()
+            if name not in self.statistics
+        }
+        self.statistics_size = sum(self.statistics.values())
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """A network of this width, made when first needed; at full width the model itself."""
+        return self._model if self._width == 1.0 else shrink(self._model, self._graph, self.units)
+
+    def split(self, flat: Tensor) -> Params:
+        """Return norm statistics by name from all of them one after another."""
+        parts = torch.split(flat, list(self.statistics.values()))
+        return dict(zip(self.statistics, parts, strict=True))
+
+
+class _Draws:
+    """The widths of a device's minibatches in a round, drawn from its seed, and how often each was."""
+
+    def __init__(self, seed: int, config: FjordConfig, top: int) -> None:
+        self.top, self.steps = top, [0] * (top + 1)
+        self._distill = config.distill and top > 0
+        self._choices = top if self._distill else top + 1  # beside p_max, a narrower one learns from it
+        self._seed, self._count = derive(seed, "width"), count()
+
+    def next(self) -> int:
+        (word,) = words(derive(self._seed, next(self._count)), 1).tolist()
+        number = word * self._choices >> 32
+        self.steps[number] += 1
+        self.steps[self.top] += self._distill
+        return int(number)
+
+
+def _key(number: int) -> str:
+    return f"statistics/{number}"

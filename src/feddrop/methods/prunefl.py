@@ -1,0 +1,323 @@
+"""PruneFL: one sparse network for all devices, whose size follows from what a weight is worth and what it costs.
+
+Devices train the masked network and add up what every weight, active or not, would have done for the loss: its squared
+gradient. Every few rounds they send these scores, and the server adjusts the mask: of each layer the smallest weights
+may go, and of those and the pruned ones it keeps whatever gains more per second than the network as it stands. In the
+first stage one device does this alone, so that the others begin with a network that is small already.
+``docs/prunefl.md`` tells what was chosen where the paper is silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feddrop import flops
+from feddrop.errors import ConfigError, FrameError, one_of
+from feddrop.learning.local import Gradients
+from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
+from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
+from feddrop.params import Params, is_weight
+from feddrop.subnets.piece import Subnet
+
+STEADY_CHANGE = 0.1
+"""The first stage ends when the number of active weights changed by no more than this share ..."""
+STEADY_ADJUSTMENTS = 5
+"""... in so many adjustments in a row."""
+BITS = 64
+"""A weight travels down and up, 32 bits each."""
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneflConfig:
+    """PruneFL's own settings. It finds its own size: there is no rate.
+
+    Attributes:
+        first_rounds: rounds of the first stage, at most: one device trains alone; 0 for none.
+        first_device: that device; where it does not take part in a round, the next one that does.
+        first_adjust_every: rounds from one adjustment to the next in the first stage.
+        adjust_every: likewise when all devices train, R.
+        removable: share of a layer's active weights that an adjustment may remove, the smallest ones.
+        half_life: rounds in which that share halves, once all devices train.
+        max_density: most active weights that an adjustment leaves, as a share of all, unless all of those that cannot
+            be removed are more.
+        bits_per_second: of the link: what a weight costs to send.
+        flops_per_second: of a device: what a weight costs to train, from the counted FLOPs of its layer.
+        overhead_s: seconds of a round that no weight adds to.
+        layer_costs: seconds a weight and round of single layers, by name, as measured on a device, in place of both.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.PruneflConfig(adjust_every=5).removable_at(10_000)
+        0.15
+    """
+
+    rateless: ClassVar[bool] = True
+
+    first_rounds: int = 10
+    first_device: int = 0
+    first_adjust_every: int = 5
+    adjust_every: int = 10
+    removable: float = 0.3
+    half_life: float = 10_000.0
+    max_density: float = 1.0
+    bits_per_second: float = 1e7
+    flops_per_second: float = 1e9
+    overhead_s: float = 0.1
+    layer_costs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("first_rounds", 0), ("first_device", 0), ("first_adjust_every", 1), ("adjust_every", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be at least {least}.")
+        for name in ("half_life", "bits_per_second", "flops_per_second", "overhead_s"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be a number above 0.")
+        if not 0.0 <= self.removable < 1.0:
+            raise ConfigError(f"method.removable is {self.removable!r}; it must be a number in [0, 1).")
+        if not 0.0 < self.max_density <= 1.0:
+            raise ConfigError(f"method.max_density is {self.max_density!r}; it must be a number in (0, 1].")
+        for layer, cost in self.layer_costs.items():
+            if not 0.0 < cost < math.inf:
+                raise ConfigError(f"method.layer_costs[{layer!r}] is {cost!r}; it must be a number of seconds above 0.")
+
+    def removable_at(self, rounds: int) -> float:
+        """Return the share of active weights that may go after so many rounds of all devices."""
+        return float(self.removable * 0.5 ** (rounds / self.half_life))
+
+    def adjusts(self, round_: int, began: int) -> bool:
+        """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
+        if began < 0:
+            return round_ % self.first_adjust_every == 0
+        return round_ > began and (round_ - began) % self.adjust_every == 0
+
+
+def prunefl(setup: Setup, config: PruneflConfig) -> Method:
+    """Build PruneFL.
+
+    Example:
+        >>> import feddrop
+        >>> config = feddrop.RunConfig.from_toml('method = { name = "prunefl", adjust_every = 2 }', ["rounds=13"])
+        >>> config.method.settings.first_rounds
+        10
+    """
+    _check(setup, config)
+    it = _Prunefl(setup, config)
+    return Method(
+        it.init, it.plan, it.layout.cut, it.local, it.merge, answer=it.answer, settle=it.settle, notes=it.notes
+    )
+
+
+class _Prunefl:
+    """PruneFL's functions; it holds nothing that changes."""
+
+    def __init__(self, setup: Setup, config: PruneflConfig) -> None:
+        self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
+        self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
+        self._counted = cache(lambda: flops.count(setup.model, setup.example))  # when the server first adjusts
+
+    def init(self, _: Params) -> State:
+        mask = torch.ones(self.layout.size, dtype=torch.bool)
+        return mask_state(mask, (), began=-1 if self.config.first_rounds else 0, steady=0, grown=0, pruned=0)
+
+    def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        began, first = int(state["began"]), self.config.first_device
+        devices = list(rates) if began >= 0 else [min(rates, key=lambda device: (device < first, device))]
+        due = self.config.adjusts(round_, began)
+        pruned = 1.0 - float(state["mask"].double().mean())
+        jobs = mask_jobs(state, round_, dict.fromkeys(devices, pruned), seed, self._asked if due else {})
+        if not due:
+            return jobs
+        # The server alone knows when the first stage has ended: so devices are told when their scores are due.
+        return [replace(job, payload={**job.payload, "due": torch.ones(1, dtype=torch.bool)}) for job in jobs]
+
+    def local(
+        self, pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory
+    ) -> tuple[Update, Memory]:
+        sums: dict[str, torch.Tensor] = {}
+
+        def watch(gradients: Gradients) -> None:
+            for name, g in gradients.items():
+                sums[name] = sums[name] + g if name in sums else g.clone()
+
+        update = trained(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
+        scores, others = _scores(self.layout, sums, update.num_samples)
+        mask = job.payload["mask"]
+        if "scores" in memory and torch.equal(memory["mask"], mask):  # under another mask they were worth other things
+            scores, others = memory["scores"] + scores, memory["others"] + others
+        if "due" in job.payload:
+            return replace(update, payload={"scores": scores, "others": others}), {"mask": mask}
+        return update, {"mask": mask, "scores": scores, "others": others}
+
+    def answer(self, job: Job, payload: Payload) -> Subnet:
+        if any(bool((tensor < 0).any()) for tensor in payload.values()):
+            raise FrameError(f"device {job.device} answered with scores below 0; they are squares.")
+        return self.layout.cut(job)
+
+    def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        masks, informed = self.layout.split(state["mask"]), set(state["informed"].tolist())
+        before = masked(before, masks)
+        mean = self.setup.mean_of(before, over="all")
+        found = _Found(np.zeros(self.layout.size))
+        for job, update in updates:
+            for name, piece in update.subnet.items():
+                mean.add(name, update.values[name], piece, update.num_samples)
+            mean.count(update.num_samples)
+            informed.add(update.device)  # it answered, so it has the mask that it was sent
+            found.add(job, update)
+        after = {name: before[name] + step for name, step in mean.mean().items()}
+        adjusts = self.config.adjusts(found.round, int(state["began"])) and bool(found.scores.any())
+        new = self._adjusted(after, masks, found, int(state["began"])) if adjusts else masks
+        numbers = self._numbers(state, masks, new, found.round, adjusts=adjusts)
+        if numbers["grown"] or numbers["pruned"]:
+            masks, informed = new, set()
+        return masked(after, masks), mask_state(self.layout.joined(masks), informed, **numbers)
+
+    def _adjusted(self, after: Params, masks: Masks, found: _Found, began: int) -> Masks:
+        """Return the masks after an adjustment."""
+        samples = found.samples / found.devices * self.setup.train.epochs
+        return adjust(
+            {name: np.abs(after[name].numpy()) for name in masks},
+            masks,
+            self.layout.parted(found.scores),
+            layer_costs(self.setup, self.config, self._counted(), samples),
+            others=found.others,
+            overhead=self.config.overhead_s,
+            removable=self.config.removable if began < 0 else self.config.removable_at(found.round - began),
+            most=math.floor(self.config.max_density * self.layout.size + 1e-9),
+        )
+
+    def _numbers(self, state: State, old: Masks, new: Masks, round_: int, *, adjusts: bool) -> dict[str, int]:
+        """Return what is remembered of a round, and whether it ends the first stage."""
+        began, steady = int(state["began"]), int(state["steady"])
+        grown = sum(int((new[name] & ~old[name]).sum()) for name in old)
+        pruned = sum(int((old[name] & ~new[name]).sum()) for name in old)
+        if adjusts:
+            few = abs(grown - pruned) <= STEADY_CHANGE * int(state["mask"].sum())
+            steady = steady + 1 if few else 0
+        if began < 0 and (round_ >= self.config.first_rounds or steady >= STEADY_ADJUSTMENTS):
+            began = round_
+        return {"began": began, "steady": steady, "grown": grown, "pruned": pruned}
+
+    def settle(self, state: State, held: Params) -> Params:
+        return masked(held, self.layout.split(state["mask"]))
+
+    def notes(self, state: State) -> dict[str, float]:
+        density = float(state["mask"].double().mean())
+        return {"density": density, "grown": float(state["grown"]), "pruned": float(state["pruned"])}
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the devices of a round found, added up as they answer."""
+
+    scores: Doubles
+    others: float = 0.0
+    samples: int = 0
+    devices: int = 0
+    round: int = 0
+
+    def add(self, job: Job, update: Update) -> None:
+        if update.payload:
+            self.scores += update.payload["scores"].numpy()
+            self.others += float(update.payload["others"])
+        self.samples, self.devices, self.round = self.samples + update.num_samples, self.devices + 1, job.round
+
+
+def adjust(
+    weights: Mapping[str, Floats],
+    masks: Masks,
+    scores: Mapping[str, npt.NDArray[Any]],
+    costs: Mapping[str, float],
+    *,
+    others: float,
+    overhead: float,
+    removable: float,
+    most: int,
+) -> Masks:
+    """Return the mask that gains most per second: what is sure to stay, and of the candidates whatever raises the gain.
+
+    A candidate is one of a layer's smallest active weights, or one that is pruned. With the sums over all that is kept
+
+        gain = (Σ score + others) / (Σ cost + overhead),
+
+    candidates are taken by falling score / cost, while that is more than the gain of what is kept so far.
+
+    Args:
+        weights: magnitudes of every weight, by tensor.
+        masks: which are active.
+        scores: what each would do for the loss, likewise.
+        costs: seconds a weight, by tensor.
+        others: score of what is never pruned.
+        overhead: seconds that no weight adds to.
+        removable: share of a layer's active weights that are candidates.
+        most: active weights at the end, at most, unless those that are sure to stay are more.
+    """
+    stays = {}
+    for name, mask in masks.items():
+        active = int(mask.sum())
+        sure = active - math.floor(removable * active + 1e-9)
+        stays[name] = largest(np.where(mask, weights[name], np.float32(-1)), sure) & mask
+    kept = np.concatenate([stay.reshape(-1) for stay in stays.values()])
+    score = np.concatenate([scores[name].reshape(-1) for name in masks])
+    cost = np.concatenate([np.full(mask.size, costs[name]) for name, mask in masks.items()])
+    candidates = np.flatnonzero(~kept)
+    order = candidates[np.argsort(-(score / cost)[candidates], kind="stable")]
+    # What is gained, and what it costs, before each candidate in turn.
+    gain = others + score[kept].sum() + np.cumsum(score[order]) - score[order]
+    seconds = overhead + cost[kept].sum() + np.cumsum(cost[order]) - cost[order]
+    worth = score[order] / cost[order] > gain / seconds
+    taken = len(order) if worth.all() else int(worth.argmin())
+    kept[order[: min(taken, max(0, most - int(kept.sum())))]] = True
+    parts = np.split(kept, np.cumsum([mask.size for mask in masks.values()])[:-1])
+    return {name: part.reshape(mask.shape) for (name, mask), part in zip(masks.items(), parts, strict=True)}
+
+
+def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the squares of a round's summed gradients times the samples: of every weight, and of the rest together."""
+    squares = {name: (g.cpu() ** 2 * num_samples).float() for name, g in sums.items()}
+    scores = {
+        name: squares[name].numpy() if name in squares else np.zeros(shape, np.float32)
+        for name, shape in layout.weights.items()
+    }
+    others = sum(float(square.double().sum()) for square in squares.values() if not is_weight(square))
+    return layout.joined(scores), torch.tensor([others])
+
+
+def layer_costs(setup: Setup, config: PruneflConfig, counted: flops.Flops, samples: float) -> dict[str, float]:
+    """Return the seconds that a weight of every tensor adds to a round in which a device trains on so many samples."""
+    costs = {}
+    for name, layer in setup.blueprint().weights.items():
+        work = counted.by_weight[name].training / counted.sizes[name]
+        seconds = BITS / config.bits_per_second + work * samples / config.flops_per_second
+        costs[name] = config.layer_costs.get(layer, seconds)
+    return costs
+
+
+def _check(setup: Setup, config: PruneflConfig) -> None:
+    """Raise where PruneFL has nothing to do, or is given what it cannot take."""
+    if setup.rates is None:
+        raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")
+    for layer in config.layer_costs:
+        one_of("a layer of method.layer_costs", layer, setup.blueprint().layers)
+    first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
+    first = first or config.first_rounds + config.adjust_every
+    if first > setup.rounds:
+        raise ConfigError(
+            f"'prunefl' would adjust its mask for the first time in round {first}, and there are {setup.rounds}. "
+            "Lower method.adjust_every or method.first_rounds, or run more rounds."
+        )
+    if config.first_rounds >= setup.rounds:
+        raise ConfigError(
+            f"method.first_rounds is {config.first_rounds}, and there are {setup.rounds} rounds: all devices but one "
+            "would never train. Lower it, or run more rounds."
+        )

@@ -1,0 +1,181 @@
+"""Whole runs over workers: each is saved after every round, and goes on where a lost worker left it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing as mp
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from feddrop.config import RunConfig
+from feddrop.errors import FeddropError, RunError
+from feddrop.executors import actor, worker
+from feddrop.executors.cluster import Cluster
+from feddrop.executors.pool import Pool
+from feddrop.files import locked, write_atomically
+
+TICK_S = 0.5
+LOCKED_S = 60.0
+"""Longest wait for a run that a lost worker still holds: a machine that is cut off ends its processes late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run that is wanted: its name, its configuration, and its folder."""
+
+    name: str
+    config: RunConfig
+    folder: Path
+
+
+def rounds_done(job: Job) -> int:
+    """Count the rounds of a run that are saved."""
+    try:
+        return (job.folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def train_all(
+    jobs: Sequence[Job],
+    *,
+    workers: int | None,
+    ray: str | None,
+    finished: Callable[[Job], object],
+    failed: dict[str, str],
+    tick: Callable[[], None],
+) -> None:
+    """Train these runs side by side, each from where it stopped.
+
+    Args:
+        jobs: in order of importance.
+        workers: runs at a time; None for as many as there is room for.
+        ray: None for processes of this machine, else the address of a Ray.
+        finished: is called with every run that is done.
+        failed: is given the reason why a run failed, by its name.
+        tick: is called about twice a second.
+    """
+
+    def message(_: Any, job: Job) -> tuple[str, str]:
+        return job.config.to_toml(), str(job.folder.absolute())
+
+    def given_up(_: Job, reason: str) -> str:
+        return f"its worker process {reason}. What it saved is whole: give the command again to go on."
+
+    with _pool(jobs, workers, ray) as pool:
+        for answer in pool.answers(jobs, message, given_up, ordered=False, tick_s=TICK_S):
+            if answer is not None:
+                job, reason = jobs[answer[0]], answer[1]
+                try:
+                    if not reason:
+                        finished(job)
+                except FeddropError as error:
+                    reason = str(error)
+                if reason:
+                    failed[job.name] = reason
+            tick()
+
+
+@contextlib.contextmanager
+def _pool(jobs: Sequence[Job], workers: int | None, ray: str | None) -> Iterator[Pool[Any]]:
+    """Start workers for runs: here, or on a Ray."""
+    cpus, gpus = max(_cpus(job.config) for job in jobs), max(_gpus(job.config) for job in jobs)
+    room = max(1, (os.cpu_count() or 1) // cpus)
+    if ray is None:
+        local = [
+            worker.ProcessWorker(_trainer, _nothing, math.inf, daemon=False)
+            for _ in range(min(workers or room, len(jobs)))
+        ]
+        pool: Pool[Any] = Pool(local, worker.wait)
+        end = worker.finalizer(pool, pool, lambda: None, math.inf)
+        try:
+            pool.start(ready=1)
+            yield pool
+        finally:
+            end()
+        return
+    cluster = Cluster(ray, workers=min(workers or room, len(jobs)))
+    probe = jobs[0].folder.parent / f".ray-{secrets.token_hex(6)}"
+    pool = Pool([], actor.wait)
+    try:
+        room = room if cluster.own else max(1, cluster.seats(cpus, gpus))
+        count = min(workers or room, len(jobs))
+        cluster.check_room(count, cpus, gpus)
+        write_atomically(probe, b"")
+        build = (_trainer_seeing, str(probe.absolute()))
+        seats = [actor.ActorWorker(cluster, build, math.inf, cpus=cpus, gpus=gpus) for _ in range(count)]
+        pool = Pool(seats, actor.wait)
+        pool.start(ready=1)
+        yield pool
+    finally:
+        pool.end()
+        probe.unlink(missing_ok=True)
+        cluster.close()
+
+
+def _cpus(config: RunConfig) -> int:
+    execution = config.execution
+    return execution.threads * (execution.workers if execution.executor == "processes" else 1)
+
+
+def _gpus(config: RunConfig) -> float:
+    return config.execution.gpus or float(config.execution.device.startswith("cuda"))
+
+
+# --- the side of the workers
+
+
+def _nothing(_link: Connection, _pid: int) -> None:
+    """Hand nothing over: calls say it all."""
+
+
+def _trainer(_: Connection) -> Callable[[str, str], str]:
+    return _train
+
+
+def _trainer_seeing(probe: str) -> Callable[[str, str], str]:
+    if not Path(probe).exists():
+        raise RunError(
+            f"{socket.gethostname()} does not see {Path(probe).parent}: the folder of a sweep must be one that all "
+            "machines share"
+        )
+    return _train
+
+
+def _train(toml: str, folder: str) -> str:
+    """Run one configuration in this process, from where it stopped; return why it failed, if it did."""
+    from feddrop.runs import Run
+
+    try:
+        path = Path(folder)
+        _wait_for(path)
+        for _ in Run(RunConfig.from_toml(toml), path, resume=(path / "config.toml").exists()):
+            parent = mp.parent_process()
+            if parent is not None and not parent.is_alive():
+                os._exit(1)  # nobody waits for this run any more; the round is saved
+    except FeddropError as error:
+        return str(error)
+    except Exception as error:  # of a method or a callback from outside
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _wait_for(folder: Path) -> None:
+    """Wait until nobody else is at work in a folder."""
+    end = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            with locked(folder):
+                return
+        except RunError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)

@@ -1,0 +1,163 @@
+"""Sweep files: a base configuration, lists to cross, and named variants; each combination is a run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from feddrop.config import RunConfig, locate
+from feddrop.errors import ConfigError, one_of, shortened
+from feddrop.files import flat
+from feddrop.texts import parse_toml, read_text
+
+MOST = 10_000
+"""Runs of a sweep, at most: more is a slip."""
+LONGEST = 100
+"""Letters of a run's name."""
+_KEYS = ("base", "grid", "variants")
+_PLAIN = re.compile(r"[^\w.,=+-]+")
+
+
+def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, RunConfig]:
+    """Read a sweep file.
+
+    Args:
+        path: the file. ``base`` names a configuration file or is a table of settings; ``[grid]`` holds a list for each
+            setting that is varied; each of ``[[variants]]`` has a ``name`` and settings. Every variant is crossed with
+            every combination of the grid.
+        overrides: ``"section.key=value"`` settings that hold for all runs.
+
+    Returns:
+        A configuration a run, by a name made of what is varied.
+    """
+    table = parse_toml(read_text(path, "the sweep"), "the sweep")
+    for key in table:
+        one_of("a key of the sweep", key, _KEYS)
+    folder = Path(path).parent.absolute()
+    base = _base(table.get("base", {}), folder)
+    variants = _variants(table.get("variants", []), folder)
+    grid = _grid(table.get("grid", {}))
+    said = {override.partition("=")[0].strip() for override in overrides}
+    for key in {*grid, *(key for _, variant in variants for key in flat(variant))} & said:
+        raise ConfigError(f"{key} is varied by the sweep, and given by --set. Leave out one of them.")
+    count = len(variants) * _product([len(values) for values in grid.values()])
+    if count > MOST:
+        raise ConfigError(f"the sweep makes {count} runs; at most {MOST} are taken. Shorten its lists.")
+    runs: dict[str, RunConfig] = {}
+    for (label, variant), values in itertools.product(variants, itertools.product(*grid.values())):
+        settings = merged(base, variant)
+        cell = dict(zip(grid, values, strict=True))
+        for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):  # the method first
+            settings = merged(settings, _nested(key, cell[key]))
+        name = _name(label, cell)
+        try:
+            locate(settings, folder)
+            config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
+        except ConfigError as error:
+            raise ConfigError(f"run {name or 'base'}: {error}") from None
+        runs[name or "base"] = config
+    return runs
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay settings over others, section by section; another method comes without the settings of the one before."""
+    found = dict(base)
+    for key, value in more.items():
+        before, over = found.get(key), value
+        if key == "method":
+            before, over = _as_table(before), _as_table(value)
+            if over.get("name", before.get("name")) != before.get("name", "feddrop"):
+                before = {}
+        both = isinstance(before, Mapping) and isinstance(over, Mapping)
+        found[key] = merged(before, over) if both else over
+    return found
+
+
+def _as_table(method: Any) -> dict[str, Any]:
+    """Return a method as a table: a name alone will do."""
+    return dict(method) if isinstance(method, Mapping) else {} if method is None else {"name": method}
+
+
+def _base(given: Any, folder: Path) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        table = dict(given)
+        locate(table, folder)
+        return table
+    if not isinstance(given, str):
+        raise ConfigError(f"base is {shortened(given)}; it must be the name of a TOML file, or a table of settings.")
+    path = folder / Path(given).expanduser()
+    table = parse_toml(read_text(path, "the base configuration"), "the base configuration")
+    locate(table, path.parent.absolute())
+    return table
+
+
+def _variants(given: Any, folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the variants by name; one without a name, and settings, where there are none."""
+    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+        raise ConfigError("variants must be tables: write each as [[variants]], a name and settings.")
+    found: dict[str, dict[str, Any]] = {}
+    for number, one in enumerate(given, 1):
+        settings = dict(one)
+        name = settings.pop("name", None)
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f'variant {number} has no name. Add name = "..." to it.')
+        if name in found:
+            raise ConfigError(f"two variants are called {name!r}. Give each a name of its own.")
+        locate(settings, folder)
+        found[name] = settings
+    return list(found.items()) or [("", {})]
+
+
+def _grid(given: Any) -> dict[str, list[Any]]:
+    """Return the lists of the grid by dotted keys."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"grid is {shortened(given)}; it must be a table: a list for each setting.")
+    grid = flat(given)
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(
+                f"grid.{key} is {shortened(values)}; it must be a list of values. What is the same in all runs stands "
+                "in base."
+            )
+        if len({json.dumps(value, sort_keys=True, default=str) for value in values}) < len(values):
+            raise ConfigError(f"grid.{key} is {shortened(values)}; it names a value twice.")
+    return grid
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    *sections, last = key.split(".")
+    table: dict[str, Any] = {last: value}
+    for section in reversed(sections):
+        table = {section: table}
+    return table
+
+
+def _name(label: str, cell: Mapping[str, Any]) -> str:
+    """Make the name of a run, and of its folder: what is varied, and a number where that says too little or too much."""
+    words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
+    full = ",".join([*([label] if label else []), *words])
+    name = _PLAIN.sub("-", full).strip("-.")[:LONGEST]
+    plain = name == full and all(isinstance(value, str | int | float) for value in cell.values())
+    if plain or not full:
+        return name
+    return f"{name}-{hashlib.blake2b(json.dumps([label, cell], default=str).encode(), digest_size=3).hexdigest()}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("name", "table"))
+    return "list" if isinstance(value, list) else str(value)
+
+
+def _product(sizes: list[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
