@@ -82,7 +82,8 @@ def draw(records: list[RoundRecord], deadline_s: float, path: Path) -> None:
         for axes, values in ((left, [one.latency_s for one in rows]), (right, [one.rate for one in rows])):
             axes.plot(rounds, values, color=SERIES[device], marker="o", markersize=4, label=name)
     left.axhline(deadline_s, color=INK, linestyle="--", linewidth=1)
-    left.annotate("deadline", (rounds[-1], deadline_s), ha="right", va="bottom", fontsize=TEXT, color=INK)
+    beside = {"xytext": (0, 6), "textcoords": "offset points", "ha": "right", "fontsize": TEXT, "color": INK}
+    left.annotate("deadline", (rounds[-1], deadline_s), **beside)
     for axes, text in ((left, "seconds of a round, by the server's clock"), (right, "dropout rate")):
         axes.set_title(text, loc="left", fontsize=TEXT, color=MUTED)
         axes.set_xlabel("round", fontsize=TEXT, color=MUTED)

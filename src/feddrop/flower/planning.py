@@ -96,7 +96,7 @@ class Costs:
             rate=rates,
             push=frames + [one.push_bytes for one in sizes],
             pull=frames + [one.pull_bytes for one in sizes],
-            flops=np.array([work.flops(one.kept)[1] for one in sizes]),
+            flops=np.array([one.work * work.flops(one.kept)[1] for one in sizes]),
         )
 
 
@@ -186,7 +186,8 @@ class NodeRates:
             if not entry.elapsed:
                 continue
             pull = entry.pull_bytes or entry.push_bytes  # late: as much would have come
-            flops = self._work.flops(entry.kept)[1] * self._fleet.samples[entry.device] * self._epochs
+            often = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops = often * self._work.flops(entry.kept)[1] * self._fleet.samples[entry.device] * self._epochs
             cost: dict[str, Any] = {"latency_s": entry.elapsed, "energy_j": None}
             if planned := self.speed(entry.device):  # before this round is remembered
                 cost["formula_latency_s"] = planned.seconds(entry.push_bytes, pull, flops)
