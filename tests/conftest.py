@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -44,6 +45,17 @@ def tiny() -> TinyNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TinyNet()
+
+
+@pytest.fixture(scope="session")
+def own_ray() -> Iterator[None]:
+    """One Ray on this machine for all tests of this process that use one: each would start its own."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install feddrop[ray]")
+    from feddrop.executors.cluster import Cluster
+
+    held = Cluster("local", workers=3)
+    yield
+    held.close()
 
 
 @pytest.fixture(scope="session")
