@@ -27,10 +27,11 @@ def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else 15: workers would wait for all else on the machine
     }
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # noqa: S108 -- private, and short: sockets lie in it
+    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # short: sockets lie in it
     node = {"num_cpus": cpus, "object_store_memory": STORE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -47,15 +47,24 @@ def tiny() -> TinyNet:
         return TinyNet()
 
 
-@pytest.fixture(scope="session")
-def own_ray() -> Iterator[None]:
+_HELD: list[Any] = []
+
+
+@pytest.fixture
+def own_ray() -> None:
     """One Ray on this machine for all tests of this process that use one: each would start its own."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install feddrop[ray]")
     from feddrop.executors.cluster import Cluster
 
-    held = Cluster("local", workers=3)
-    yield
-    held.close()
+    if not _HELD:
+        _HELD.append(Cluster("local", workers=3))
+
+
+@pytest.fixture
+def no_own_ray() -> None:
+    """For tests that join another one: a process has one at a time."""
+    while _HELD:
+        _HELD.pop().close()
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class Struck:
 
 @pytest.mark.slow
 @with_ray
-def test_one_training_over_two_nodes(nodes, tiny, digits):
+def test_one_training_over_two_nodes(no_own_ray, nodes, tiny, digits):
     """The same bits as one core gives; also where a worker is killed in every round; and both nodes are used."""
     task = task_for(tiny, digits)
     with contextlib.closing(Ray(task, 2, address=nodes["address"])) as executor:
@@ -94,7 +94,7 @@ def _parent(pid):
 
 @pytest.mark.slow
 @with_ray
-def test_a_ray_that_the_user_started_is_used_and_left(nodes, tiny, digits, monkeypatch):
+def test_a_ray_that_the_user_started_is_used_and_left(no_own_ray, nodes, tiny, digits, monkeypatch):
     """Also: what does not fit is an error at once; another address is one; RAY_ADDRESS is where no address is."""
     import ray
 
@@ -118,7 +118,7 @@ def test_a_ray_that_the_user_started_is_used_and_left(nodes, tiny, digits, monke
 
 @pytest.mark.slow
 @with_ray
-def test_a_sweep_whose_worker_is_killed_half_way(nodes, tmp_path):
+def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path):
     """Every run is there, none twice, and the one that was struck went on from its checkpoint to the same bits."""
     configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*SMALL, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
     struck = []
@@ -191,7 +191,7 @@ def listening(pids):
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
-                inodes.add(os.readlink(link))
+                inodes.add(str(link.readlink()))
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -241,7 +241,7 @@ def test_however_a_run_ends_nothing_is_left(tmp_path, blow):
 def _users(path):
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
-            if os.readlink(link) == str(path):
+            if link.readlink() == path:
                 yield int(link.parts[2])
 
 
@@ -269,7 +269,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch):
     """Ray itself would try for 12 minutes."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 32)
-    with pytest.raises(RunError, match="no Ray answers at 127.0.0.1:1"):
+    with pytest.raises(RunError, match=r"no Ray answers at 127\.0\.0\.1:1"):
         cluster._Joined(cluster.ray_module(), "127.0.0.1:1")
 
 
