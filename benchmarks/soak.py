@@ -42,10 +42,12 @@ devices = {devices}
 train_limit = {samples}
 [model]
 name = "mlp"
+width = {width}
+layers = {layers}
 [method]
 name = "feddst"
 alpha = 0.3
-readjust_every = 2
+readjust_every = {readjust_every}
 readjust_until = 1.0
 [execution]
 executor = "{executor}"
@@ -84,10 +86,10 @@ SMALL = Size(
 )
 
 
-def config(executor: str, *, rounds: int = 12, devices: int = 6, timeout_s: float = 3600) -> Any:
-    """Return a small run whose devices remember something."""
-    text = TOML.format(rounds=rounds, devices=devices, samples=30 * devices, executor=executor, timeout_s=timeout_s)
-    return feddrop.RunConfig.from_toml(text)
+def config(executor: str, **changes: float) -> Any:
+    """Return a small run whose devices remember something that changes: a mask."""
+    wanted = {"rounds": 12, "devices": 6, "samples": 180, "width": 0.5, "layers": 2, "readjust_every": 2}
+    return feddrop.RunConfig.from_toml(TOML.format(executor=executor, **{"timeout_s": 3600} | wanted | changes))
 
 
 def outcome(folder: Path) -> Any:
@@ -114,18 +116,27 @@ def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) ->
         ("killed", signal.SIGKILL, kills, 3600),
         ("stopped", signal.SIGSTOP, stops, 5),
     ):
-        struck = survived = runs = 0
+        struck = survived = runs = resumed = 0
         while struck < times:
             runs += 1
             here = folder / f"{name}-{runs}"
             with _striker(number, times - struck, dice, here) as strikes:
-                for _ in feddrop.Run(config("processes", timeout_s=timeout_s), here):
-                    pass
+                while True:
+                    try:
+                        settings, begun = config("processes", timeout_s=timeout_s), (here / "run.json").exists()
+                        for _ in feddrop.Run(settings, here, resume=begun):
+                            pass
+                        break
+                    except feddrop.RunError as error:  # three starts of a worker in a row came to nothing
+                        resumed += 1
+                        if resumed > struck + len(strikes):
+                            raise SystemExit(f"a run cannot go on: {error}") from None
             struck += len(strikes)
             survived += len(strikes) if outcome(here) == expected else 0
             _say(f"workers {name}: {struck} of {times}, survived {survived}, in {runs} runs")
         what = "SIGKILL" if name == "killed" else f"SIGSTOP, `timeout_s = {timeout_s}`"
-        yield Line(f"a worker process {name} ({what})", struck, survived, "the time of the device it was at")
+        lost = "the time of the device it was at" + f"; {resumed} resumes, after three starts in vain" * bool(resumed)
+        yield Line(f"a worker process {name} ({what})", struck, survived, lost)
 
 
 @contextlib.contextmanager
@@ -301,7 +312,9 @@ def fill_disks(folder: Path, times: int, dice: random.Random) -> Line:
 
 def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
     """Run many rounds; return how memory and CPU time a round of the last tenth compare with those of the second."""
-    run = feddrop.Run(config(executor, rounds=rounds, devices=devices), folder / executor)
+    size = {"rounds": rounds, "devices": devices, "samples": 4 * devices, "width": 0.1, "layers": 1}
+    settings = config(executor, **size, readjust_every=10)
+    run = feddrop.Run(settings, folder / executor)
     seconds, memory, last = [], [], _cpu_seconds()
     for record in run:
         now = _cpu_seconds()

@@ -1,6 +1,6 @@
 """All methods of the package on the digits, on equal terms: the table of docs/methods.md.
 
-    python examples/compare_methods.py [FOLDER] [--rounds 40] [--seeds 3]
+    python examples/compare_methods.py [FOLDER] [--rounds 30] [--seeds 3]
 
 Runs are kept in FOLDER (runs/methods); one that is finished is not run again, one that was stopped goes on.
 """
@@ -30,7 +30,7 @@ def outcome(method: str, rate: float | list[float] | None, seed: int, rounds: in
     given = "" if rate is None else f"rate = {rate}\n"
     config = feddrop.RunConfig.from_toml(
         f"seed = {seed}\nrounds = {rounds}\n{given}method = {method}\n"
-        'data = { name = "digits", devices = 10, partition = "dirichlet", alpha = 0.5 }'
+        'data = { name = "digits", devices = 10, partition = "dirichlet", alpha = 0.5 }\nmodel = { width = 0.5 }'
     )
     done = (folder / "config.toml").exists()
     records = feddrop.resume(folder) if done else feddrop.run(config, folder)
@@ -39,9 +39,10 @@ def outcome(method: str, rate: float | list[float] | None, seed: int, rounds: in
 
 
 def main() -> None:
+    """Run what has not been run yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", default="runs/methods", type=Path)
-    parser.add_argument("--rounds", default=40, type=int)
+    parser.add_argument("--rounds", default=30, type=int)
     parser.add_argument("--seeds", default=3, type=int)
     args = parser.parse_args()
     print("| method | all devices at 0.5 | MB | mixed rates | MB |\n|---|---|---|---|---|")

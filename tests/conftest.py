@@ -7,6 +7,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from torch import nn
 from feddrop.data import Dataset, load
 
 torch.set_num_threads(1)
+# No test is timed: on a busy machine a slow example is no failure.
+hypothesis.settings.register_profile("feddrop", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("feddrop")
 
 
 class TinyNet(nn.Module):

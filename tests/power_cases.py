@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,10 @@ KINDS = ("full speed", "energy", "scarce", "cap", "loose", "mixed", "fixed clock
 LN2 = np.log(2.0)
 
 
-def power_problems(kind: str, devices: int, rounds: int, *, seed: int = 0, subband: bool = False) -> PowerProblem:
-    """A batch of random problems of one kind; all are feasible.
+def power_problems(
+    kind: str, devices: int, rounds: int, *, seed: int = 0, subband: bool = False, load: float | None = None
+) -> PowerProblem:
+    """A batch of random problems of one kind; all are feasible, unless ``load`` asks for more than the band.
 
     The upload of the largest load that full speed, or thrift, could still carry is scaled to fill a part of the band.
     """
@@ -60,17 +63,17 @@ def power_problems(kind: str, devices: int, rounds: int, *, seed: int = 0, subba
     p = replace(p, budget_j=np.maximum(p.budget_j, 1.5 * thrifty))
     want = {"cap": rng.uniform(0.9, 0.999, (rounds, 1)), "loose": rng.uniform(1e-4, 1e-2, (rounds, 1))}
     target = want.get(kind, rng.uniform(0.05, 0.8, (rounds, 1)))
-    return _with_load(p, target)
+    return _with_load(p, target if load is None else np.full((rounds, 1), load), fit=load is None)
 
 
-def _with_load(p: PowerProblem, target: np.ndarray) -> PowerProblem:
+def _with_load(p: PowerProblem, target: np.ndarray, *, fit: bool) -> PowerProblem:
     """The same with more or less to send, so that the least shares fill about this part of the band."""
     top = 1.0 / (1.0 - p.max_rate)
     names, factor = ("upload_bits", "download_s"), np.ones((p.shape[0], 1))
     for number in range(15):
         scaled = replace(p, **{name: getattr(p, name) * factor for name in names})
         load = scaled.least_share(top).sum(axis=-1, keepdims=True)
-        if number >= 3 and (load <= 0.9999).all():
+        if number >= 3 and (load <= 0.9999 if fit else load > 1.0).all():
             break
         # Under subband noise a share that is half as large hears half the noise: the load falls more slowly.
         growth = 3.0 if isinstance(p, SubbandPowerProblem) else 1e6
@@ -109,7 +112,46 @@ def conic(p: PowerProblem):
         slow >= 1,
         cp.multiply(np.log1p(b["tx_power_w"] / noise), v) >= inverse,
     ]
+    if b["least_cpu_hz"].any():
+        rules += [cp.multiply(b["least_cpu_hz"] / b["cpu_hz"], slow) <= 1]
+    if b["least_tx_power_w"].any():
+        rules += [cp.multiply(np.log1p(b["least_tx_power_w"] / noise), v) <= inverse]
     return cp.Problem(cp.Minimize(b["weight"] @ z), rules)
+
+
+def conic_optimum(p: PowerProblem) -> float | None:
+    """The optimum by Clarabel; inf where it finds the problem infeasible, None where it gives up."""
+    import cvxpy as cp
+
+    problem = conic(p)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+        except cp.SolverError:
+            return None
+    if problem.status not in ("optimal", "infeasible"):
+        return None
+    return float(problem.value)
+
+
+def worst_breach(found, p: PowerProblem) -> float:
+    """By how much, at worst, the answer is outside deadline, budget, band or limits, relative to each."""
+    keep = 1.0 - found.rate
+    return float(
+        max(
+            np.max(found.latency_s / p.deadline_s - 1.0),
+            np.max(found.energy_j / p.budget_j - 1.0),
+            np.max(found.share.sum(axis=-1) - 1.0),
+            np.max((1.0 - p.max_rate) / keep - 1.0),
+            np.max(keep - 1.0),
+            np.max(found.cpu_hz / p.cpu_hz - 1.0),
+            np.max(found.tx_power_w / p.tx_power_w - 1.0),
+            np.max(p.least_cpu_hz / found.cpu_hz - 1.0),
+            np.max(p.least_tx_power_w / found.tx_power_w - 1.0),
+            0.0 if (found.cpu_hz > 0).all() and (found.tx_power_w > 0).all() else 1.0,
+        )
+    )
 
 
 def in_logs(p: SubbandPowerProblem, rng: np.random.Generator) -> float:
@@ -135,7 +177,9 @@ def in_logs(p: SubbandPowerProblem, rng: np.random.Generator) -> float:
         ]
 
     top = np.log(1.0 / (1.0 - b["max_rate"]))
-    limits = [(-30.0, 0.0)] * devices + [(-12.0, 0.0)] * devices + [(-20.0, 0.0)] * devices
+    with np.errstate(divide="ignore"):
+        lowest = [np.maximum(np.log(b[f"least_{name}"] / b[name]), -20.0) for name in ("cpu_hz", "tx_power_w")]
+    limits = [(-30.0, 0.0)] * devices + [(low, 0.0) for row in lowest for low in row]
     limits += [(0.0, t) for t in top]
     start = np.r_[
         np.log(rng.dirichlet(np.full(devices, 5.0))),

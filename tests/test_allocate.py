@@ -449,7 +449,7 @@ def test_bad_calls():
         Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_hostile_numbers_give_an_answer_or_a_clear_error(data):
     """Anything from 1e-150 to 1e150: an optimum that holds, or one of our own errors."""

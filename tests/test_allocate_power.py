@@ -257,3 +257,14 @@ def test_the_public_names():
     assert feddrop.PowerProblem is PowerProblem
     assert issubclass(SubbandPowerProblem, PowerProblem)
     assert feddrop.allocate is allocate
+
+
+@pytest.mark.parametrize("subband", [False, True])
+def test_a_clock_that_spends_too_much_is_called_by_its_name(subband):
+    """No deadline would do for a device whose clock cannot be lowered and costs more than there is."""
+    p = one_of_power(power_problems("fixed clock", 3, 1, seed=14, subband=subband), 0)
+    least = p.cpu_constant * p.cycles * p.cpu_hz**2 * (1.0 - p.max_rate)
+    why = diagnose(replace(p, cpu_constant=np.full(3, 1e-27), budget_j=np.where(np.arange(3) == 1, 1e-3, least + 1.0)))
+    assert why.devices == [1]
+    assert why.constraints == ["energy"]
+    assert np.isinf(why.deadline_s)

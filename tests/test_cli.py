@@ -169,9 +169,36 @@ def test_a_file_that_is_no_configuration_is_one_clear_line(here, command, conten
     assert message in err
 
 
-def test_a_file_without_end_is_not_read_for_ever(here):
-    code, _, err = here("run", "/dev/zero")
+@pytest.mark.filterwarnings("default::feddrop.FeddropWarning")
+@pytest.mark.parametrize("place", ["", "rate", "participation.availability", "radio.devices_csv", "radio.gains_csv"])
+def test_a_file_without_end_is_not_read_for_ever(here, place):
+    few = ["--set", "data.train_limit=60", "--set", "data.devices=2", "--out", "run"]
+    code, _, err = here("run", "/dev/zero") if not place else here("run", *few, "--set", f"{place}=/dev/zero")
     assert (code, "more than 64 MB" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "run.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["[" * 5000, '{"a": ' * 5000, f"rounds = {'9' * 5000}", "\x00\x1b[2J", "[]"])
+def test_a_run_folder_that_was_tampered_with_is_one_clear_line(here, name, content):
+    few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp"]
+    for _ in package.Run(RunConfig.from_toml("", few), "run"):
+        pass
+    Path("run", name).write_text(content + "\n")
+    for words in (["resume", "run"], ["report", "run"], ["export", "run", "--out", "x.csv"]):
+        code, _, err = here(*words)
+        assert (code, err.count("\n")) in ((2, 1), (0, 0)), err
+        assert code == 2 or words[0] != "resume"
+        assert "\x1b" not in err
+
+
+@pytest.mark.filterwarnings("default::feddrop.FeddropWarning")
+def test_a_warning_of_ours_is_one_line(here):
+    Path("d.csv").write_text("device,distance_m\n0,100\n1,200\n")
+    few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp", "radio.devices_csv=d.csv"]
+    changes = [word for change in few for word in ("--set", change)]
+    _, _, err = here("run", *changes, "--out", "run")
+    assert err.startswith("radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise")
+    assert "FeddropWarning" not in err
 
 
 def test_a_byte_order_mark_is_no_reason_to_stop(tmp_path):
@@ -407,6 +434,9 @@ def test_a_line_tells_of_refused_and_suspicious_updates():
     one["devices"][0]["status"] = "the frame is damaged"
     one["devices"][1]["suspicious"] = "norm 40 times the median"
     assert "1 refused  1 suspicious" in live.line(one, 10)
+    columns = {column.name: column.cells for column in live._columns([record(2), one])}
+    assert columns["refused"] == columns["suspicious"] == ["–", "1"]
+    assert "refused" not in {column.name for column in live._columns([record(2)])}
 
 
 def test_devices_left_out_do_not_count_in_the_mean_rate():

@@ -59,6 +59,8 @@ def test_any_configuration_survives_the_disk(seed, rounds, rate, executor):
         ("[train]\nlr_end = 0.5", "lr_end is 0.5, which has no effect"),
         ("[train]\noptimizer = 'adam'\nmomentum = 0.9", "momentum is 0.9, which has no effect"),
         ("[data]\nalpha = -1.0", "data.alpha"),
+        ("[method]\nrule = 'model'\nfactor = false", "method.factor has no effect"),
+        ("[method]\nlevel = 'unit'\nbiases = true", "method.biases has no effect"),
         ("[server]\nmomentum = 0.5", "server.momentum has no effect"),
         ("[server]\ntrim = 0.2", "server.trim has no effect"),
         ("[server]\nmean = 'trimmed'\ntrim = 0.5", r"\[0, 0.5\)"),
@@ -84,6 +86,18 @@ def test_overrides():
     for bad in ("rounds", "=3", "rounds.x=3"):
         with pytest.raises(ConfigError, match="--set"):
             RunConfig.from_toml("rounds = 9", [bad])
+
+
+def test_a_method_and_its_settings_may_be_given_in_any_order(caplog):
+    for overrides in (["method=feddst", "method.alpha=0.2"], ["method.alpha=0.2", "method=feddst"]):
+        for text in ("", 'method = "feddst"', '[method]\nname = "feddst"\nreadjust_every = 3'):
+            config = RunConfig.from_toml(text, overrides)
+            assert (config.method.name, config.method.settings.alpha) == ("feddst", 0.2)
+            assert config.method.settings.readjust_every == (3 if "every" in text else 10)
+    assert not caplog.messages
+    config = RunConfig.from_toml('[method]\nlevel = "unit"', ["method=feddst"])
+    assert config.method == named("feddst")
+    assert caplog.messages == ["method.level of the configuration has no effect: method is 'feddst' now."]
 
 
 def test_missing_file(tmp_path):
@@ -142,3 +156,21 @@ def test_settings_that_may_have_an_effect_later_are_a_line():
     assert len(lines) == 2
     assert all("no effect" in line for line in lines)
     assert RunConfig().notices() == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[radio]\nmin_devices = 3", "radio.min_devices has no effect"),
+        ("[radio]\npath_loss_exponent = 2.0", "radio.path_loss_exponent has no effect"),
+        ("[radio]\ngains_csv = 'g.csv'\nkappa = 1.0", "radio.kappa has no effect: radio.gains_csv"),
+        ("rounds = 12\nmethod = 'feddst'", "the mask never moves"),
+        ("[radio]\ndynamic = true\nmin_devices = 3", ""),
+        ("rounds = 20\nmethod = 'feddst'", ""),
+        ("rounds = 12\nmethod = { name = 'feddst', alpha = 0 }", ""),
+    ],
+)
+def test_what_another_setting_leaves_without_effect_is_a_line(toml, said):
+    lines = RunConfig.from_toml(toml).notices()
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)

@@ -24,6 +24,9 @@ from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import LAYER_SPARSITIES
 from feddrop.models import INITS, MODELS, NORMS
 from feddrop.radio.cell import NOISES
+from feddrop.radio.places import SIGHTS
+from feddrop.radio.presets import PRESETS
+from feddrop.radio.propagation import MODELS as PROPAGATION
 from feddrop.subnets.cut import COUNTS, LEVELS
 from feddrop.wire import DTYPES
 
@@ -43,7 +46,10 @@ CHOICES = {
     "model.norm": NORMS,
     "radio.noise": NOISES,
     "radio.policy": allocation.POLICIES,
+    "radio.preset": PRESETS,
+    "radio.propagation": PROPAGATION,
     "radio.scheme": allocation.METHODS,
+    "radio.sight": SIGHTS,
     "server.mean": MEANS,
     "server.optimizer": server.OPTIMIZERS,
     "train.loss": LOSSES,

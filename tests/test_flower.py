@@ -550,7 +550,7 @@ def test_measured_links_bring_the_slowest_node_to_the_deadline(tmp_path):
 
 
 def test_without_flower_the_error_names_what_to_install():
-    code = "import sys; sys.modules['flwr'] = None\nimport feddrop.flower"
+    code = "import sys; sys.modules['flwr'] = None\nfrom feddrop.flower import client_app"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'feddrop[flower]'" in done.stderr.splitlines()[-1]
 

@@ -57,6 +57,32 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
     assert (one != other).any()
     with pytest.raises(ConfigError, match=r"must give a torch.nn.Module"):
         feddrop.Run(config(), tmp_path / "d", model=lambda seed: "net", dataset=small)
+    for wrong, said in (("lenet", "'lenet'"), (nn.Linear, "the class Linear"), (lambda: "net", "function")):
+        with pytest.raises(ConfigError, match=f"model is .*{said}.*; it must be a torch.nn.Module that is built"):
+            feddrop.Run(config(), tmp_path / "d", model=wrong, dataset=small)
+
+
+def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
+    parts = [range(30), range(30, 60)]
+    feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)
+    assert caplog.messages == [
+        "model.width: without effect, since model=... was given.",
+        "data.train_limit: without effect, since dataset=... was given.",
+        "data.devices: without effect, since parts=... was given.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("server.min_devices=4", "server.min_devices is 4, but at most 3 devices take part"),
+        ("server.krum=1", "server.krum is 1, which needs at least 5 updates a round, but at most 3"),
+    ],
+)
+def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, setting, said):
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(setting), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_parts_of_ones_own(tmp_path, small):
@@ -111,6 +137,17 @@ def test_regression(tmp_path):
 def test_training_that_diverges_is_an_error_not_an_ok(tmp_path, small):
     with pytest.raises(RunError, match=r"diverged. Lower train.lr"):
         feddrop.run(config("train.lr=1e6"), tmp_path / "run", dataset=small)
+
+
+def test_a_last_round_that_diverges_is_told(tmp_path, small, caplog):
+    """The devices' own losses are from before their one step: only the test set shows what it did."""
+    settings = config("train.lr=1e5", "rounds=1", "train.batch_size=90")
+    (record,) = feddrop.run(settings, tmp_path / "run", dataset=small)
+    assert record.diverged
+    assert record.test_loss > 1e3
+    (line,) = [line for line in caplog.messages if "diverged" in line]
+    assert line.startswith("round 1: the test loss is")
+    assert "Training diverged: in round 1" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_network_that_works_in_place_leaves_the_test_set_alone(tmp_path, small):

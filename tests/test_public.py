@@ -14,6 +14,7 @@ SHOWN = (
     *("Cell", "FeddropError", "Problem", "Run", "RunConfig", "Serial", "allocate", "derive", "feddrop", "from_arrays"),
     *(
         "from_dataset",
+        "gains_from",
         "lenet",
         "load",
         "load_model",

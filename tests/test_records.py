@@ -134,6 +134,18 @@ def test_settings_that_alter_nothing_may_change_and_are_recorded(tmp_path):
     assert len(RunFolder(folder).about()["resumed"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('[train]\nschedule = "cosine"', "train.schedule"), ('method = "feddst"', "method.readjust_until")],
+)
+def test_rounds_may_not_change_where_a_setting_goes_by_their_number(tmp_path, text, said):
+    """The rounds to come would follow another schedule than those that are done."""
+    folder = written(tmp_path / "run", config=RunConfig.from_toml("rounds = 9\n" + text))
+    with pytest.raises(RunError, match=f"rounds was 9, is 12 \\({said} goes by their number\\)"):
+        reopened(folder, RunConfig.from_toml("rounds = 12\n" + text))
+    assert about.digest(RunConfig.from_toml("rounds = 9\n" + text)) != about.digest(RunConfig.from_toml(text))
+
+
 def test_infinite_settings_are_the_same_twice(tmp_path):
     config = RunConfig.from_toml("[radio]\nenergy_budget_j = inf\ndeadline_s = inf")
     folder = written(tmp_path / "run", config=config)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else the SuperLink would install torch anew
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on 127.0.0.1 only
     "OMP_NUM_THREADS": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
@@ -43,21 +45,21 @@ class Federation:
     Args:
         home: an empty folder for keys, certificates, databases and logs; its path must be short.
         app: folder of the Flower app.
+        simulated: whether nodes are simulated by the SuperLink (over Ray), without TLS and keys.
     """
 
-    def __init__(self, home: Path, app: Path = HERE) -> None:
-        self.home, self.app = Path(home), app
+    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False) -> None:
+        self.home, self.app, self.simulated = Path(home), app, simulated
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.nodes: dict[int, str] = {}
         bins = Path(sys.executable).parent
         self._env = {**os.environ, **QUIET, "FLWR_HOME": str(self.home / "flwr")}
         self._env["PATH"] = f"{bins}{os.pathsep}{os.environ.get('PATH', '')}"
         (self.home / "flwr").mkdir(parents=True, exist_ok=True)
         certificates(self.home)
+        trust = "insecure = true" if simulated else f'root-certificates = "{self.home / "ca.pem"}"'
         (self.home / "flwr" / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.home / "ca.pem"}"\n'
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
 
     def __enter__(self) -> Federation:
@@ -70,19 +72,23 @@ class Federation:
     def start_link(self) -> None:
         """Start the SuperLink, with TLS and node authentication, and wait until it listens."""
         place = self.home
+        trusted = (
+            *("--ssl-ca-certfile", str(place / "ca.pem"), "--ssl-certfile", str(place / "server.pem")),
+            *("--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"),
+        )
         self._start(
             "superlink",
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), "--isolation", "subprocess"),
-            *("--ssl-ca-certfile", str(place / "ca.pem"), "--ssl-certfile", str(place / "server.pem")),
-            *("--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"),
+            *(("--insecure", "--simulation") if self.simulated else trusted),
             *("--database", str(place / "state.db"), "--disable-runtime-dependency-installation"),
         )
         wait_for(lambda: listening(self.port), 60, "the SuperLink listens", self.log("superlink"))
 
-    def register(self, number: int) -> None:
-        """Make a key for a node, and let the SuperLink know it."""
-        public = node_key(self.home / f"node-{number}")
-        self.flwr("supernode", "register", str(public), "here")
+    def register(self, *numbers: int) -> None:
+        """Make a key for each of some nodes, and let the SuperLink know them."""
+        keys = [node_key(self.home / f"node-{number}") for number in numbers]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
 
     def start_node(self, number: int, **config: Any) -> None:
         """Start a SuperNode; further settings go into its configuration. It remembers in a folder of its own."""
@@ -97,10 +103,12 @@ class Federation:
             *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())),
         )
 
-    def start(self, **settings: Any) -> None:
-        """Start a training; its log is in ``run.log``."""
+    def start(self, nodes: int = 0, **settings: Any) -> None:
+        """Start a training, over so many nodes if they are simulated; its log is in ``run.log``."""
         told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        self._start("run", "flwr", "run", str(self.app), "here", "--run-config", told, "--stream")
+        simulated = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
+        more = ("--federation-config", simulated) if self.simulated else ()
+        self._start("run", "flwr", "run", str(self.app), "here", "--run-config", told, *more, "--stream")
 
     def status(self) -> str:
         """Return what the SuperLink says of the newest training, e.g. ``finished:completed``."""
@@ -110,8 +118,14 @@ class Federation:
 
     def flwr(self, *words: str) -> str:
         """Run a command of Flower's, and return what it prints."""
-        done = subprocess.run(
-            ["flwr", *words], env=self._env, capture_output=True, text=True, timeout=120, cwd=self.home, check=False
+        done = subprocess.run(  # noqa: S603
+            [str(Path(sys.executable).parent / "flwr"), *words],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=self.home,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"flwr {' '.join(words)} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -217,13 +231,17 @@ def _write_key(path: Path, key: Any, kind: serialization.PrivateFormat) -> None:
 
 
 @contextlib.contextmanager
-def federation(nodes: int, app: Path = HERE) -> Iterator[Federation]:
+def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iterator[Federation]:
     """Start a SuperLink and nodes that are registered there, in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="fd-") as home, Federation(Path(home), app) as all_:
+    with (
+        tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
+        Federation(Path(home), app, simulated=simulated) as all_,
+    ):
         all_.start_link()
-        for number in range(nodes):
-            all_.register(number)
-            all_.start_node(number)
+        if not simulated:
+            all_.register(*range(nodes))
+            for number in range(nodes):
+                all_.start_node(number)
         yield all_
 
 
@@ -237,17 +255,22 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="where the run folder goes; must be new")
-    out = parser.parse_args().out.absolute()
-    settings = app_settings(HERE)
-    started = time.monotonic()
-    with federation(int(settings["data.devices"])) as all_:
-        print(f"a SuperLink with TLS and {settings['data.devices']} nodes with keys, on 127.0.0.1:{all_.port}")
-        all_.start(**{"flower.out": str(out / "flower")})
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
+    given = parser.parse_args()
+    out, own = given.out.absolute(), {"rounds": given.rounds}
+    settings = {**app_settings(HERE), **own}
+    nodes, started = int(settings["data.devices"]), time.monotonic()
+    with federation(nodes, simulated=given.simulation) as all_:
+        kind = "simulated nodes" if given.simulation else "nodes with keys, TLS"
+        print(f"a SuperLink and {nodes} {kind}, on 127.0.0.1:{all_.port}", flush=True)
+        all_.start(nodes, **own, **{"flower.out": str(out / "flower")})
         process = all_.processes["run"]
         print_while(all_.log("run"), lambda: process.poll() is None)
-        status = all_.status()
+        status, tail = all_.status(), all_.log("run").read_text(errors="replace")[-3000:]
     print(f"{status} after {time.monotonic() - started:.0f} s; all processes are ended")
     if "completed" not in status:
+        print(tail)
         return 1
     config, _ = read_settings(settings)
     feddrop.run(config, out / "serial")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
     from feddrop.participation import ParticipationConfig
-    from feddrop.radio import Cell, RadioConfig
+    from feddrop.radio import Cell, RadioConfig, gains_from
     from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
     from feddrop.rounds import Parcel
@@ -113,6 +113,7 @@ _HOMES = {
     "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
+    "gains_from": "radio",
     "heterofl": "methods.windows",
     "jobs": "methods.method",
     "lenet": "models",
@@ -199,6 +200,7 @@ __all__ = [
     "fjord",
     "from_arrays",
     "from_dataset",
+    "gains_from",
     "heterofl",
     "jobs",
     "lenet",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ from feddrop.texts import parse_toml, read_text
 
 T = TypeVar("T")
 
+log = logging.getLogger("feddrop")
+
 RATE = 0.3
 """The rate where none is given."""
 _FILES = (
@@ -36,6 +39,7 @@ _FILES = (
     ("data", "path"),
     ("participation", "availability"),
     ("radio", "devices_csv"),
+    ("radio", "gains_array"),
     ("radio", "gains_csv"),
 )
 """Settings that name files, by section."""
@@ -109,7 +113,12 @@ class RunConfig:
 
     def notices(self) -> list[str]:
         """Return a line for every setting that was changed and has no effect, though it may later."""
-        return self.data.without_effect() + self.execution.without_effect()
+        lines = self.data.without_effect() + self.execution.without_effect()
+        if self.radio is not None:
+            lines += self.radio.without_effect()
+        if hasattr(self.method.settings, "without_effect"):
+            lines += self.method.settings.without_effect(self.rounds)
+        return lines
 
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:
@@ -123,7 +132,7 @@ class RunConfig:
         table = parse_toml(text, "the configuration")
         if folder:
             locate(table, Path(folder))
-        for override in overrides:
+        for override in sorted(overrides, key=_depth):  # a section before its keys, in whichever order they were given
             _override(table, override)
         return from_table(cls, table)
 
@@ -260,6 +269,10 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
+def _depth(override: str) -> int:
+    return override.partition("=")[0].count(".")
+
+
 def _override(table: dict[str, Any], override: str) -> None:
     """Apply one ``section.key=value``; the value is TOML, or a bare word."""
     key, equals, text = override.partition("=")
@@ -270,9 +283,23 @@ def _override(table: dict[str, Any], override: str) -> None:
     except ConfigError:
         value = _number_or_word(text.strip())
     *sections, last = key.strip().split(".")
+    method = table.get("method")
+    if sections[:1] == ["method"] and isinstance(method, str):
+        table["method"] = {"name": method}
+    if key.strip() == "method" and isinstance(value, str) and isinstance(method, Mapping):
+        value = _other_method(method, value)
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {override!r}: {section!r} is not a section.")
         table = inner
     table[last] = value
+
+
+def _other_method(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the table of a method that is named anew: with its settings if it is the same; else say that they go."""
+    if given.get("name", "feddrop") == name:
+        return given
+    if dropped := [f"method.{key}" for key in given if key != "name"]:
+        log.warning("%s of the configuration has no effect: method is %r now.", ", ".join(dropped), name)
+    return {"name": name}

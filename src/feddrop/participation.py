@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from feddrop.errors import ConfigError
 from feddrop.seeds import derive, permutation
+from feddrop.texts import read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,11 @@ class Participation:
         self._count = config.count or (max(1, math.floor(config.share * devices + 0.5)) if config.share else devices)
         self._spans = _read_spans(Path(config.availability), devices) if config.availability else None
 
+    @property
+    def most(self) -> int:
+        """Devices that take part in a round at most."""
+        return min(self._count, self._devices)
+
     def chosen(self, round_: int) -> npt.NDArray[np.int64]:
         """Return the devices that take part in a round, sorted."""
         there = np.arange(self._devices)
@@ -75,11 +81,10 @@ class Participation:
 
 def _read_spans(path: Path, devices: int) -> npt.NDArray[np.int64]:
     """Read rows of device, first, last."""
+    text = read_text(path, "participation.availability")
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        rows = list(csv.DictReader(text.splitlines()))
         spans = np.array([[int(row[name]) for name in ("device", "first", "last")] for row in rows], dtype=np.int64)
-    except OSError as error:
-        raise ConfigError(f"cannot read participation.availability {str(path)!r}: {error.strerror}.") from None
     except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
         raise ConfigError(
             f"participation.availability {str(path)!r} is no table of whole numbers in columns device, first, last."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from feddrop import data, flops, models, params
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.device import Samples, Task, check_torch_device
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
 from feddrop.learning.local import Loss
@@ -24,6 +25,7 @@ from feddrop.learning.losses import loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
+from feddrop.radio import Measured, gains_from
 from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
@@ -42,6 +44,8 @@ class Brought(TypedDict, total=False):
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: what is measured on the test set besides the loss: ``(outputs, targets) -> mean`` by name.
+        gains: measured gains in place of those of ``config.radio``: power gains |h|², ``[rounds, devices]``, or what
+            :func:`feddrop.gains_from` makes.
         samples: how many samples every device holds, where the data are the devices' own and not in ``dataset``.
         rates: a function ``(workload, participation) -> Rates`` in place of ``config.rate`` and ``config.radio``.
     """
@@ -53,12 +57,24 @@ class Brought(TypedDict, total=False):
     executor: ExecutorFactory | None
     loss: Loss | None
     metrics: Mapping[str, Loss] | None
+    gains: Measured | npt.ArrayLike | None
     samples: Sequence[int] | None
     rates: Callable[[Workload, Participation], Rates] | None
 
 
 NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
 """What the things that a user brings are called in ``run.json``."""
+
+REPLACED = {
+    "model": ("model",),
+    "dataset": ("data.name", "data.path", "data.train_limit"),
+    "parts": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
+    "samples": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
+    "method": ("method",),
+    "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
+    "loss": ("train.loss",),
+}
+"""Settings, or sections, that something which the user brings stands in for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +139,7 @@ class Prepared:
             "class_names": list(dataset.class_names),
             "class_counts": None if counts is None else counts.tolist(),
             "budget_j": self.rates.budgets(),
+            "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
         }
 
@@ -145,9 +162,15 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     setup = task.setup
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
-    rates = _decider(config, setup, method, counted, samples, brought.get("rates"))
+    rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
-    notes = [*config.notices(), setup.blueprint().note(), counted.note() if config.radio else ""]
+    notes = [
+        *config.notices(),
+        *_replaced(config, brought),
+        gains.note(config.rounds) if (gains := _measured(rates)) else "",
+        setup.blueprint().note(),
+        counted.note() if config.radio else "",
+    ]
     for line in filter(None, notes):
         log.warning(line)
     return Prepared(
@@ -204,12 +227,47 @@ def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[i
         return copy.deepcopy(given)
     if given is None:
         return models.build(config.model, dataset, config.seed)
+    try:
+        inspect.signature(given).bind(config.seed)
+    except (TypeError, ValueError):
+        what = f"the class {given.__name__}" if isinstance(given, type) else shortened(given)
+        raise ConfigError(
+            f"model is {what}; it must be a torch.nn.Module that is built, or a function from a seed to one. A network "
+            "of ours is named in the configuration: model.name."
+        ) from None
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(config.seed, "init"))
         made = given(config.seed)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
     return copy.deepcopy(made)
+
+
+def _replaced(config: RunConfig, brought: Brought) -> list[str]:
+    """Return a line for everything brought that leaves settings which were made without effect."""
+    given, default = config.flat(), RunConfig().flat()
+    changed = [key for key, value in given.items() if value != default.get(key)]
+    lines = []
+    for name, places in REPLACED.items():
+        idle = [key for key in changed if any(key == place or key.startswith(f"{place}.") for place in places)]
+        if brought.get(name) is not None and idle:
+            lines.append(f"{', '.join(idle)}: without effect, since {name}=... was given.")
+    return lines
+
+
+def _gains(config: RunConfig, brought: Brought) -> Measured | None:
+    """Return the gains that a user brought; without a radio they are an error."""
+    given = brought.get("gains")
+    if given is None:
+        return None
+    if config.radio is None:
+        raise ConfigError("gains are given, which have no effect without a radio. Add a [radio] section.")
+    return given if isinstance(given, Measured) else gains_from(given)
+
+
+def _measured(rates: Rates) -> Measured | None:
+    """Return the measured gains that a cell takes its channels from, if it does."""
+    return rates.cell.fading if isinstance(rates, RadioRates) and isinstance(rates.cell.fading, Measured) else None
 
 
 def _decider(
@@ -219,9 +277,11 @@ def _decider(
     counted: Flops,
     samples: Sequence[int],
     own: Callable[[Workload, Participation], Rates] | None,
+    gains: Measured | None,
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Participation(config.participation, len(samples), config.seed)
+    config.server.check(chosen.most)
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
         """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""
@@ -240,4 +300,4 @@ def _decider(
     if config.radio is None:
         return GivenRates(setup.rates or (), chosen)
     fixed = read_rates(config.given_rate, len(samples)) if config.radio.scheme == "fixed" else None
-    return RadioRates(config.radio, work, chosen, config.seed, fixed)
+    return RadioRates(config.radio, work, chosen, config.seed, fixed, gains)

@@ -21,13 +21,14 @@ from feddrop.allocation import Allocation, allocate
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
-from feddrop.radio import Cell, Channels, covering
+from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
+from feddrop.texts import read_text
 from feddrop.wire import frame_bytes
 
 
@@ -115,10 +116,11 @@ class RadioRates:
         participation: Participation,
         seed: int,
         fixed: Sequence[float] | None = None,
+        gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"))
+        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
         self._last: tuple[int, Allocation] | None = None
@@ -282,12 +284,7 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 
 def _rates_from_file(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the rates in {str(path)!r}: it is not UTF-8 text.") from None
+    text = read_text(path, "the rates in")
     try:
         if path.suffix == ".json":
             return tuple(float(value) for value in json.loads(text))
@@ -303,6 +300,9 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
 
 def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
     """Return the column rate in the order of the column device, where there is one."""
+    for row in rows:
+        if None in row or None in row.values():
+            raise ConfigError(f"{str(path)!r} has a row of more or fewer cells than columns: {list(row.values())[:4]}.")
     rates = [float(row["rate"]) for row in rows]
     if not rows or "device" not in rows[0]:
         return tuple(rates)

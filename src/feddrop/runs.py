@@ -6,6 +6,7 @@ round), ``checkpoints/`` and ``report.html``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from feddrop.preparation import NAMES, Brought, prepare
 from feddrop.rates import Decision
 from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
+
+log = logging.getLogger("feddrop")
 
 Record = RoundRecord
 """One line of ``metrics.jsonl``."""
@@ -149,6 +152,9 @@ class Run:
         measured = executor.evaluate(self.params) if due else {}
         record = self._record(decision, result.devices, measured, time.perf_counter() - started)
         self._disk.save(record, self._groups())
+        if record.diverged:
+            said = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
+            log.warning(said, record.round, record.test_loss)
         return record
 
     def _settled(self, whole: Params, state: State) -> Params:

@@ -35,8 +35,11 @@ _TIE = 2.0**-45
 """Loads so close are the same: full speed then counts as what the deadline asks for."""
 
 _LN2 = float(np.log(2.0))
-_NO_TIME, _LEAST, _MOST = 1e-100, 1e-200, 1e200
-"""Stand for nothing and for everything, so that nothing is divided by zero."""
+_NO_TIME, _LEAST = 1e-100, 1e-200
+"""Stand for nothing, so that nothing is divided by zero."""
+
+_SECONDS, _JOULES = 1e60, 1e100
+"""Deadlines and budgets stay between these and their inverses, so that parts of them are numbers."""
 
 
 class Link(NamedTuple):
@@ -121,8 +124,8 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
         air: what the air takes, at some shares.
         stretch: a factor on the deadline.
     """
-    deadline_s = np.minimum(np.maximum(problem.deadline_s * stretch, _NO_TIME), _MOST)
-    budget_j = np.minimum(positive(problem.budget_j), _MOST)
+    deadline_s = np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS)
+    budget_j = np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES)
     clock = problem.cpu_constant * problem.cycles**3 / deadline_s**2 / budget_j
     log_clock = np.log(2.0 * clock)
     log_ratio = np.log(air.noise_w) + np.log(deadline_s) - np.log(budget_j)

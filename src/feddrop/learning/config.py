@@ -9,6 +9,8 @@ from feddrop.errors import ConfigError, one_of
 
 SCHEDULES = ("constant", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+GROWN = 1000.0
+"""A loss that grows to this many times what it was, and is not small, has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

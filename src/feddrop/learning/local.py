@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feddrop.errors import TrainingError
 from feddrop.learning.batches import Inputs
-from feddrop.learning.config import TrainConfig
+from feddrop.learning.config import GROWN, TrainConfig
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
@@ -22,9 +22,6 @@ Objective = Callable[[nn.Module, Inputs, Tensor], Tensor]
 
 Gradients = Mapping[str, Tensor]
 """The gradient of a minibatch's loss by parameter, of all entries, dropped or not; those that it has."""
-
-GROWN = 1000.0
-"""A training loss that grows to this many times its first value has diverged."""
 
 
 def call(model: nn.Module, x: Inputs) -> Tensor:

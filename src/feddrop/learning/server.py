@@ -85,6 +85,18 @@ class ServerConfig:
                 f"{self.mean!r}. Remove it, or change those."
             )
 
+    def check(self, devices: int) -> None:
+        """Raise where a round of so many devices can never do what is asked for."""
+        if self.min_devices > devices:
+            raise ConfigError(
+                f"server.min_devices is {self.min_devices}, but at most {devices} devices take part in a round."
+            )
+        if self.krum and devices < 2 * self.krum + 3:
+            raise ConfigError(
+                f"server.krum is {self.krum}, which needs at least {2 * self.krum + 3} updates a round, but at most "
+                f"{devices} devices take part. Lower it, or let more take part."
+            )
+
     def means(self) -> MeanConfig:
         """Return how updates are averaged."""
         return MeanConfig(kind=self.mean, trim=self.trim)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from feddrop.errors import one_of
+from feddrop.errors import ConfigError, one_of
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
 from feddrop.params import Params
 from feddrop.seeds import derive
@@ -36,6 +36,10 @@ class FeddropConfig(SubnetConfig):
     def __post_init__(self) -> None:
         SubnetConfig.__post_init__(self)
         one_of("method.rule", self.rule, RULES)
+        if not self.factor and self.rule != "delta":
+            raise ConfigError(
+                f"method.factor has no effect under method.rule = {self.rule!r}. Remove it, or use 'delta'."
+            )
 
 
 def feddrop(setup: Setup, config: FeddropConfig) -> Method:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +51,9 @@ class FeddstConfig:
     readjust_until: float = 0.5
     as_released: bool = False
 
+    by_rounds: ClassVar[str] = "method.readjust_until"
+    """The setting through which the number of rounds decides every round."""
+
     def __post_init__(self) -> None:
         one_of("method.layer_sparsity", self.layer_sparsity, LAYER_SPARSITIES)
         for name in ("alpha", "readjust_until"):
@@ -61,6 +65,17 @@ class FeddstConfig:
     def readjusts(self, round_: int, rounds: int) -> bool:
         """Return whether devices move their masks in a round."""
         return round_ % self.readjust_every == 0 and round_ <= self._last(rounds)
+
+    def without_effect(self, rounds: int) -> list[str]:
+        """Say in a line that the mask will never move, unless that was asked for."""
+        last = self._last(rounds)
+        if not self.alpha or not self.readjust_until or self.readjust_every <= last:
+            return []
+        return [
+            f"method.alpha has no effect: the mask never moves. The first readjustment would be in round "
+            f"{self.readjust_every} (method.readjust_every), and the last one can be in round {last} "
+            f"(method.readjust_until = {self.readjust_until:g} of {rounds} rounds)."
+        ]
 
     def alpha_at(self, round_: int, rounds: int) -> float:
         """Return the share of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""

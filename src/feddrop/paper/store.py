@@ -73,10 +73,10 @@ def key_of(config: RunConfig) -> str:
 def _chosen(config: Any) -> dict[str, Any]:
     """Return the values of a configuration dataclass that differ from its defaults, section by section."""
     chosen: dict[str, Any] = {}
+    defaults = type(config)()
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        if value != default:
+        if value != getattr(defaults, item.name):
             chosen[item.name] = _chosen(value) if dataclasses.is_dataclass(value) else value
     return chosen
 

@@ -5,10 +5,12 @@ has to solve, and ``cost`` what the round took.
 """
 
 from feddrop.radio.bounds import covering, smallest_bandwidth
-from feddrop.radio.cell import NOISES, Cell, Channels, Dynamics
+from feddrop.radio.cell import NOISES, Cell, Channels
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost, Overhead, convolution_flops, cost, linear_flops, overheads
-from feddrop.radio.fading import Fading, Measured, Rician, path_loss, read_gains
+from feddrop.radio.devices import Dynamics
+from feddrop.radio.fading import Fading, Rician, path_loss
+from feddrop.radio.gains import Measured, gains_from, read_arrays, read_gains
 
 __all__ = [
     "NOISES",
@@ -24,9 +26,11 @@ __all__ = [
     "convolution_flops",
     "cost",
     "covering",
+    "gains_from",
     "linear_flops",
     "overheads",
     "path_loss",
+    "read_arrays",
     "read_gains",
     "smallest_bandwidth",
 ]

@@ -20,38 +20,16 @@ from feddrop.allocation import PowerProblem, Problem, SubbandPowerProblem, Subba
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.allocation.solution import AnyProblem
 from feddrop.errors import ConfigError, one_of
-from feddrop.radio.fading import Fading, Measured, Rician
+from feddrop.radio.checks import numbers, plain, positive
+from feddrop.radio.devices import Dynamics, between, draw_devices
+from feddrop.radio.fading import Fading, Rician
+from feddrop.radio.gains import Measured
 from feddrop.seeds import derive, generator, permutation
 
 NOISES = ("density", "literal", "subband")
-PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
-PAPER_TX_POWER_W = (0.3e-2, 1e-2)
-PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
 PAPER_NOISE_W_HZ = 1e-13
 
-Range = tuple[float, float]
 _LN2 = float(np.log(2.0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dynamics:
-    """What changes from round to round besides the fading.
-
-    Attributes:
-        min_devices: devices that are present at least; how many are, and which, is drawn every round.
-        cpu_hz: range from which every device's CPU frequency is drawn every round.
-        tx_power_w: range from which every device's transmit power is drawn every round.
-    """
-
-    min_devices: int = 5
-    cpu_hz: Range = PAPER_CPU_HZ
-    tx_power_w: Range = PAPER_TX_POWER_W
-
-    def __post_init__(self) -> None:
-        for name in ("cpu_hz", "tx_power_w"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high < np.inf:
-                raise ConfigError(f"{name} is in [{low:g}, {high:g}]; it must be [lowest, highest], both positive.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +67,8 @@ class Cell:
         deadline_s: T0.
         fading: where gains come from.
         noise: ``"density"``, ``"literal"`` or ``"subband"``.
-        noise_w_hz: noise density; the variance itself, in W, under ``"literal"``.
+        noise_w_hz: noise density at the server; the variance itself, in W, under ``"literal"``.
+        downlink_noise_w_hz: the same at the devices; None for that of the server.
         bits_per_parameter: Q of the paper's formula.
         flop_per_cycle: floating-point operations a CPU does in a cycle.
         max_rate: θ.
@@ -115,8 +94,9 @@ class Cell:
     fading: Fading
     noise: str = "density"
     noise_w_hz: float = PAPER_NOISE_W_HZ
+    downlink_noise_w_hz: float | None = None
     bits_per_parameter: float = 256.0
-    flop_per_cycle: float = 16.0
+    flop_per_cycle: FloatArray | float = 16.0
     max_rate: float = 0.9
     dynamics: Dynamics | None = None
 
@@ -134,8 +114,10 @@ class Cell:
             if name != "budget_j":
                 good, rule = good & (value < np.inf), f"finite and {rule}"
             refuse(name, value, good, rule, shape)
-        for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "bits_per_parameter", "flop_per_cycle"):
+        for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "bits_per_parameter"):
             object.__setattr__(self, name, positive(name, getattr(self, name)))
+        if self.downlink_noise_w_hz is not None:
+            positive("downlink_noise_w_hz", self.downlink_noise_w_hz)
         object.__setattr__(self, "max_rate", plain("max_rate", self.max_rate))
         if not 0 <= self.max_rate < 1:
             raise ConfigError(f"max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
@@ -151,8 +133,11 @@ class Cell:
             have = self.fading.uplink.shape[1]
             if have < self.devices:
                 raise ConfigError(f"device {have} has no gain: there are gains of {have} devices for {self.devices}.")
-        elif np.ndim(self.fading.path_loss) and np.size(self.fading.path_loss) != self.devices:
-            raise ConfigError(f"path_loss has {np.size(self.fading.path_loss)} values for {self.devices} devices.")
+            return
+        for name in ("path_loss", "kappa"):
+            value = getattr(self.fading, name)
+            if np.ndim(value) and np.size(value) != self.devices:
+                raise ConfigError(f"{name} has {np.size(value)} values for {self.devices} devices.")
 
     @property
     def devices(self) -> int:
@@ -175,11 +160,11 @@ class Cell:
         dynamic: bool = False,
     ) -> Cell:
         """Draw a cell by the paper's table; what the table leaves open is an argument."""
-        cpu_hz, tx_power_w, cpu_constant = draw_devices(devices, seed=seed)
+        drawn = draw_devices(devices, seed=seed)
         return cls(
-            cpu_hz=cpu_hz,
-            tx_power_w=tx_power_w,
-            cpu_constant=cpu_constant,
+            cpu_hz=drawn.cpu_hz,
+            tx_power_w=drawn.tx_power_w,
+            cpu_constant=drawn.cpu_constant,
             samples=np.asarray(samples, dtype=np.float64),
             budget_j=np.asarray(budget_j, dtype=np.float64),
             circuit_j=np.asarray(0.1),
@@ -211,8 +196,8 @@ class Cell:
         return Channels(
             uplink=uplink,
             downlink=downlink,
-            cpu_hz=_between(self.dynamics.cpu_hz, part[:, 0]),
-            tx_power_w=_between(self.dynamics.tx_power_w, part[:, 1]),
+            cpu_hz=between(self.dynamics.cpu_hz, part[:, 0]),
+            tx_power_w=between(self.dynamics.tx_power_w, part[:, 1]),
             present=present,
         )
 
@@ -315,10 +300,11 @@ class Cell:
         return np.asarray(positive("parameters", parameters) * self.bits_per_parameter)
 
     def _signal_to_noise(self, channels: Channels, band_hz: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        variance = self.noise_w_hz if self.noise == "literal" else self.noise_w_hz * np.asarray(band_hz)
+        band = 1.0 if self.noise == "literal" else np.asarray(band_hz)
+        at_devices = self.noise_w_hz if self.downlink_noise_w_hz is None else self.downlink_noise_w_hz
         with np.errstate(divide="ignore"):
-            down = channels.downlink * self.downlink_power_w / variance
-            return down, channels.uplink * channels.tx_power_w / variance
+            down = channels.downlink * self.downlink_power_w / (at_devices * band)
+            return down, channels.uplink * channels.tx_power_w / (self.noise_w_hz * band)
 
 
 _PER_DEVICE = (
@@ -329,56 +315,10 @@ _PER_DEVICE = (
     "budget_j",
     "circuit_j",
     "downlink_power_w",
+    "flop_per_cycle",
 )
-
-
-def draw_devices(
-    devices: int,
-    *,
-    seed: int,
-    cpu_hz: Range = PAPER_CPU_HZ,
-    tx_power_w: Range = PAPER_TX_POWER_W,
-    cpu_constant: Range = PAPER_CPU_CONSTANT,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Draw CPU frequency, transmit power and CPU constant, each ``[num_devices]``, uniform on its range."""
-    part = generator(derive(seed, "cell")).random((devices, 3))
-    return _between(cpu_hz, part[:, 0]), _between(tx_power_w, part[:, 1]), _between(cpu_constant, part[:, 2])
-
-
-def positive(name: str, value: float | None) -> float:
-    """Return a scalar that is finite and positive, else raise a ConfigError."""
-    if value is None:
-        raise ConfigError(f"{name} is missing.")
-    number = plain(name, value)
-    if not 0 < number < np.inf:
-        raise ConfigError(f"{name} is {number:g}; it must be finite and positive.")
-    return number
-
-
-def numbers(name: str, value: Any) -> FloatArray:
-    """Return numbers of any kind as an array, else raise a ConfigError."""
-    try:
-        return np.asarray(value, dtype=np.float64)
-    except OverflowError:
-        raise ConfigError(f"{name} is beyond what a number can be.") from None
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} must be a number, or one a device.") from None
-
-
-def plain(name: str, value: Any) -> float:
-    """Return a number of any kind as a float, else raise a ConfigError."""
-    try:
-        return float(value)
-    except OverflowError:
-        raise ConfigError(f"{name} is beyond what a number can be.") from None
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} is {value!r}; it must be a number.") from None
 
 
 def _efficiency(signal_to_noise: FloatArray) -> FloatArray:
     """Bits a second and hertz; exact for weak signals too."""
     return np.log1p(signal_to_noise) / _LN2
-
-
-def _between(ends: Range, part: FloatArray) -> FloatArray:
-    return ends[0] + (ends[1] - ends[0]) * part

@@ -3,111 +3,172 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation import METHODS, POLICIES
 from feddrop.errors import ConfigError, FeddropWarning, one_of
-from feddrop.radio.cell import (
-    NOISES,
+from feddrop.radio.cell import NOISES, PAPER_NOISE_W_HZ, Cell
+from feddrop.radio.devices import (
     PAPER_CPU_CONSTANT,
     PAPER_CPU_HZ,
-    PAPER_NOISE_W_HZ,
     PAPER_TX_POWER_W,
-    Cell,
+    Drawn,
     Dynamics,
+    Range,
     draw_devices,
+    draw_kinds,
+    kind_names,
+    read_devices,
 )
-from feddrop.radio.fading import Fading, Rician, path_loss, read_gains
-from feddrop.radio.tables import by_device, read_table
+from feddrop.radio.fading import Fading, Rician, path_loss
+from feddrop.radio.gains import Measured, read_arrays, read_gains
+from feddrop.radio.places import SIGHTS, Place, noise_density
+from feddrop.radio.presets import OF_PRESET, SITE, resolve
 
 CONTROLS = ("rate", "share", "power", "cpu")
 _PACED = ("exact", "equal", "random")
 """Schemes that choose rates, and so the power and clock that go with them."""
 
-DEVICE_COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadioConfig:
-    """A cell and how its band is shared; the defaults are the paper's table.
+    """A cell and how its band is shared; the defaults are the paper's table, or those of another preset.
 
     Attributes:
+        preset: where the values come from that are not given: ``"paper"``, ``"urban-macro"``, ``"urban-micro"`` or
+            ``"indoor"``.
         scheme: method of allocation: ``"exact"``, ``"primal-dual"``, ``"equal"``, ``"random"``, ``"none"`` or
-        ``"fixed"``.
+            ``"fixed"``.
         control: what is chosen in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``. Without
             share the band is split equally; without power or cpu every device is at its highest.
         policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
         bandwidth_hz: B.
         deadline_s: T0.
-        energy_budget_j: E0, for one device and round; inf for no budget.
+        energy_budget_j: E0, for one device and round; inf for no budget, 0 for that of its kind.
         circuit_j: ξ.
         downlink_power_w: power with which the server sends to a device.
+        base_power_w: power of the server in all, split evenly over the devices, in place of downlink_power_w; 0 for
+            none.
         noise: ``"density"``, ``"literal"`` or ``"subband"``.
         noise_w_hz: noise density, or the variance in W under ``"literal"``.
+        noise_figure_db: noise figures of base station and device, above -174 dBm/Hz, in place of noise_w_hz; empty for
+            none.
         costs: what rates are decided by and latency and energy are reported from: ``"measured"`` frames and counted
             FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported beside it.
         bits_per_parameter: Q of the paper's formula.
-        flop_per_cycle: floating-point operations a CPU does in a cycle.
+        flop_per_cycle: floating-point operations a CPU does in a cycle; 0 for those of its kind.
         max_rate: θ.
-        kappa: κ of the Rician fading.
+        kappa: κ of the Rician fading; with a model of propagation, that of devices with a line of sight, or
+            ``"drawn"`` as the model has it.
         path_loss: mean power gain, for all devices or one a device; with distances, the gain at ``reference_m``.
         distances_m: distance of every device, from which path loss follows; empty for none.
         path_loss_exponent: of the distance.
         reference_m: distance at which ``path_loss`` holds.
+        propagation: model of TR 38.901 that path loss comes from: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"``
+            or ``"rma"``; empty for ``path_loss``.
+        carrier_hz: carrier frequency, for propagation.
+        radius_m: of the disc that devices are dropped into, for propagation.
+        min_distance_m: closest a device is dropped.
+        base_height_m: height of the base station.
+        device_height_m: height of the devices.
+        antenna_gain_db: antenna gains of base station and device together, dBi.
+        sight: whether a line of sight is ``"drawn"``, or there ``"always"`` or ``"never"``.
+        shadowing: whether shadowing is drawn, once for a run.
+        indoor_share: probability that a device is in a building, for ``"uma"`` and ``"umi"``.
         gains_csv: table of measured gains instead of fading; see :func:`feddrop.radio.read_gains`.
+        gains_array: the same as a ``.npy`` or ``.npz`` file; see :func:`feddrop.radio.read_arrays`.
         devices_csv: table with a row a device and any of the columns cpu_hz, tx_power_w, cpu_constant, budget_j,
             circuit_j and distance_m; what it lacks is drawn or taken from here. A column device says whose row it is;
             without it they are in order.
-        cpu_hz: range of CPU frequencies to draw from, as ``[lowest, highest]``.
-        tx_power_w: range of transmit powers to draw from.
-        cpu_constant: range of CPU constants to draw from.
+        devices: what devices are: ``"paper"``, or a kind or several to draw from: ``"phone"``, ``"board"``,
+            ``"microcontroller"``, ``"phone-low"``, ``"pi-4"``, ...
+        cpu_hz: range of CPU frequencies to draw from, as ``[lowest, highest]``; empty for that of the kind.
+        tx_power_w: range of transmit powers to draw from, likewise.
+        cpu_constant: range of CPU constants to draw from, likewise.
         dynamic: whether devices come and go, and CPU frequency and power change, from round to round.
         min_devices: devices that are present at least, in a dynamic cell.
     """
 
+    preset: str = "paper"
     scheme: str = "exact"
     control: tuple[str, ...] = ("rate", "share")
-    policy: str = "error"
-    bandwidth_hz: float = 10e6
-    deadline_s: float = 8.0
-    energy_budget_j: float = np.inf
+    policy: str = OF_PRESET
+    bandwidth_hz: float = OF_PRESET
+    deadline_s: float = OF_PRESET
+    energy_budget_j: float = OF_PRESET
     circuit_j: float = 0.1
-    downlink_power_w: float = 1.0
-    noise: str = "density"
-    noise_w_hz: float = PAPER_NOISE_W_HZ
+    downlink_power_w: float = OF_PRESET
+    base_power_w: float = OF_PRESET
+    noise: str = OF_PRESET
+    noise_w_hz: float = OF_PRESET
+    noise_figure_db: tuple[float, ...] = OF_PRESET
     costs: str = "measured"
     bits_per_parameter: float = 256.0
-    flop_per_cycle: float = 16.0
+    flop_per_cycle: float = OF_PRESET
     max_rate: float = 0.9
-    kappa: float = 10.0
+    kappa: float | str = OF_PRESET
     path_loss: float | tuple[float, ...] = 1e-3
     distances_m: tuple[float, ...] = ()
     path_loss_exponent: float = 3.0
     reference_m: float = 1.0
+    propagation: str = OF_PRESET
+    carrier_hz: float = OF_PRESET
+    radius_m: float = OF_PRESET
+    min_distance_m: float = OF_PRESET
+    base_height_m: float = OF_PRESET
+    device_height_m: float = OF_PRESET
+    antenna_gain_db: float = OF_PRESET
+    sight: str = "drawn"
+    shadowing: bool = True
+    indoor_share: float = OF_PRESET
     gains_csv: str = ""
+    gains_array: str = ""
     devices_csv: str = ""
-    cpu_hz: tuple[float, ...] = PAPER_CPU_HZ
-    tx_power_w: tuple[float, ...] = PAPER_TX_POWER_W
-    cpu_constant: tuple[float, ...] = PAPER_CPU_CONSTANT
+    devices: str | tuple[str, ...] = OF_PRESET
+    cpu_hz: tuple[float, ...] = OF_PRESET
+    tx_power_w: tuple[float, ...] = OF_PRESET
+    cpu_constant: tuple[float, ...] = OF_PRESET
     dynamic: bool = False
     min_devices: int = 5
 
     def __post_init__(self) -> None:
+        for name, value in resolve({item.name: getattr(self, item.name) for item in fields(self)}).items():
+            object.__setattr__(self, name, value)
         one_of("radio.scheme", self.scheme, METHODS)
         one_of("radio.policy", self.policy, POLICIES)
         self._check_control()
         one_of("radio.noise", self.noise, NOISES)
         one_of("radio.costs", self.costs, ("measured", "formula"))
+        one_of("radio.sight", self.sight, SIGHTS)
+        kinds = kind_names(self._kinds)
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
             ends = getattr(self, name)
-            if len(ends) != 2 or not 0 < ends[0] <= ends[1] < np.inf:
+            if not (kinds and not ends) and (len(ends) != 2 or not 0 < ends[0] <= ends[1] < np.inf):
                 raise ConfigError(f"radio.{name} is {list(ends)}; it must be [lowest, highest], both positive.")
-        if self.gains_csv and self.distances_m:
-            raise ConfigError("radio.gains_csv and radio.distances_m are both given; gains come from one of them.")
+        self._check_sources()
+        self._check_site()
+
+    def without_effect(self) -> list[str]:
+        """Say which settings differ from their defaults and change nothing, a line each."""
+        near = not self.distances_m and not self.devices_csv
+        idle = {
+            "min_devices": "" if self.dynamic else "it is for radio.dynamic = true",
+            "path_loss_exponent": "it is for devices with distances, radio.distances_m" if near else "",
+            "reference_m": "it is for devices with distances, radio.distances_m" if near else "",
+            "kappa": "radio.gains_csv has the gains" if self.gains_csv else "",
+            "path_loss": "radio.gains_csv has the gains" if self.gains_csv else "",
+        }
+        default = RadioConfig()
+        return [
+            f"radio.{name} has no effect: {why}."
+            for name, why in idle.items()
+            if why and getattr(self, name) != getattr(default, name)
+        ]
 
     def _check_control(self) -> None:
         for name in self.control:
@@ -138,7 +199,72 @@ class RadioConfig:
         """The method of allocation: the scheme, or an equal split where shares are not chosen."""
         return self.scheme if "share" in self.control else "equal"
 
-    def cell(self, devices: int, samples: npt.ArrayLike, seed: int, *, folder: str | Path = ".") -> Cell:
+    def _check_sources(self) -> None:
+        """Gains come from one place."""
+        given = [name for name in ("gains_csv", "gains_array", "distances_m") if getattr(self, name)]
+        if self.propagation and given != ["distances_m"]:
+            given.append("propagation")
+        if len(given) > 1:
+            raise ConfigError(f"radio.{given[0]} and radio.{given[1]} are both given; gains come from one of them.")
+
+    def _check_site(self) -> None:
+        """What has no effect is an error: keys of a site without a model of propagation, and path loss beside one."""
+        if self.propagation:
+            for name, default in (("path_loss", 1e-3), ("path_loss_exponent", 3.0), ("reference_m", 1.0)):
+                if getattr(self, name) != default:
+                    raise ConfigError(
+                        f"radio.{name} is {getattr(self, name)}, which has no effect: radio.propagation is "
+                        f"{self.propagation!r}, and path loss comes from it. Remove it, or set radio.propagation = ''."
+                    )
+            if self.distances_m and (self.radius_m or self.min_distance_m):
+                raise ConfigError("radio.distances_m says where devices are; leave out radius_m and min_distance_m.")
+            self.place()
+            return
+        defaults: dict[str, Any] = dict.fromkeys((*SITE, "indoor_share"), 0.0) | {"sight": "drawn", "shadowing": True}
+        for name in (name for name, default in defaults.items() if getattr(self, name) != default):
+            raise ConfigError(
+                f"radio.{name} is {getattr(self, name)!r}, which has no effect without a model of propagation. Remove "
+                "it, or set radio.propagation = 'umi', say."
+            )
+        if isinstance(self.kappa, str):
+            raise ConfigError(f"radio.kappa is {self.kappa!r}; without radio.propagation it must be a number.")
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        """The kinds of devices that were named; none for the paper's."""
+        if self.devices == "paper":
+            return ()
+        return (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
+
+    def place(self) -> Place | None:
+        """The site that devices are dropped around; None without a model of propagation."""
+        if not self.propagation:
+            return None
+        if isinstance(self.kappa, str):
+            one_of("radio.kappa", self.kappa, ("drawn",))
+        return Place(
+            model=self.propagation,
+            carrier_hz=self.carrier_hz,
+            radius_m=self.radius_m,
+            min_distance_m=self.min_distance_m,
+            base_height_m=self.base_height_m,
+            device_height_m=self.device_height_m,
+            antenna_gain_db=self.antenna_gain_db,
+            sight=self.sight,
+            shadowing=self.shadowing,
+            indoor_share=self.indoor_share,
+            kappa=None if isinstance(self.kappa, str) else self.kappa,
+        )
+
+    def cell(
+        self,
+        devices: int,
+        samples: npt.ArrayLike,
+        seed: int,
+        *,
+        folder: str | Path = ".",
+        gains: Measured | None = None,
+    ) -> Cell:
         """Build the cell.
 
         Args:
@@ -146,42 +272,55 @@ class RadioConfig:
             samples: samples that a device trains on in a round, a scalar or ``[num_devices]``.
             seed: root seed, from which the devices are drawn.
             folder: where the tables are, if their paths are relative.
+            gains: measured gains, in place of those that the configuration names.
         """
-        table = _read_devices(Path(folder) / self.devices_csv, devices) if self.devices_csv else {}
-        cpu_hz, tx_power_w, cpu_constant = (
-            (ends[0], ends[1]) for ends in (self.cpu_hz, self.tx_power_w, self.cpu_constant)
-        )
-        drawn = draw_devices(devices, seed=seed, cpu_hz=cpu_hz, tx_power_w=tx_power_w, cpu_constant=cpu_constant)
+        table = read_devices(Path(folder) / self.devices_csv, devices) if self.devices_csv else {}
+        drawn = self._draw(devices, seed)
         distances = table.get("distance_m", np.asarray(self.distances_m))
-        if note := self.noise_note(bool(distances.size)):
+        if note := self.noise_note(bool(distances.size) or gains is not None):
             warnings.warn(note, FeddropWarning, stacklevel=2)
-        changing = Dynamics(min_devices=self.min_devices, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
+        changing = Dynamics(min_devices=self.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
+        power = self.base_power_w / devices if self.base_power_w else self.downlink_power_w
         return Cell(
-            cpu_hz=table.get("cpu_hz", drawn[0]),
-            tx_power_w=table.get("tx_power_w", drawn[1]),
-            cpu_constant=table.get("cpu_constant", drawn[2]),
-            budget_j=table.get("budget_j", np.asarray(self.energy_budget_j)),
+            cpu_hz=table.get("cpu_hz", drawn.cpu_hz),
+            tx_power_w=table.get("tx_power_w", drawn.tx_power_w),
+            cpu_constant=table.get("cpu_constant", drawn.cpu_constant),
+            budget_j=table.get("budget_j", _own(self.energy_budget_j, drawn.budget_j)),
             circuit_j=table.get("circuit_j", np.asarray(self.circuit_j)),
             samples=np.asarray(samples, dtype=np.float64),
-            downlink_power_w=np.asarray(self.downlink_power_w),
+            downlink_power_w=np.asarray(power),
             bandwidth_hz=self.bandwidth_hz,
             deadline_s=self.deadline_s,
-            fading=self._fading(distances, Path(folder)),
+            fading=self._fading(distances, devices, seed, Path(folder), gains),
             noise=self.noise,
             noise_w_hz=self.noise_w_hz,
+            downlink_noise_w_hz=noise_density(self.noise_figure_db[1]) if self.noise_figure_db else None,
             bits_per_parameter=self.bits_per_parameter,
-            flop_per_cycle=self.flop_per_cycle,
+            flop_per_cycle=_own(self.flop_per_cycle, drawn.flop_per_cycle),
             max_rate=self.max_rate,
             dynamics=changing if self.dynamic else None,
         )
 
-    def noise_note(self, distances: bool = False) -> str:
+    def _draw(self, devices: int, seed: int) -> Drawn:
+        """Draw the devices: from the kinds that were named, and from the ranges that were given."""
+        paper = {"cpu_hz": PAPER_CPU_HZ, "tx_power_w": PAPER_TX_POWER_W, "cpu_constant": PAPER_CPU_CONSTANT}
+        ranges: dict[str, Range] = {name: getattr(self, name) or ends for name, ends in paper.items()}
+        drawn = draw_devices(devices, seed=seed, **ranges)
+        if not self._kinds:
+            return drawn
+        kinds = draw_kinds(self._kinds, devices, seed=seed)
+        own: dict[str, Any] = {name: getattr(drawn, name) for name in paper if getattr(self, name)}
+        own |= {"cpu_range": drawn.cpu_range} if self.cpu_hz else {}
+        own |= {"power_range": drawn.power_range} if self.tx_power_w else {}
+        return kinds._replace(**own)
+
+    def noise_note(self, real: bool = False) -> str:
         """One line for whoever has gains of the real world beside the noise of the paper; empty for others.
 
         Args:
-            distances: whether a table has the distances of devices.
+            real: whether gains, or the distances of devices, come from elsewhere.
         """
-        real = self.gains_csv or self.distances_m or distances
+        real = real or bool(self.gains_csv or self.gains_array or self.distances_m)
         if not real or self.noise == "literal" or self.noise_w_hz != PAPER_NOISE_W_HZ:
             return ""
         return (
@@ -189,11 +328,25 @@ class RadioConfig:
             "own: for a receiver with a noise figure of 5 dB write radio.noise_w_hz = 1.26e-20."
         )
 
-    def _fading(self, distances_m: npt.NDArray[np.float64], folder: Path) -> Fading:
+    def _fading(
+        self, distances_m: npt.NDArray[np.float64], devices: int, seed: int, folder: Path, gains: Measured | None
+    ) -> Fading:
+        measured = gains is not None or bool(self.gains_csv or self.gains_array)
+        if measured and distances_m.size:
+            raise ConfigError("the gains are measured already; leave out the distances of devices.")
+        if gains is not None:
+            for name in ("gains_csv", "gains_array", "propagation"):
+                if getattr(self, name):
+                    raise ConfigError(f"gains are given, and radio.{name} too; gains come from one of them.")
+            return gains
         if self.gains_csv:
-            if distances_m.size:
-                raise ConfigError("radio.gains_csv has the gains already; leave out the distances of devices.")
             return read_gains(folder / self.gains_csv)
+        if self.gains_array:
+            return read_arrays(folder / self.gains_array)
+        if place := self.place():
+            return place.drop(devices, seed, distances_m if distances_m.size else None).fading
+        if isinstance(self.kappa, str):
+            raise ConfigError(f"radio.kappa is {self.kappa!r}; without radio.propagation it must be a number.")
         if distances_m.size == 0:
             return Rician(kappa=self.kappa, path_loss=np.asarray(self.path_loss))
         if isinstance(self.path_loss, tuple):
@@ -207,16 +360,6 @@ class RadioConfig:
         return Rician(kappa=self.kappa, path_loss=loss)
 
 
-def _read_devices(path: Path, devices: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Read a table of devices: in the order of its column ``device``, else of its rows.
-
-    An unknown column, and a device too many, missing or there twice, is an error.
-    """
-    columns, rows = read_table(path, "devices")
-    for name in columns:
-        one_of(f"a column of {str(path)!r}", name, ("device", *DEVICE_COLUMNS))
-    if "device" in columns:
-        rows = by_device(rows, devices, repr(str(path)))
-    elif len(rows) != devices:
-        raise ConfigError(f"{str(path)!r} has {len(rows)} devices; the cell has {devices}.")
-    return {name: np.array([row.number(name) for row in rows]) for name in columns if name != "device"}
+def _own(given: float, of_kind: npt.NDArray[np.float64] | None) -> Any:
+    """Return what was given, or where that is 0 what the kinds of devices have."""
+    return of_kind if of_kind is not None and given == 0.0 else np.asarray(given)

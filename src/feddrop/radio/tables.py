@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from feddrop.errors import ConfigError
+from feddrop.texts import read_text
 
 _LONGEST = 40
 
@@ -61,13 +63,11 @@ def read_table(path: str | Path, what: str) -> tuple[list[str], list[Row]]:
     """
     name = repr(str(path))
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            columns = [column.strip() for column in next(lines, [])]
-            found = [(lines.line_num, line) for line in lines if any(cell.strip() for cell in line)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
-        raise ConfigError(f"cannot read the {what} {name}: {reason}.") from None
+        lines = csv.reader(io.StringIO(read_text(path, f"the {what}"), newline=""))
+        columns = [column.strip() for column in next(lines, [])]
+        found = [(lines.line_num, line) for line in lines if any(cell.strip() for cell in line)]
+    except csv.Error as error:
+        raise ConfigError(f"cannot read the {what} {name}: {error}.") from None
     for column in columns:
         if columns.count(column) > 1:
             raise ConfigError(f"{name} has two columns named {brief(column)}; leave one out.")

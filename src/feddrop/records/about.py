@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("feddrop")
 
-SAME = {"parameters": "network", "data_crc32": "data", "samples": "partition", "class_counts": "partition"}
+SAME = {
+    "parameters": "network",
+    "data_crc32": "data",
+    "samples": "partition",
+    "class_counts": "partition",
+    "gains_crc32": "table of gains",
+}
 """Facts that must be those of the start, and what differs if they are not."""
 
 FREE = (
     *("rounds", "data.path", "callbacks"),
     *(f"execution.{name}" for name in ("executor", "workers", "timeout_s", "address", "cpus", "gpus")),
 )
-"""Settings, or sections, that may change between two parts of a run: they do not alter the rounds that are done."""
+"""Settings, or sections, that may change between two parts of a run: they do not alter what a round does. The number of
+rounds is one of them only where nothing goes by it."""
 
 VERSIONS = ("feddrop", "torch", "numpy", "python")
 
@@ -62,7 +69,7 @@ def versions() -> dict[str, str]:
 
 def digest(config: RunConfig) -> str:
     """Return a digest of what decides the outcome: every setting but those that may change between parts of a run."""
-    chosen = {key: value for key, value in flat(tomllib.loads(config.to_toml())).items() if not _free(key)}
+    chosen = {key: value for key, value in flat(tomllib.loads(config.to_toml())).items() if not _free(key, config)}
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -86,17 +93,18 @@ def check(
         RunError: network, data, partition or a setting differ; the message names it and what to do.
     """
     now, where = plain(facts), clean(folder)
-    for key, what in SAME.items():
-        if key in now and before.get(key) != now[key]:
-            raise RunError(f"{where} was started with another {what}. Give the same one to resume it.")
     changed = _changes(before, config, where)
-    barred = {key: values for key, values in changed.items() if not _free(key)}
+    barred = {key: values for key, values in changed.items() if not _free(key, config)}
     if barred:
         told = "; ".join(f"{key} was {clean(old, 40)}, is {clean(new, 40)}" for key, (old, new) in barred.items())
+        told += f" ({_by_rounds(config)} goes by their number)" if "rounds" in barred else ""
         raise RunError(
             f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
             "run with it."
         )
+    for key, what in SAME.items():
+        if key in now and before.get(key) != now[key]:
+            raise RunError(f"{where} was started with another {what}. Give the same one to resume it.")
     resumed = before.get("resumed")
     history = [entry for entry in resumed if isinstance(entry, dict)] if isinstance(resumed, list) else []
     known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS}
@@ -112,8 +120,17 @@ def check(
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
 
 
-def _free(key: str) -> bool:
+def _free(key: str, config: RunConfig) -> bool:
+    if key == "rounds" and _by_rounds(config):
+        return False
     return any(key == one or key.startswith(f"{one}.") for one in FREE)
+
+
+def _by_rounds(config: RunConfig) -> str:
+    """Name the setting through which the number of rounds decides what each of them does; empty where none does."""
+    if config.train.schedule != "constant":
+        return "train.schedule"
+    return str(getattr(config.method.settings, "by_rounds", ""))
 
 
 def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[str, tuple[Any, Any]]:

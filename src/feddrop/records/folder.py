@@ -70,7 +70,7 @@ class RunFolder:
         text = self._text(CONFIG, _GIVE)
         try:
             return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
             raise RunError(f"{clean(self.path / CONFIG)} is not valid TOML: {clean(error, 120)}. Restore it.") from None
 
     def about(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from feddrop.errors import RunError
 from feddrop.files import clean, plain
+from feddrop.learning.config import GROWN
 
 _COUNTS = frozenset({"push_bytes", "pull_bytes", "samples"})
 _WORDS = frozenset({"binding", "status", "suspicious"})
@@ -182,6 +183,13 @@ class RoundRecord(_Record):
         if self.test_accuracy is not None:
             return self.test_accuracy
         return None if self.test_loss is None else -self.test_loss
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training ran away in this round: the test loss is no number, or far above the training loss."""
+        if self.test_loss is None:
+            return False
+        return not math.isfinite(self.test_loss) or self.test_loss > GROWN * max(1.0, self.train_loss or 0.0)
 
     def scalars(self) -> dict[str, float]:
         """Return every number of the round that is known, by name; own metrics under theirs."""

@@ -125,7 +125,17 @@ def _learning(run: RunLog) -> Html:
     for n, name in enumerate(run.metrics):
         if np.isfinite(run.metrics[name]).any():
             figures.append(drawing(f"metric-{n}", name, "Your own metric.", partial(metric_figure, run, name)))
-    return section("Learning", "", *figures)
+    return section("Learning", "", *_diverged(run), *figures)
+
+
+def _diverged(run: RunLog) -> Iterable[Html]:
+    """Say where training ran away; nothing if it never did."""
+    where = run.diverged
+    if where.any():
+        at = int(np.flatnonzero(where)[0])
+        loss = plain(float(run.by_round["test_loss"][at]))
+        said = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. Lower train.lr."
+        yield el("div", el("p", said), class_="panel verdict broken")
 
 
 def _traffic(run: RunLog) -> Html:

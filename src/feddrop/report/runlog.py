@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.learning.config import GROWN
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.str_]
@@ -79,6 +81,12 @@ class RunLog:
         if key.startswith("metrics."):
             return self.metrics.get(key.removeprefix("metrics."), np.full(len(self.rounds), np.nan))
         return self.by_round[key]
+
+    @property
+    def diverged(self) -> npt.NDArray[np.bool_]:
+        """The rounds in which training ran away, ``[R]``: the test loss was far above the training loss."""
+        train, test = self.by_round["train_loss"], self.by_round["test_loss"]
+        return test > GROWN * np.fmax(1.0, train)
 
     @property
     def population(self) -> int:

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from torch import nn
 
-from feddrop.errors import one_of
+from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Index, Piece, Subnet, whole
@@ -46,6 +46,10 @@ class SubnetConfig:
             one_of("method.layers", self.layers, ("all", "linear"))
         for name, rate in self.layer_rates.items():
             check_rate(rate, f"method.layer_rates[{name!r}]")
+        if self.biases and self.level == "unit":
+            raise ConfigError(
+                "method.biases has no effect under method.level = 'unit': a unit is dropped with its bias. Remove it."
+            )
 
 
 def cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
+from typing import Any
 
-from feddrop.errors import FeddropError
-from feddrop.terminal.say import complain
+from feddrop.errors import FeddropError, FeddropWarning
+from feddrop.terminal.say import complain, note
 
 FORESEEN, UNFORESEEN, INTERRUPTED, UNREAD = 2, 1, 130, 141
 _FULL = "Free some space. A run that stopped goes on with `feddrop resume`"
@@ -37,7 +39,9 @@ def guarded(call: Callable[[], object], *, debug: bool = False) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Greek letters is no reason to stop
     try:
-        call()
+        with warnings.catch_warnings():
+            warnings.showwarning = _shown(warnings.showwarning)
+            call()
         sys.stdout.flush()
     except BrokenPipeError:
         _hush()
@@ -54,6 +58,18 @@ def guarded(call: Callable[[], object], *, debug: bool = False) -> int:
         complain(f"error: {line}")
         return code
     return 0
+
+
+def _shown(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Return what shows warnings: our own as one line, without the place in the code that Python adds."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, FeddropWarning):
+            note(message)
+        else:
+            otherwise(message, category, *where, **more)
+
+    return show
 
 
 def explain(error: Exception) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from feddrop.report.quantities import in_hertz, in_watts
 from feddrop.terminal.say import Screen, safe
 
 if TYPE_CHECKING:
@@ -113,9 +114,11 @@ def line(record: Record, rounds: int) -> str:
     cells += [f"down {_size(record['push_bytes'])}", f"up {_size(record['pull_bytes'])}"]
     if record["latency_s"] is not None:
         cells += [f"latency {record['latency_s']:.3g} s", f"energy {record['energy_j']:.3g} J"]
-    refused = sum(device["status"] not in ("ok", "left out") for device in record["devices"])
-    suspicious = sum(bool(device.get("suspicious")) for device in record["devices"])
-    cells += [f"{count} {word}" for count, word in ((refused, "refused"), (suspicious, "suspicious")) if count]
+    cells += [
+        f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
+    ]
+    odd = ((_refused(record), "refused"), (_suspicious(record), "suspicious"))
+    cells += [f"{count} {word}" for count, word in odd if count]
     return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
 
 
@@ -166,19 +169,43 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("test loss", value("test_loss", "{:.4f}"), 3),
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
+        *column("refused", lambda r: str(_refused(r)) if _refused(r) else None, 3),
+        *column("suspicious", lambda r: str(_suspicious(r)) if _suspicious(r) else None, 3),
         *column("rate", lambda r: f"{sum(_rates(r)) / len(_rates(r)):.2f}" if _rates(r) else None, 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
         *column("down", lambda r: _size(r["push_bytes"]), 10),
         *column("up", lambda r: _size(r["pull_bytes"]), 11),
         *column("latency", value("latency_s", "{:.3g} s"), 5),
         *column("energy", value("energy_j", "{:.3g} J"), 6),
+        *column("power", _mean_power, 12),
+        *column("clock", _mean_clock, 13),
         *column("time", value("wall_s", "{:.2f} s"), 7),
     ]
+
+
+def _refused(record: Record) -> int:
+    return sum(device["status"] not in ("ok", "left out") for device in record["devices"])
+
+
+def _suspicious(record: Record) -> int:
+    return sum(bool(device.get("suspicious")) for device in record["devices"])
 
 
 def _rates(record: Record) -> list[float]:
     """Return the rates of the devices that took part."""
     return [device["rate"] for device in record["devices"] if device["status"] != "left out"]
+
+
+def _mean_power(record: Record) -> str | None:
+    """Write the mean power of the devices, where it was chosen."""
+    found = [device["tx_power_w"] for device in record["devices"] if device.get("tx_power_w")]
+    return in_watts(sum(found) / len(found)) if found else None
+
+
+def _mean_clock(record: Record) -> str | None:
+    """Write the mean clock of the devices, where it was chosen."""
+    found = [device["cpu_hz"] for device in record["devices"] if device.get("cpu_hz")]
+    return in_hertz(sum(found) / len(found)) if found else None
 
 
 def _bars(rates: Sequence[float]) -> str | None:

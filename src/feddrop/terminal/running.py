@@ -93,10 +93,9 @@ def _shorthands(changes: list[str], **given: str | None) -> list[str]:
 
 def _refuse_own(folder: Path) -> None:
     """Say where to resume a run whose network or data came from Python."""
-    try:
-        own = dict(json.loads((folder / "run.json").read_text(encoding="utf-8"))).get("own")
-    except (OSError, ValueError, TypeError):
-        return  # what is wrong with it, Run says
+    from feddrop.records import RunFolder
+
+    own = RunFolder(folder).about().get("own")
     if isinstance(own, list) and own:
         wanted = ", ".join([repr(str(folder)), *(_OWN.get(str(what), f"{what}=...") for what in own)])
         raise RunError(

@@ -1,0 +1,288 @@
+"""Path loss and line of sight by 3GPP TR 38.901 (V16.1), Tables 7.4.1-1, 7.4.2-1, 7.4.3-2 and 7.5-6.
+
+Distances d are horizontal, in metres; D = √(d² + (h_B - h_D)²) is the straight one; f is the carrier in GHz. A device
+has a line of sight to the base station or not; without one its loss is the larger of the two columns:
+
+    model  with a line of sight, dB                            without, dB
+    uma    28 + 22 lg D + 20 lg f                              13.54 + 39.08 lg D + 20 lg f - 0.6 (h_D - 1.5)
+           d > d': 28 + 40 lg D + 20 lg f
+                   - 9 lg(d'² + (h_B - h_D)²)
+    umi    32.4 + 21 lg D + 20 lg f                            22.4 + 35.3 lg D + 21.3 lg f - 0.3 (h_D - 1.5)
+           d > d': 32.4 + 40 lg D + 20 lg f
+                   - 9.5 lg(d'² + (h_B - h_D)²)
+    inh    32.4 + 17.3 lg D + 20 lg f                          17.3 + 38.3 lg D + 24.9 lg f
+    rma    in ``_rma``
+
+d' = 4 (h_B - h_E)(h_D - h_E) f/c is the breakpoint, h_E the height of what surrounds the device, 1 m but for high ones.
+c is 3.0e8 m/s, as in the report. The losses are a mean over places; shadowing, which the standard gives as a normal
+spread in dB, comes on top (:mod:`feddrop.radio.places`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocation.problem import BoolArray, FloatArray
+from feddrop.errors import one_of
+from feddrop.radio.devices import Range
+
+LIGHT = 3.0e8
+STREET_M, BUILDING_M = 20.0, 5.0
+"""Width of streets and height of buildings in the rural model: its defaults."""
+
+
+class Link(NamedTuple):
+    """Where devices are, seen from the base station; arrays are ``[num_devices]``.
+
+    Attributes:
+        distance_m: d, horizontal.
+        ghz: f, the carrier.
+        base_m: h_B, height of the base station.
+        device_m: h_D, height of the devices.
+        around_m: h_E, height of what surrounds them.
+    """
+
+    distance_m: FloatArray
+    ghz: float
+    base_m: float
+    device_m: float
+    around_m: FloatArray | float = 1.0
+
+    @property
+    def straight_m(self) -> FloatArray:
+        """The straight distance D."""
+        return np.hypot(self.distance_m, self.base_m - self.device_m)
+
+    @property
+    def breakpoint_m(self) -> FloatArray:
+        """The distance d' from which the loss grows faster."""
+        return np.asarray(
+            4.0 * (self.base_m - self.around_m) * (self.device_m - self.around_m) * self.ghz * 1e9 / LIGHT
+        )
+
+
+class Model(NamedTuple):
+    """A model of the report, where it holds, and what its own evaluations assume.
+
+    Attributes:
+        losses: of a link with and without a line of sight, dB.
+        sight: probability of a line of sight at a distance, for devices at a height.
+        shadow_db: standard deviation of the shadowing with and without a line of sight.
+        kappa_db: mean and standard deviation of κ with a line of sight.
+        distance_m: shortest and longest distance it is given for: the straight one indoors, else the horizontal one.
+        ghz: lowest and highest carrier.
+        base_m: lowest and highest base station.
+        device_m: lowest and highest device.
+        base_height_m: as the report has it.
+        device_height_m: likewise.
+        min_distance_m: closest a device is dropped.
+        radius_m: of the disc: half the distance between sites; indoors, half the width of the hall.
+        power_w_hz: what a base station sends, in W/Hz.
+    """
+
+    losses: Callable[[Link], tuple[FloatArray, FloatArray]]
+    sight: Callable[[FloatArray, float], FloatArray]
+    shadow_db: tuple[float, float]
+    kappa_db: tuple[float, float]
+    distance_m: Range
+    ghz: Range
+    base_m: Range
+    device_m: Range
+    base_height_m: float
+    device_height_m: float
+    min_distance_m: float
+    radius_m: float
+    power_w_hz: float
+
+
+def path_loss_db(model: str, link: Link, sight: npt.ArrayLike) -> FloatArray:
+    """Loss of links in dB, ``[num_devices]``, shadowing aside.
+
+    Args:
+        model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
+        link: where the devices are.
+        sight: which of them have a line of sight.
+    """
+    one_of("propagation", model, MODELS)
+    with_sight, without = MODELS[model].losses(link)
+    return np.where(sight, with_sight, np.maximum(with_sight, without))
+
+
+def sight_probability(model: str, distance_m: npt.ArrayLike, device_m: float = 1.5) -> FloatArray:
+    """Probability that a device has a line of sight, by distance and height."""
+    one_of("propagation", model, MODELS)
+    return MODELS[model].sight(np.asarray(distance_m, dtype=np.float64), device_m)
+
+
+def surroundings_m(distance_m: FloatArray, device_m: float, draw: FloatArray) -> FloatArray:
+    """h_E of the ``uma`` model: 1 m, and for devices above 13 m sometimes a roof below them.
+
+    Args:
+        distance_m: of the devices.
+        device_m: their height.
+        draw: a number in [0, 1) for each.
+    """
+    heights = np.arange(12.0, device_m - 1.5 + 1e-9, 3.0)
+    if not heights.size:
+        return np.ones_like(draw)
+    low = 1.0 / (1.0 + _high(distance_m, device_m))
+    which = np.clip((draw - low) / np.maximum(1.0 - low, 1e-12) * len(heights), 0, len(heights) - 1).astype(np.int64)
+    return np.where(draw < low, 1.0, heights[which])
+
+
+def wall_db(ghz: float, high_loss: npt.ArrayLike) -> FloatArray:
+    """Loss through the outer wall of a building, dB: glass and concrete, or coated glass and concrete."""
+    glass, coated, concrete = (10.0 ** (-loss / 10.0) for loss in (2 + 0.2 * ghz, 23 + 0.3 * ghz, 5 + 4 * ghz))
+    low = 5.0 - 10.0 * np.log10(0.3 * glass + 0.7 * concrete)
+    high = 5.0 - 10.0 * np.log10(0.7 * coated + 0.3 * concrete)
+    return np.asarray(np.where(high_loss, high, low))
+
+
+def beyond_breakpoint(link: Link) -> BoolArray:
+    """Which links of the rural model are so long that their shadowing spreads more."""
+    return np.asarray(link.distance_m > _rural_breakpoint_m(link))
+
+
+def _uma(link: Link) -> tuple[FloatArray, FloatArray]:
+    straight, carrier = _lg(link.straight_m), 20.0 * _lg(link.ghz)
+    near = 28.0 + 22.0 * straight + carrier
+    far = 28.0 + 40.0 * straight + carrier - 9.0 * _bend(link)
+    without = 13.54 + 39.08 * straight + carrier - 0.6 * (link.device_m - 1.5)
+    return np.where(link.distance_m > link.breakpoint_m, far, near), without
+
+
+def _umi(link: Link) -> tuple[FloatArray, FloatArray]:
+    straight, carrier = _lg(link.straight_m), 20.0 * _lg(link.ghz)
+    near = 32.4 + 21.0 * straight + carrier
+    far = 32.4 + 40.0 * straight + carrier - 9.5 * _bend(link)
+    without = 22.4 + 35.3 * straight + 21.3 * _lg(link.ghz) - 0.3 * (link.device_m - 1.5)
+    return np.where(link.distance_m > link.breakpoint_m, far, near), without
+
+
+def _inh(link: Link) -> tuple[FloatArray, FloatArray]:
+    straight, carrier = _lg(link.straight_m), _lg(link.ghz)
+    return 32.4 + 17.3 * straight + 20.0 * carrier, 17.3 + 38.3 * straight + 24.9 * carrier
+
+
+def _rma(link: Link) -> tuple[FloatArray, FloatArray]:
+    def near(metres: FloatArray) -> FloatArray:
+        power = BUILDING_M**1.72
+        free_space = 20.0 * _lg(40.0 * np.pi * metres * link.ghz / 3.0)
+        slope = min(0.03 * power, 10.0) * _lg(metres) + 0.002 * _lg(BUILDING_M) * metres
+        return np.asarray(free_space + slope - min(0.044 * power, 14.77))
+
+    straight, bend = link.straight_m, _rural_breakpoint_m(link)
+    with_sight = np.where(link.distance_m > bend, near(bend) + 40.0 * _lg(straight / bend), near(straight))
+    without = (
+        161.04
+        - 7.1 * _lg(STREET_M)
+        + 7.5 * _lg(BUILDING_M)
+        - (24.37 - 3.7 * (BUILDING_M / link.base_m) ** 2) * _lg(link.base_m)
+        + (43.42 - 3.1 * _lg(link.base_m)) * (_lg(straight) - 3.0)
+        + 20.0 * _lg(link.ghz)
+        - (3.2 * _lg(11.75 * link.device_m) ** 2 - 4.97)
+    )
+    return with_sight, without
+
+
+def _rural_breakpoint_m(link: Link) -> FloatArray:
+    return np.asarray(2.0 * np.pi * link.base_m * link.device_m * link.ghz * 1e9 / LIGHT)
+
+
+def _bend(link: Link) -> FloatArray:
+    return _lg(link.breakpoint_m**2 + (link.base_m - link.device_m) ** 2)
+
+
+def _lg(value: npt.ArrayLike) -> FloatArray:
+    return np.asarray(np.log10(value))
+
+
+def _high(distance_m: FloatArray, device_m: float) -> FloatArray:
+    """C of the ``uma`` model: how much more a high device sees."""
+    height = ((device_m - 13.0) / 10.0) ** 1.5 if device_m > 13.0 else 0.0
+    far = 1.25 * (distance_m / 100.0) ** 3 * np.exp(-distance_m / 150.0)
+    return np.where(distance_m > 18.0, height * far, 0.0)
+
+
+def _street(distance_m: FloatArray, scale_m: float) -> FloatArray:
+    near = 18.0 / np.maximum(distance_m, 18.0)
+    return near + np.exp(-distance_m / scale_m) * (1.0 - near)
+
+
+def _fall(distance_m: FloatArray, first_m: float, scale_m: float) -> FloatArray:
+    return np.exp(-np.maximum(distance_m - first_m, 0.0) / scale_m)
+
+
+def _sight_mixed(distance_m: FloatArray, _: float) -> FloatArray:
+    return np.where(distance_m <= 6.5, _fall(distance_m, 1.2, 4.7), 0.32 * _fall(distance_m, 6.5, 32.6))
+
+
+def _sight_open(distance_m: FloatArray, _: float) -> FloatArray:
+    return np.where(distance_m <= 49.0, _fall(distance_m, 5.0, 70.8), 0.54 * _fall(distance_m, 49.0, 211.7))
+
+
+_UMA = Model(
+    losses=_uma,
+    sight=lambda d, height: np.minimum(_street(d, 63.0) * (1.0 + _high(d, height)), 1.0),
+    shadow_db=(4.0, 6.0),
+    kappa_db=(9.0, 3.5),
+    distance_m=(10.0, 5000.0),
+    ghz=(0.5, 100.0),
+    base_m=(25.0, 25.0),
+    device_m=(1.5, 22.5),
+    base_height_m=25.0,
+    device_height_m=1.5,
+    min_distance_m=35.0,
+    radius_m=250.0,
+    power_w_hz=10**4.4 / 1e3 / 20e6,
+)
+_INH = Model(
+    losses=_inh,
+    sight=_sight_mixed,
+    shadow_db=(3.0, 8.03),
+    kappa_db=(7.0, 4.0),
+    distance_m=(1.0, 150.0),
+    ghz=(0.5, 100.0),
+    base_m=(3.0, 3.0),
+    device_m=(1.0, 1.0),
+    base_height_m=3.0,
+    device_height_m=1.0,
+    min_distance_m=0.0,
+    radius_m=25.0,
+    power_w_hz=10**2.4 / 1e3 / 20e6,
+)
+MODELS: dict[str, Model] = {
+    "uma": _UMA,
+    "umi": _UMA._replace(
+        losses=_umi,
+        sight=lambda d, _: _street(d, 36.0),
+        shadow_db=(4.0, 7.82),
+        kappa_db=(9.0, 5.0),
+        base_m=(10.0, 10.0),
+        base_height_m=10.0,
+        min_distance_m=10.0,
+        radius_m=100.0,
+        power_w_hz=10**3.3 / 1e3 / 20e6,
+    ),
+    "inh-mixed": _INH,
+    "inh-open": _INH._replace(sight=_sight_open),
+    "rma": Model(
+        losses=_rma,
+        sight=lambda d, _: _fall(d, 10.0, 1000.0),
+        shadow_db=(4.0, 8.0),
+        kappa_db=(7.0, 4.0),
+        distance_m=(10.0, 5000.0),
+        ghz=(0.5, 30.0),
+        base_m=(10.0, 150.0),
+        device_m=(1.0, 10.0),
+        base_height_m=35.0,
+        device_height_m=1.5,
+        min_distance_m=35.0,
+        radius_m=866.0,
+        power_w_hz=10**4.6 / 1e3 / 10e6,
+    ),
+}
