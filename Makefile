@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help run test check bench soak flower docs clean
+.PHONY: help run test check bench soak flower ray docs clean
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -34,6 +34,9 @@ soak: $(READY)  ## Kills, damaged frames and many rounds, for an hour or more; p
 
 flower: $(READY)  ## Train over real Flower nodes on this machine, with TLS and keys; compare with one process.
 	$(BIN)/python examples/flower/federation.py --out runs/flower-$$(date +%s)
+
+ray: $(READY)  ## Train over a Ray cluster of two nodes on loopback; say whether the parameters equal those of serial.
+	$(BIN)/python examples/two_nodes.py
 
 docs: $(READY)  ## Build the documentation into site/.
 	$(BIN)/mkdocs build --strict

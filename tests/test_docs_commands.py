@@ -24,6 +24,8 @@ from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
 # Why a command is not run here, by how it begins.
 LOOKED_AT = {
+    "feddrop sweep examples/sweep.toml --ray": "joins a cluster; test_ray.py does it on one of two nodes",
+    "feddrop paper table --ray": "likewise",
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
@@ -32,6 +34,7 @@ LOOKED_AT = {
 # Data that a reader fetches first, and what stands in for them.
 STAND_INS = {"cifar100": "digits", "cifar10": "digits", "fashion_mnist": "digits"}
 SMALLER = {
+    "sweep": {"--set": ["rounds=2", "data.train_limit=60"]},
     "run": {"--set": ["rounds=2", "data.train_limit=100", "eval_every=2"]},
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }
@@ -43,6 +46,7 @@ FORMS = {
     "FILE": "examples/problem.toml",
     "FILE.parquet": "table.parquet",
     "FILE.csv": "table.csv",
+    "FILE.toml": "examples/sweep.toml",
     "CONFIG.toml": "my.toml",
     "NAME": "digits",
     "key=value": "train.lr=0.05",
