@@ -180,6 +180,7 @@ def _draw(panel: Axes, of: dict[str, Any]) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xticks(of["parts"], [f"{part:g}" for part in of["parts"]])
+    panel.set_yticks([0.2, 0.5, 1.0, 2.0, 5.0], ["0.2", "0.5", "1", "2", "5"])
     panel.minorticks_off()
     panel.set_xlabel("energy budget, of what full speed would spend")
 
