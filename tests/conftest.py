@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -48,6 +49,26 @@ def tiny() -> TinyNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TinyNet()
+
+
+_HELD: list[Any] = []
+
+
+@pytest.fixture
+def own_ray() -> None:
+    """One Ray on this machine for all tests of this process that use one: each would start its own."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install feddrop[ray]")
+    from feddrop.executors.cluster import Cluster
+
+    if not _HELD:
+        _HELD.append(Cluster("local", workers=3))
+
+
+@pytest.fixture
+def no_own_ray() -> None:
+    """For tests that join another one: a process has one at a time."""
+    while _HELD:
+        _HELD.pop().close()
 
 
 @pytest.fixture(scope="session")

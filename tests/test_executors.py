@@ -40,7 +40,7 @@ class TwoInputs(nn.Module):
         self.upper, self.lower, self.out = nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 10)
 
     def forward(self, upper, lower):
-        upper.mul_(1.0)  # works in place
+        upper.mul_(0.5)  # works in place: on a copy, or the data of all would change
         return self.out(torch.relu(self.upper(upper) + self.lower(lower)))
 
 
@@ -117,6 +117,7 @@ def serially(task, **given):
 
 
 def made(name, task, **settings):
+    settings |= {"address": "local"} if name == "ray" else {}
     return contextlib.closing(EXECUTORS[name](task, ExecutionConfig(executor=name, **settings)))
 
 
@@ -125,8 +126,10 @@ def made(name, task, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_contract(name, tiny, digits):
+def test_contract(name, tiny, digits, request):
     """One executor through all that is asked of it: bits, order, memories, failing devices, use after a break."""
+    if name == "ray":
+        request.getfixturevalue("own_ray")
     task = task_for(tiny, digits, partial(dropping, level="unit"))
     expected = serially(task)
     with made(name, task) as executor:
@@ -163,7 +166,9 @@ def test_contract(name, tiny, digits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_several_inputs_metrics_and_memories(name, digits):
+def test_several_inputs_metrics_and_memories(name, digits, request):
+    if name == "ray":
+        request.getfixturevalue("own_ray")
     task = two_input_task(digits)
     expected = serially(task, rates=dict.fromkeys(range(5), 0.0))
     assert set(expected[3]) == {"loss", "accuracy", "margin"}

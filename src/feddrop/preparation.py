@@ -69,7 +69,6 @@ REPLACED = {
     "model": ("model",),
     "dataset": ("data.name", "data.path", "data.train_limit"),
     "parts": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
-    "samples": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),
@@ -209,6 +208,7 @@ def device_task(
         loss=loss,
         rates=None if decided else read_rates(config.given_rate, devices),
         mean=config.server.means(),
+        seed=config.seed,
     )
     return Task(
         setup=setup,

@@ -265,7 +265,8 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
 
     def pull(rate: float) -> float:
-        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+        up = sizes(rate).answered or sizes(rate).kept
+        return 8.0 * (frame_bytes(up, work.dtype) + sizes(rate).pull_bytes)
 
     @lru_cache
     def cover(top: float) -> tuple[float, float, float]:

@@ -36,6 +36,7 @@ LONGEST_FOLDER = 45
 STORE = 128 * 2**20
 """Bytes of shared memory for what travels, beside the data and the networks."""
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the one switch that keeps Ray on 127.0.0.1, on Linux too
+_FAIR = {"RAY_worker_niceness": "0"}  # else 15: workers would wait for all else on the machine
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
@@ -215,7 +216,7 @@ class _Own:
         self._hush: _Hush | None = None
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         try:
-            with _surroundings(ray, _LOOPBACK | _QUIET | token), _quietly():
+            with _surroundings(ray, _LOOPBACK | _FAIR | _QUIET | token), _quietly():
                 _forget_token()
                 ray.init(
                     address="local",

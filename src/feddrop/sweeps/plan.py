@@ -75,8 +75,8 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
             before, over = _as_table(before), _as_table(value)
             if over.get("name", before.get("name")) != before.get("name", "feddrop"):
                 before = {}
-        both = isinstance(before, Mapping) and isinstance(over, Mapping)
-        found[key] = merged(before, over) if both else over
+        sections = isinstance(before, Mapping) and isinstance(over, Mapping)
+        found[key] = merged(before, over) if sections else over  # type: ignore[arg-type]
     return found
 
 
@@ -140,7 +140,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _name(label: str, cell: Mapping[str, Any]) -> str:
-    """Make the name of a run, and of its folder: what is varied, and a number where that says too little or too much."""
+    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full."""
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
     full = ",".join([*([label] if label else []), *words])
     name = _PLAIN.sub("-", full).strip("-.")[:LONGEST]

@@ -1,0 +1,234 @@
+"""Sweeps: what a file stands for; every run once, whatever is lost on the way; one page at the end."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import feddrop
+from feddrop.errors import ConfigError, RunError
+from feddrop.sweeps import engine, jobs_for, read_sweep, rounds_done
+from feddrop.sweeps.plan import merged
+from feddrop.terminal import app
+from feddrop.terminal.failures import guarded
+from feddrop.terminal.sweeping import with_address
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["data.devices=2", "data.train_limit=60"]
+
+
+def small(rounds=2, **settings):
+    return feddrop.RunConfig.from_toml("", [f"rounds={rounds}", *SMALL, *(f"{k}={v}" for k, v in settings.items())])
+
+
+def written(folder, text):
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+# --- files
+
+
+def test_every_variant_meets_every_combination(tmp_path):
+    (tmp_path / "base.toml").write_text('rounds = 3\nrate = "rates.csv"\n[train]\nlr = 0.1\nbatch_size = 8\n')
+    runs = read_sweep(
+        written(
+            tmp_path,
+            'base = "base.toml"\n[grid]\nseed = [0, 1]\n"train.lr" = [0.1, 0.2]\n'
+            '[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nrate = 0.5\ntrain = { momentum = 0.9 }\n',
+        )
+    )
+    assert list(runs) == [f"{v},seed={s},train.lr={lr}" for v in "ab" for s in (0, 1) for lr in (0.1, 0.2)]
+    one, other = runs["a,seed=1,train.lr=0.2"], runs["b,seed=1,train.lr=0.2"]
+    assert (one.rounds, one.seed, one.train.lr, one.train.batch_size) == (3, 1, 0.2, 8)
+    assert one.rate == str(tmp_path / "rates.csv")  # counts from the file that names it
+    assert (other.rate, other.train.momentum, other.train.lr) == (0.5, 0.9, 0.2)
+
+
+def test_lists_tables_and_words_of_every_kind(tmp_path):
+    text = (
+        "[base]\ndata = { devices = 2 }\n[grid]\nrate = [0.1, [0.1, 0.2]]\n"
+        'method = ["feddrop", { name = "feddrop", level = "unit" }, { name = "heterofl" }]\n'
+    )
+    runs = read_sweep(written(tmp_path, text))
+    assert len(runs) == 6
+    assert len({config.to_toml() for config in runs.values()}) == 6
+    assert {config.rate for config in runs.values()} == {0.1, (0.1, 0.2)}
+    assert all(name == Path(name).name and len(name) <= 120 for name in runs)
+    assert list(read_sweep(written(tmp_path, ""))) == ["base"]
+
+
+def test_another_method_comes_without_the_settings_of_the_one_before():
+    base = {"method": {"name": "feddrop", "level": "unit"}, "train": {"lr": 0.1}}
+    assert merged(base, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
+    assert merged(base, {"method": "fedavg"})["method"] == {"name": "fedavg"}
+    assert merged(base, {"method": {"name": "feddrop"}})["method"] == {"name": "feddrop", "level": "unit"}
+    assert merged({"method": "feddrop"}, {"method": {"level": "unit"}})["method"] == {
+        "name": "feddrop",
+        "level": "unit",
+    }
+    assert merged({}, {"method": {"level": "unit"}})["method"] == {"level": "unit"}
+    assert merged(base, {"train": {"batch_size": 3}})["train"] == {"lr": 0.1, "batch_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gird = 3", "Did you mean 'grid'"),
+        ("base = 3", "name of a TOML file"),
+        ('base = "nothing.toml"', "cannot read the base configuration"),
+        ("grid = 3", "a list for each setting"),
+        ("[grid]\nseed = 3", "must be a list"),
+        ("[grid]\nseed = []", "must be a list"),
+        ("[grid]\nseed = [1, 1]", "names a value twice"),
+        ("[grid]\nsede = [1, 2]", "run sede=1: unknown key 'sede'. Did you mean 'seed'"),
+        (
+            '[grid]\n"method.name" = ["feddrop", "fedavg"]\nrate = [0.5]',
+            "run method=fedavg,rate=0.5: rate is 0.5, which",
+        ),
+        ("[[variants]]\nrate = 0.5", "variant 1 has no name"),
+        ('[[variants]]\nname = "a"\n[[variants]]\nname = "a"', "two variants"),
+        ("variants = 3", r"\[\[variants\]\]"),
+        (f"[grid]\nseed = {list(range(200))}\nrounds = {list(range(1, 101))}", "makes 20000 runs"),
+        ("[grid]\nseed = [-1]", "run seed=-1: seed is -1"),
+    ],
+)
+def test_a_slip_is_one_line(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_sweep(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_varied_is_not_set(tmp_path):
+    path = written(tmp_path, "[grid]\nseed = [0, 1]")
+    assert {config.rounds for config in read_sweep(path, ["rounds=7"]).values()} == {7}
+    with pytest.raises(ConfigError, match="seed is varied by the sweep, and given by --set"):
+        read_sweep(path, ["seed=3"])
+
+
+def test_names_and_folders(tmp_path):
+    for name in ("", "a/b", "..", ".hidden"):
+        with pytest.raises(ConfigError, match="a folder can have"):
+            jobs_for({name: small()}, tmp_path)
+    with pytest.raises(ConfigError, match="spreads whole runs"):
+        jobs_for({"a": small(**{"execution.executor": "ray"})}, tmp_path)
+    with pytest.raises(ConfigError, match="at least one"):
+        jobs_for({}, tmp_path)
+
+
+# --- training
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_stopped_and_tells_what_failed(tmp_path):
+    """One run is finished before, one under way, one hopeless: it is named, the others are done, none twice."""
+    out = tmp_path / "out"
+    runs = {
+        "done": small(rate=0.1),
+        "half": small(rate=0.3),
+        "hopeless": small(rate=0.3, **{"train.lr": 1e30}),
+        "nowhere": small(rate=0.3, **{"data.name": "cifar10", "data.path": "/nowhere"}),
+    }
+    feddrop.run(runs["done"], out / "done")
+    stamp = (out / "done" / "metrics.jsonl").stat().st_mtime_ns
+    next(iter(feddrop.Run(runs["half"], out / "half")))
+    first = (out / "half" / "metrics.jsonl").read_text()
+    seen = []
+    with pytest.raises(RunError, match=r"2 of 4 runs failed; the others are done\.\nhopeless: no device") as caught:
+        feddrop.sweep(runs, out, workers=1, watch=lambda jobs, failed: seen.append((len(jobs), sorted(failed))))
+    assert "\nnowhere: " in str(caught.value)
+    assert seen[-1] == (4, ["hopeless", "nowhere"])
+    assert (out / "done" / "metrics.jsonl").stat().st_mtime_ns == stamp
+    assert (out / "half" / "metrics.jsonl").read_text().startswith(first)
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["rate"], row["rounds"]) for row in rows] == [("done", "0.1", "2"), ("half", "0.3", "2")]
+    assert "done" in (out / "comparison.html").read_text()
+    good = {name: runs[name] for name in ("done", "half")}
+    assert set(feddrop.sweep(good, out)) == set(good)  # nothing to do: no worker is started
+    with pytest.raises(RunError, match="another configuration"):
+        feddrop.sweep({"done": small(rate=0.2)}, out)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_nothing_but_time(tmp_path):
+    """Its run goes on from its checkpoint, in another process, to the same bits."""
+    runs = {f"seed={seed}": small(rounds=6, seed=seed) for seed in (0, 1)}
+    struck = []
+
+    def watch(jobs, _):
+        if not struck and any(2 <= rounds_done(job) < 6 for job in jobs):
+            struck.append(multiprocessing.active_children()[0].pid)
+            os.kill(struck[0], signal.SIGKILL)
+
+    found = feddrop.sweep(runs, tmp_path / "out", workers=1, watch=watch)
+    assert struck
+    alone = feddrop.run(runs["seed=0"], tmp_path / "alone")
+    assert [r.test_loss for r in found["seed=0"].rounds] == [r.test_loss for r in alone]
+    assert [r.round for r in found["seed=1"].rounds] == list(range(1, 7))
+    assert not multiprocessing.active_children()
+
+
+def test_a_run_that_another_process_holds_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "LOCKED_S", 0.0)
+    monkeypatch.setattr(engine.time, "sleep", lambda _: None)
+    folder = tmp_path / "run"
+    with feddrop.files.locked(folder):
+        assert "another process is at work" in engine._train(small().to_toml(), str(folder))
+    assert not (folder / "config.toml").exists()
+
+
+# --- the command
+
+
+@pytest.mark.slow
+def test_the_example_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", str(ROOT / "examples" / "sweep.toml"), "--set", "rounds=1", "--set", "data.train_limit=60"]
+    call = lambda *more: guarded(lambda: app([*words, *more], print_error=False, exit_on_error=False))  # noqa: E731
+    assert call("--list") == 0
+    assert "units,seed=1: 0 of 1 rounds done" in capsys.readouterr().out
+    assert not (tmp_path / "runs" / "sweep" / "results.csv").exists()
+    assert call() == 0
+    said = capsys.readouterr().out
+    assert "6 runs, 6 rounds" in said
+    assert "Comparison: runs/sweep/comparison.html" in said
+    assert "3 settings, 6 runs" in (tmp_path / "runs" / "sweep" / "comparison.html").read_text()
+    assert call("--workers", "0") == 2
+    assert call("--ray", "ray://somewhere:10001") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("sweep a.toml --ray", "sweep a.toml --ray=default"),
+        ("sweep --ray a.toml", "sweep --ray=default a.toml"),
+        ("sweep a.toml --ray --workers 3", "sweep a.toml --ray=default --workers 3"),
+        ("sweep a.toml --ray 10.0.0.1:6379", "sweep a.toml --ray 10.0.0.1:6379"),
+        ("paper all --ray auto", "paper all --ray auto"),
+        ("paper --ray table", "paper --ray=default table"),
+        ("run a.toml", "run a.toml"),
+    ],
+)
+def test_ray_takes_an_address_or_none(words, found):
+    assert with_address(words.split()) == found.split()
+
+
+def test_a_board_without_a_terminal_says_what_ended(tmp_path, capsys):
+    from feddrop.terminal.say import Screen
+    from feddrop.terminal.sweeping import Board
+
+    jobs = jobs_for({"a": small(), "b": small(seed=1)}, tmp_path)
+    with Board(Screen()) as board:
+        board.show(jobs, {})
+        jobs[0].folder.mkdir()
+        (jobs[0].folder / "metrics.jsonl").write_text("{}\n{}\n")
+        board.show(jobs, {"b": "why"})
+        board.show(jobs, {"b": "why"})
+    assert capsys.readouterr().out == "a: done\nb: failed\n"
