@@ -29,6 +29,7 @@ LOOKED_AT = {
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
+    "feddrop paper power": "takes a minute; test_paper.py makes the page at its smallest scale",
     "feddrop paper all": "takes hours, or draws the whole page; test_paper.py does it at its smallest scale",
 }
 # Data that a reader fetches first, and what stands in for them.
