@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help run test check bench soak ray docs clean
+.PHONY: help run test check bench soak flower ray docs clean
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -31,6 +31,9 @@ bench: $(READY)  ## Speed, as ratios to a peer or a physical limit measured in t
 
 soak: $(READY)  ## Kills, damaged frames and many rounds, for an hour or more; prints the table of docs/reliability.md.
 	$(BIN)/python benchmarks/soak.py
+
+flower: $(READY)  ## Train over real Flower nodes on this machine, with TLS and keys; compare with one process.
+	$(BIN)/python examples/flower/federation.py --out runs/flower-$$(date +%s)
 
 ray: $(READY)  ## Train over a Ray cluster of two nodes on loopback; say whether the parameters equal those of serial.
 	$(BIN)/python examples/two_nodes.py

@@ -40,7 +40,7 @@ print(json.dumps([loaded - started, imported - loaded, time.process_time() - imp
 
 def measure(source: Path, toml: str) -> list[float]:
     """Return seconds for torch's import, for ours, and for the set-up, in a new process."""
-    section = "[method]" if (source / "feddrop" / "methods").is_dir() else "[subnet]"  # before version 0.2
+    section = "[method]" if (source / "feddrop" / "wire.py").is_file() else "[subnet]"  # before version 0.2
     environment = {**os.environ, "PYTHONPATH": str(source)}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", SCRIPT, toml.replace("{section}", section), f"{folder}/run"]

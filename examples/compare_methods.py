@@ -1,6 +1,6 @@
 """All methods of the package on the digits, on equal terms: the table of docs/methods.md.
 
-    python examples/compare_methods.py [FOLDER] [--rounds 30] [--seeds 3]
+    python examples/compare_methods.py [FOLDER] [--rounds 20] [--seeds 2]
 
 Runs are kept in FOLDER (runs/methods); one that is finished is not run again, one that was stopped goes on.
 """
@@ -19,7 +19,7 @@ ROWS = {  # what is shown: the method, whether its rate may be 0.5 for all, and 
     "HeteroFL": ('"heterofl"', 0.5, True),
     "FedRolex": ('"fedrolex"', 0.5, True),
     "FedDST": ('{ name = "feddst", alpha = 0.1, readjust_every = 5 }', 0.5, False),
-    "PruneFL": ('{ name = "prunefl", max_density = 0.5 }', None, False),
+    "PruneFL": ('{ name = "prunefl", first_rounds = 5, adjust_every = 5, max_density = 0.5 }', None, False),
     "FjORD": ('"fjord"', False, True),
     "FjORD, distilled": ('{ name = "fjord", distill = true }', False, True),
 }
@@ -30,7 +30,7 @@ def outcome(method: str, rate: float | list[float] | None, seed: int, rounds: in
     given = "" if rate is None else f"rate = {rate}\n"
     config = feddrop.RunConfig.from_toml(
         f"seed = {seed}\nrounds = {rounds}\n{given}method = {method}\n"
-        'data = { name = "digits", devices = 10, partition = "dirichlet", alpha = 0.5 }\nmodel = { width = 0.5 }'
+        'data = { name = "digits", devices = 10, partition = "dirichlet", alpha = 0.5 }\nmodel = { name = "mlp" }'
     )
     done = (folder / "config.toml").exists()
     records = feddrop.resume(folder) if done else feddrop.run(config, folder)
@@ -42,8 +42,8 @@ def main() -> None:
     """Run what has not been run yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", default="runs/methods", type=Path)
-    parser.add_argument("--rounds", default=30, type=int)
-    parser.add_argument("--seeds", default=3, type=int)
+    parser.add_argument("--rounds", default=20, type=int)
+    parser.add_argument("--seeds", default=2, type=int)
     args = parser.parse_args()
     print("| method | all devices at 0.5 | MB | mixed rates | MB |\n|---|---|---|---|---|")
     for name, (method, one, mixes) in ROWS.items():

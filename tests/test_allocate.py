@@ -441,7 +441,7 @@ def test_bad_calls():
     for method in set(METHODS) - {"fixed"}:
         with pytest.raises(ConfigError, match=f"rate is 0.5, but the method '{method}' takes none"):
             allocate(p, method, rate=0.5, seed=0)
-    with pytest.raises(ConfigError, match="needs a rate"):
+    with pytest.raises(ConfigError, match=r"needs a rate: --rate 0\.3"):
         allocate(p, "fixed")
     with pytest.raises(ConfigError, match="above max_rate"):
         allocate(p, "fixed", rate=0.95)

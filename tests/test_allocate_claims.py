@@ -11,6 +11,7 @@ from allocate_cases import KINDS, problems
 from feddrop.allocation import Problem, allocate
 from feddrop.paper.finding import FORWARD_FLOPS, PARAMETERS, SCENARIOS, measure, table
 from feddrop.radio import Cell
+from power_cases import power_problems
 
 MODEL = {"parameters": PARAMETERS, "forward_flops": FORWARD_FLOPS}
 
@@ -124,14 +125,14 @@ def test_who_has_the_worse_channel_gets_more_band_and_drops_more():
 # Claim 3: rate against CPU speed is not monotone.
 
 
-def rates_by_frequency(budget_j: float) -> np.ndarray:
-    """Rate of device 0 for CPU frequencies from 0.5 to 10 GHz, in the paper's cell."""
+def rates_by_frequency(budget_j: float, choose: tuple[str, ...] = ()) -> np.ndarray:
+    """Rate of device 0 for CPU frequencies from 0.5 to 10 GHz, in the paper's cell; the highest, where it is chosen."""
     cell = Cell.paper(seed=1, budget_j=budget_j, noise="literal", deadline_s=1.2)
     channels = cell.draw(0, 1)
     rates = []
     for hz in np.linspace(0.5e9, 10e9, 39):
         here = replace(channels, cpu_hz=np.where(np.arange(10) == 0, hz, channels.cpu_hz))
-        rates.append(allocate(cell.problem(here, **MODEL)).rate[0])
+        rates.append(allocate(cell.problem(here, **MODEL, choose=choose)).rate[0])
     return np.array(rates)
 
 
@@ -147,6 +148,34 @@ def test_rate_against_cpu_speed_falls_and_rises_when_energy_binds():
 
 def test_rate_against_cpu_speed_only_falls_when_energy_does_not_bind():
     assert (np.diff(rates_by_frequency(np.inf)) < 0).all()
+
+
+def test_when_the_clock_is_chosen_the_rate_rises_a_thirtieth_as_much():
+    """It survives, but for another reason: no energy is wasted, band goes elsewhere. Then nothing changes any more."""
+    fixed, chosen = rates_by_frequency(300.0), rates_by_frequency(300.0, ("power", "cpu"))
+    rise, little = fixed[-1] - fixed.min(), chosen[-1] - chosen.min()
+    assert rise > 0.45
+    assert 0.005 < little < rise / 25
+    assert np.ptp(chosen[-10:]) < 1e-9
+
+
+def test_with_its_share_held_a_faster_clock_that_is_chosen_never_raises_the_rate():
+    p = power_problems("mixed", 6, 20, seed=41)
+    rates = []
+    for factor in np.geomspace(1.0, 8.0, 7):
+        cpu_hz = np.where(np.arange(6) == 0, factor, 1.0) * p.cpu_hz
+        rates.append(allocate(replace(p, cpu_hz=cpu_hz), "equal", policy="leave-out").rate[:, 0])
+    assert np.diff(rates, axis=0).max() <= 1e-9
+
+
+def test_but_through_the_band_it_may_rise_a_little():
+    """The faster device is held by energy too, band is worth less to it, and goes to the other: Σ w/(1-γ) falls."""
+    p = power_problems("full speed", 2, 25, seed=41)
+    found = [allocate(replace(p, cpu_hz=np.array([factor, 1.0]) * p.cpu_hz)) for factor in np.geomspace(1.0, 8.0, 9)]
+    rise = np.diff([one.rate[:, 0] for one in found], axis=0)
+    assert 0.005 < rise.max() < 0.05
+    assert np.diff([one.objective for one in found], axis=0).max() <= 1e-9
+    assert np.diff([one.share[:, 0] for one in found], axis=0).flat[rise.argmax()] < 0
 
 
 # Our own finding: under the paper's table, read literally, an equal split is all but optimal.

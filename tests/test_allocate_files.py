@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrop.allocation import allocate
+from feddrop.allocation import PowerProblem, allocate
 from feddrop.errors import ConfigError
 from feddrop.paper.finding import main as finding
 from feddrop.radio import RadioConfig
@@ -214,3 +214,50 @@ def test_a_byte_order_mark_is_no_part_of_a_problem(tmp_path):
         (tmp_path / name).write_bytes(b"\xff\xfe" + (EXAMPLES / name).read_bytes())
         with pytest.raises(ConfigError, match="not UTF-8"):
             load(tmp_path / name)
+
+
+def test_a_problem_that_leaves_power_and_clock_open(tmp_path):
+    given = load(EXAMPLES / "power.toml")
+    assert isinstance(given.problem, PowerProblem)
+    found = allocate(given.problem)
+    sensor = rows(found, given.names)[3]
+    assert sensor["name"] == "sensor"
+    assert 0 < sensor["tx_power_w"] < 0.3
+    assert 0 < sensor["cpu_hz"] < 4e8
+    assert found.residual < 1e-8
+    text = as_text(found, given.names)
+    assert "power" in text
+    assert "GHz" in text
+    assert json.loads(as_json(found, given.names))["devices"][3] == sensor
+    assert len(draw(found, given.names).axes) == 4
+    table = tomllib.loads((EXAMPLES / "power.toml").read_text())
+    devices = table.pop("device")
+    lines = [",".join([*devices[0], "deadline_s", "bandwidth_hz", "max_rate"])]
+    lines += [",".join(map(str, [*device.values(), 2.0, 5e6, 0.9])) for device in devices]
+    (tmp_path / "power.csv").write_text("\n".join(lines))
+    np.testing.assert_allclose(allocate(load(tmp_path / "power.csv").problem).rate, found.rate)
+
+
+def test_a_cell_that_leaves_power_and_clock_open(tmp_path):
+    text = (EXAMPLES / "cell.toml").read_text()
+    (tmp_path / "open.toml").write_text(text + 'control = ["rate", "power", "cpu"]\n')
+    given = load(tmp_path / "open.toml")
+    assert isinstance(given.problem, PowerProblem)
+    assert given.method == "equal"
+    better = allocate(given.problem).objective
+    assert better < allocate(given.problem, "equal").objective
+    assert better < allocate(load(EXAMPLES / "cell.toml").problem).objective - 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("bandwidth_hz = 5e6\n", "bandwidth_hz is missing"),
+        ("upload_bits = 8e6\n", "upload_bits of device 0 is missing"),
+    ],
+)
+def test_an_open_problem_says_what_is_missing(tmp_path, change, message):
+    text = (EXAMPLES / "power.toml").read_text()
+    (tmp_path / "bad.toml").write_text(text.replace(change, "", 1))
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "bad.toml")

@@ -9,30 +9,24 @@ import numpy as np
 import pytest
 
 import feddrop
-from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
+from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, alternate, at_part, diagnose
 from feddrop.allocation.pace import inverse_log_phi, log_phi, pace
 from feddrop.errors import ConfigError, InfeasibleError
-from power_cases import KINDS, conic, in_logs, one_of_power, power_problems
+from power_cases import KINDS, conic_optimum, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = (1, 2, 3, 10, 30, 100)
 
 
 def hold(found, p):
     """Feasible to 1e-9, and optimal by the KKT conditions to 1e-8."""
-    keep, f, power = 1.0 - found.rate, found.cpu_hz, found.tx_power_w
-    assert (found.latency_s <= p.deadline_s * (1 + 1e-9)).all()
-    assert (found.energy_j <= p.budget_j * (1 + 1e-9)).all()
-    assert (found.share.sum(axis=-1) <= 1 + 1e-9).all()
-    assert ((keep >= (1.0 - p.max_rate) * (1 - 1e-9)) & (keep <= 1.0)).all()
-    assert ((f <= p.cpu_hz) & (f >= p.least_cpu_hz) & (power <= p.tx_power_w) & (power >= p.least_tx_power_w)).all()
-    assert ((f > 0) & (power > 0)).all()
+    assert worst_breach(found, p) <= 1e-9
     assert found.residual <= 1e-8
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_thousands_of_instances_are_feasible_and_optimal(kind, devices):
-    p = power_problems(kind, devices, {1: 150, 2: 100, 3: 60, 10: 40, 30: 20, 100: 8}[devices])
+    p = power_problems(kind, devices, {1: 120, 2: 80, 3: 50, 10: 30, 30: 12, 100: 5}[devices])
     found = allocate(p)
     hold(found, p)
     if devices == 10:  # each constraint binds in turn
@@ -43,45 +37,42 @@ def test_thousands_of_instances_are_feasible_and_optimal(kind, devices):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("devices", [1, 3, 10])
 def test_the_same_under_subband_noise(kind, devices):
-    p = power_problems(kind, devices, {1: 12, 3: 5, 10: 2}[devices], subband=True)
+    p = power_problems(kind, devices, {1: 8, 3: 3, 10: 1}[devices], subband=True)
     hold(allocate(p), p)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[:5] not in ("fixed", "bound")])
-@pytest.mark.parametrize("devices", [1, 3, 10, 30])
-def test_no_conic_solver_finds_better(kind, devices):
-    import cvxpy as cp
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conic_solver_finds_the_same(kind):
+    """And infeasible, what is. Its own trouble is passed over, if it is rare."""
+    compared = 0
+    for devices, rounds in ((1, 3), (3, 3), (30, 1)):
+        p = power_problems(kind, devices, rounds, seed=1)
+        for row, value in enumerate(np.atleast_1d(allocate(p).objective)):
+            reference = conic_optimum(one_of_power(p, row))
+            if reference is not None:
+                compared += 1
+                assert value <= reference * (1 + 1e-7)
+                assert value == pytest.approx(reference, rel=1e-5 if kind == "cap" else 1e-6)
+    assert compared >= 4
+    over = one_of_power(power_problems(kind, 3, 1, seed=1, load=1.3), 0)
+    assert diagnose(over) is not None
+    assert conic_optimum(over) in (None, np.inf)
 
-    p = power_problems(kind, devices, 3, seed=1)
-    found = allocate(p)
-    for row in range(3):
-        problem = conic(one_of_power(p, row))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                value = problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-            except cp.SolverError:
-                continue  # its own trouble; others of the same kind are solved
-        if problem.status == "optimal":
-            assert found.objective[row] == pytest.approx(value, rel=1e-6)
 
-
-@pytest.mark.parametrize("kind", ["full speed", "energy", "scarce", "mixed"])
+@pytest.mark.parametrize("kind", ["full speed", "energy", "scarce", "bounded"])
 def test_no_general_solver_finds_better_under_subband_noise(kind):
     """In logarithms the problem is convex, so that every start ends at the same optimum."""
     rng = np.random.default_rng(0)
-    p = power_problems(kind, 3, 4, seed=2, subband=True)
+    p = power_problems(kind, 2, 2, seed=2, subband=True)
     found, compared = allocate(p), 0
-    for row in range(4):
+    for row in range(2):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            values = [in_logs(one_of_power(p, row), rng) for _ in range(4)]
-        best = min(values)
+            best = min(in_logs(one_of_power(p, row), rng) for _ in range(2))
         if np.isfinite(best):
             compared += 1
-            assert found.objective[row] <= best * (1 + 1e-6)
-            assert best == pytest.approx(found.objective[row], rel=1e-5)
-    assert compared >= 2
+            assert found.objective[row] == pytest.approx(best, rel=1e-6)
+    assert compared
 
 
 @pytest.mark.parametrize("subband", [False, True])
@@ -125,15 +116,15 @@ def test_the_best_pace_beats_every_grid_point():
     p = one_of_power(power_problems("energy", 6, 1, seed=6), 0)
     share = np.full(6, 1 / 6)
     best = np.full(6, np.inf)
-    for f in np.geomspace(0.02, 1.0, 120):
-        for power in np.geomspace(0.002, 1.0, 120):
+    for f in np.geomspace(0.02, 1.0, 60):
+        for power in np.geomspace(0.002, 1.0, 60):
             c = p.at(f * p.cpu_hz, power * p.tx_power_w)
             seconds, joules = c.air(share)
             load = np.maximum((seconds + c.compute_s) / p.deadline_s, (joules + c.compute_j) / p.budget_j)
             best = np.minimum(best, np.maximum(load, 1.0))
     found = np.maximum(pace(p, share).z, 1.0)
     assert (found <= best * (1 + 1e-12)).all()
-    np.testing.assert_allclose(found, best, rtol=0.05)
+    np.testing.assert_allclose(found, best, rtol=0.1)
 
 
 @pytest.mark.parametrize("subband", [False, True])
@@ -268,3 +259,42 @@ def test_a_clock_that_spends_too_much_is_called_by_its_name(subband):
     assert why.devices == [1]
     assert why.constraints == ["energy"]
     assert np.isinf(why.deadline_s)
+
+
+def test_the_quick_iteration_is_the_safe_one():
+    """Newton on everything at once finds what the nested search does, or leaves it to that."""
+    from feddrop.allocation import exact_power, power_newton
+
+    settled = 0
+    for kind in ("full speed", "energy", "scarce", "cap", "mixed", "fixed clock"):
+        p = power_problems(kind, 10, 8, seed=15)
+        for one in (one_of_power(p, row) for row in range(8)):
+            everyone = np.ones(10, dtype=bool)
+            quick, safe = power_newton.solve(one, everyone), exact_power.solve_safely(one, everyone)
+            if quick is not None:
+                settled += 1
+                assert quick.objective == pytest.approx(safe.objective, rel=1e-10)
+                np.testing.assert_allclose(quick.share, safe.share, rtol=1e-6)
+    assert settled > 24
+
+
+def test_rivals_are_feasible_and_never_better():
+    p = power_problems("energy", 6, 12, seed=31)
+    worst = 0.0
+    for one in (one_of_power(p, row) for row in range(12)):
+        best = allocate(one).objective
+        for rival in (at_part, lambda it: at_part(it, 0.5), alternate):
+            try:
+                found = rival(one)
+            except InfeasibleError:
+                continue
+            assert worst_breach(found, one) <= 1e-9
+            assert found.objective >= best * (1 - 1e-9)
+            if found.method == "alternating":
+                assert (np.diff(found.history[:, 1]) <= 0).all()
+                worst = max(worst, found.objective / best - 1)
+    assert worst > 0.02  # it stops short of the optimum
+    with pytest.raises(ConfigError, match="part is 1.5"):
+        at_part(one, 1.5)
+    with pytest.raises(ConfigError, match="one round"):
+        alternate(p)

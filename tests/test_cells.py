@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import warnings
 import zipfile
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place, noise_density
 from feddrop.radio.presets import PRESETS
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
+from feddrop.report.places import draw
 from feddrop.runs import Run, resume, run
 
+DOCS = Path(__file__).parents[1] / "docs"
 LENET = {"parameters": 61_706, "forward_flops": 833_040}
 ALEXNET = {"parameters": 36_000_000, "forward_flops": 400_000_000}
 
@@ -497,6 +501,39 @@ def test_files_that_hold_no_gains(tmp_path, name, data, message):
         read_arrays(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot read the gains"):
         read_arrays(tmp_path / "nowhere.npz")
+
+
+# The page and its picture
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "cells.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "cells.md", "exec"), {})  # noqa: S102
+    assert read_arrays("gains.npz").uplink.shape == (30, 10)
+
+
+def test_the_page_has_every_preset_kind_and_model():
+    text = (DOCS / "cells.md").read_text()
+    for name in (*PRESETS, *KINDS, *GROUPS, *MODELS):
+        assert f"`{name}`" in text
+    for name, kind in KINDS.items():
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert float(cells[3].split(",")[0]) == kind.flop_per_cycle
+        assert float(cells[4]) == kind.cpu_constant
+        assert float(cells[6]) == kind.tx_power_w
+        assert (
+            cells[2].split()[-1] == f"{kind.cpu_hz[1] / 1e9:.2f}" or float(cells[2].split()[-1]) == kind.cpu_hz[1] / 1e9
+        )
+
+
+def test_the_picture_shows_who_was_dropped_where():
+    *maps, gains = draw(devices=30).axes
+    assert [sum(len(points.get_offsets()) for points in panel.collections) for panel in maps] == [30, 30, 30]
+    assert len(gains.lines) == 4
 
 
 # In a run

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feddrop import DataConfig, ModelConfig, ParticipationConfig, RadioConfig, ServerConfig, TrainConfig
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.methods import named
@@ -149,6 +151,26 @@ def test_numpy_numbers_are_numbers():
     assert config == RunConfig(seed=3, rounds=2, rate=(0.1, 0.2))
     assert RunConfig.from_toml(config.to_toml()) == config
     assert RunConfig(rate=np.float32(0.25)).rate == 0.25
+    assert RunConfig(rate=torch.tensor([0.25, 0.5])).rate == (0.25, 0.5)
+
+
+def test_numpy_numbers_are_numbers_in_every_section():
+    config = RunConfig(
+        data=DataConfig(devices=np.int64(3)),
+        model=ModelConfig(name="mlp", width=np.float32(0.5), layers=np.int8(2)),
+        train=TrainConfig(lr=np.float32(0.25), batch_size=np.int32(8)),
+        server=ServerConfig(krum=np.int64(1), clip=np.float64(2.0)),
+        participation=ParticipationConfig(count=np.int64(2)),
+        radio=RadioConfig(deadline_s=np.float32(3), cpu_hz=np.array([1e9, 2e9]), dynamic=np.bool_(True)),
+        method=named("feddrop", layer_rates={"fc1": np.float32(0.5)}, layers=np.array(["fc1"])),
+    )
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert (config.train.lr, config.radio.cpu_hz, config.method.settings.layers) == (0.25, (1e9, 2e9), ("fc1",))
+    kinds = {type(value) for value in config.flat().values()}
+    assert kinds <= {int, float, str, bool, tuple}
+    for wrong, said in (({"rounds": "3"}, "rounds is '3'"), ({"data": DataConfig(devices=2.5)}, "data.devices is 2.5")):
+        with pytest.raises(ConfigError, match=f"{said}; it must be a whole number"):
+            RunConfig(**wrong)
 
 
 def test_settings_that_may_have_an_effect_later_are_a_line():

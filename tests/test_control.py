@@ -116,7 +116,8 @@ def test_a_run_records_and_shows_power_and_clock(tmp_path):
             assert device.energy_j <= 0.2
     assert "mean power" in (page := (tmp_path / "whole" / "report.html").read_text())
     assert "CPU clock by device" in page
-    assert "mW" in line(records[-1], 2) and "Hz" in line(records[-1], 2)
+    assert "mW" in line(records[-1], 2)
+    assert "Hz" in line(records[-1], 2)
     assert {"power", "clock"} <= {column.header for column in table(records, 250).columns}
 
     next(iter(Run(config, tmp_path / "stopped")))

@@ -16,7 +16,7 @@ from feddrop.methods.method import Job
 from feddrop.models import alexnet, lenet
 from feddrop.rounds import push
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
+from feddrop.subnets.cut import SubnetConfig, cutter, kept_units, sizer
 from feddrop.subnets.piece import from_device_shape, gather, scatter, to_device_shape
 
 
@@ -162,3 +162,21 @@ def test_kept_units_match_the_pieces(tiny):
     plan = Blueprint(tiny, (1, 16, 16))
     subnet = cutter(plan, SubnetConfig(level="unit"))(3, 0.5)
     assert kept_units(plan.units, subnet)["fc1"] == subnet["fc1.bias"].size
+
+
+def test_a_higher_rate_never_leaves_more_units():
+    """5 and 25 units change their counts at the same share, 0.9: which of them does so first must not hang on a bit."""
+    net = nn.Sequential(
+        nn.Linear(9, 2),
+        nn.ReLU(),
+        nn.Linear(2, 5),
+        nn.ReLU(),
+        nn.Linear(5, 36),
+        nn.ReLU(),
+        nn.Linear(36, 25),
+        nn.ReLU(),
+    )
+    net.append(nn.Linear(25, 10))
+    sizes = sizer(Blueprint(net, (9,)), SubnetConfig(level="unit"))
+    kept = [sum(sizes(1.0 - 0.1 ** (i / 256)).values()) for i in range(257)]
+    assert kept == sorted(kept, reverse=True)

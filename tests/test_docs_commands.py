@@ -1,8 +1,8 @@
 """Every command that readme, documentation and examples tell a reader to type is one that works.
 
 Those of ``feddrop`` are run, in this process and in a folder of their own, on less data than printed; what stands in
-``PARSED`` is only held to the options that there are. A page's commands run in their order, and what they take as given
-(a run, a configuration) is there.
+``LOOKED_AT`` is only held to the options that there are. A page's commands run in their order, and what they take as
+given (a run, a configuration) is there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from feddrop.terminal.failures import guarded
 from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
 # Why a command is not run here, by how it begins.
-PARSED = {
+LOOKED_AT = {
     "feddrop sweep examples/sweep.toml --ray": "joins a cluster; test_ray.py does it on one of two nodes",
     "feddrop paper table --ray": "likewise",
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
+    "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
     "feddrop paper all": "takes hours, or draws the whole page; test_paper.py does it at its smallest scale",
 }
 # Data that a reader fetches first, and what stands in for them.
@@ -125,8 +126,10 @@ def test_commands_of_ours_work(page, reader, capsys):
         words = filled(command)
         if words[0] != "feddrop" or command in RAN or words[1:] == ["resume"]:
             continue
-        if any(command.startswith(start) for start in PARSED):
-            app.parse_args(words[1:], print_error=False, exit_on_error=False)
+        if any(command.startswith(start) for start in LOOKED_AT):
+            app([words[1], "--help"], exit_on_error=False, result_action="return_value")
+            known = capsys.readouterr().out
+            assert all(word in known for word in words if word.startswith("--")), command
             continue
         capsys.readouterr()
         run_it(smaller(words), reader)
@@ -158,5 +161,5 @@ def test_commands_of_others_name_what_there_is(page):
 
 def test_what_is_only_parsed_is_still_printed_somewhere():
     typed = [command for page in PAGES for command, _ in commands(page)]
-    for start in PARSED:
+    for start in LOOKED_AT:
         assert any(command.startswith(start) for command in typed), start

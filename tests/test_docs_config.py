@@ -35,7 +35,7 @@ CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
     "execution.executor": EXECUTORS,
-    "execution.wire": DTYPES,
+    "execution.wire": (*DTYPES, "auto"),
     "method.name": methods.METHODS,
     "method[feddrop].count": COUNTS,
     "method[feddrop].level": LEVELS,
@@ -158,3 +158,11 @@ def test_every_page_is_in_the_navigation_and_on_the_first_page():
     assert sorted(nav) == sorted(pages)
     linked = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert ["index.md", *linked] == nav
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md") if path.name != "paper.md"))
+def test_no_table_has_a_blank_head(page):
+    """Of the pages that are written by hand."""
+    heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (DOCS / page).read_text(), re.MULTILINE)
+    for head in heads:
+        assert all(cell.strip() for cell in head.strip("|").replace("\\|", "").split("|")), head

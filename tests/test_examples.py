@@ -8,14 +8,40 @@ from pathlib import Path
 
 import pytest
 
+from feddrop.allocation import allocate
 from feddrop.config import RunConfig
+from feddrop.radio.files import load
 from feddrop.report import load_run
+from feddrop.runs import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_configurations_are_valid():
     assert RunConfig.from_file(EXAMPLES / "digits.toml").radio is not None
+
+
+def test_a_city_street(tmp_path):
+    small = ["rounds=2", "data.train_limit=200", "radio.deadline_s=0.1"]
+    records = run(RunConfig.from_file(EXAMPLES / "urban.toml", small), tmp_path / "run")
+    devices = [device for record in records for device in record.devices if device.took_part]
+    assert all(device.latency_s <= 0.1 and device.wire for device in devices)
+    problem, _, method, policy = load(EXAMPLES / "urban_cell.toml")
+    found = allocate(problem, method, policy=policy)
+    assert 0.2 < found.rate[found.active].mean() < 0.6
+
+
+def test_wires_are_compared(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import compare_wires
+
+    (cell, settings), *_ = compare_wires.CELLS.items()
+    monkeypatch.setattr(compare_wires, "CELLS", {cell: settings})
+    monkeypatch.setattr(compare_wires, "WIRES", ("float32", "auto"))
+    monkeypatch.setattr(compare_wires, "SMALL", ["data.train_limit=100"])
+    head, _, plain, auto = compare_wires.rows(rounds=1, seeds=1)
+    assert head.count("|") == plain.count("|") == auto.count("|")
+    assert float(auto.split("|")[4]) < float(plain.split("|")[4])  # less is dropped
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from feddrop.errors import ConfigError, TrainingError
-from feddrop.learning.batches import LocalBatches
+from feddrop.learning.batches import LocalBatches, images_last, laid_out
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import accuracy, evaluate, train
 from feddrop.learning.losses import LOSSES, loss_named, measures_for
@@ -229,3 +230,20 @@ def test_schedules():
 def test_bad_settings(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         TrainConfig(**bad)
+
+
+@pytest.mark.parametrize("channels", [(4, 8), (16, 32)])
+def test_narrow_strided_convolutions_are_trained_as_without_onednn(channels):
+    """With channels last, oneDNN's gradient of such a layer writes past its memory."""
+    net = nn.Sequential(nn.Conv2d(channels[0], channels[1], 1, stride=2), nn.Flatten(), nn.Linear(channels[1] * 64, 3))
+    x = torch.randn(20, channels[0], 16, 16)
+    last = images_last(x)
+    assert laid_out(net, last).is_contiguous() == (channels[0] < 16)
+    assert laid_out(net, (last, last))[1].is_contiguous() == (channels[0] < 16)
+    losses = []
+    for enabled in (True, False):
+        twin = copy.deepcopy(net)
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            pairs = [(last if enabled else x, torch.arange(20) % 3)] * 8
+            losses.append(train(twin, whole_subnet(twin), pairs, TrainConfig(), lr=0.05, loss=LOSS))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

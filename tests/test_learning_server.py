@@ -12,6 +12,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.learning.server import OPTIMIZERS, ServerConfig, first_state, server_step
+from feddrop.methods import METHODS
 from feddrop.runs import Run
 from feddrop.subnets.piece import Piece, whole
 from support.simulation import few
@@ -83,15 +84,23 @@ def test_bad_settings(bad, message):
         ServerConfig(**bad)
 
 
-RUN = "seed = 3\nrounds = 4\nrate = 0.5\ndata = { devices = 3 }\ntrain = { lr = 0.1, batch_size = 16 }"
+RUN = "seed = 3\nrounds = 4\ndata = { devices = 3 }\ntrain = { lr = 0.1, batch_size = 16 }"
 
 
-@pytest.mark.parametrize("optimizer", STEPS)
-@pytest.mark.parametrize("method", ["feddrop", "heterofl", "feddst"])
+OWN = {
+    "feddst": ["method.alpha=0.3", "method.readjust_every=1"],
+    "prunefl": ["method.first_rounds=1", "method.first_adjust_every=1", "method.adjust_every=1"],
+}
+AROUND = [(step, method) for step in STEPS for method in ("feddrop", "feddst")]
+AROUND += [("fedadam", method) for method in METHODS if method not in ("feddrop", "feddst")]
+
+
+@pytest.mark.parametrize(("optimizer", "method"), AROUND)
 def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimizer, method):
     """The merge of every round, then the formula; a network that is sparse stays so, and pruning is no gradient."""
-    own = ["method.name=feddst", "method.alpha=0.3", "method.readjust_every=1"] if method == "feddst" else []
-    overrides = [f'server.optimizer="{optimizer}"', "server.lr=0.05", f"method.name={method}", *own]
+    rate = [] if getattr(METHODS[method][0], "rateless", False) else ["rate=0.5"]
+    overrides = [f'server.optimizer="{optimizer}"', "server.lr=0.05", f"method.name={method}", *rate]
+    overrides += OWN.get(method, [])
     config = RunConfig.from_toml(RUN, overrides)
     job = Run(config, tmp_path / "run", model=tiny, dataset=few(digits, 120, 30))
     weights = {name: p.numel() for name, p in tiny.named_parameters() if p.ndim >= 2}

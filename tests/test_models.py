@@ -375,7 +375,8 @@ def test_heads_can_be_left_out():
             r"a class for each of \(32, 32\)",
         ),
         ("resnet18", Shapes.of((3, 7, 8), 10), r"\(3, 8, 8\)"),
-        ("alexnet", TABLE, r"input_shape is \(5,\)"),
+        ("alexnet", TABLE, r"takes images, but a sample is numbers of shape \(5,\). Use mlp"),
+        (ModelConfig(name="resnet18", norm="static"), Shapes.of((3, 15, 16), 10), r"\(3, 16, 16\)"),
     ],
 )
 def test_a_network_for_other_data_is_refused(config, data, message):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from feddrop.config import RunConfig
+from feddrop.data import from_arrays
 from feddrop.errors import ConfigError
 from feddrop.participation import Participation, ParticipationConfig
 from feddrop.runs import Run, resume, run
@@ -84,3 +87,34 @@ def test_a_thousand_devices_cost_what_ten_do(tmp_path, digits):
     records = run(RunConfig.from_toml("", settings), tmp_path / "run")
     assert [len(record.devices) for record in records] == [10, 10]
     assert len(list((tmp_path / "run").rglob("device-*.safetensors"))) <= 20
+
+
+def calls_of_a_round(folder, devices, settings):
+    """Count all that Python calls, functions of C included, in the second round of a run with 10 devices a round."""
+    chance = np.random.default_rng(0)
+    x, y = chance.random((4020, 16, 16)), np.arange(4020) % 10
+    data, parts = from_arrays(x[:4000], y[:4000], x[4000:], y[4000:]), np.arange(4 * devices).reshape(-1, 4)
+    base = ["rounds=4", "participation.count=10", "eval_every=4", "model.width=0.2", *settings]
+    rounds = iter(Run(RunConfig.from_toml("", base), folder, dataset=data, parts=list(parts)))
+    next(rounds)
+    count = 0
+
+    def seen(_frame, event, _arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        next(rounds)
+    finally:
+        sys.setprofile(before)
+    rounds.close()
+    return count
+
+
+@pytest.mark.parametrize("settings", [["rate=0.5"], ["radio.deadline_s=1.0"]], ids=["given", "radio"])
+def test_a_round_of_a_thousand_calls_no_more_than_one_of_ten(tmp_path, settings):
+    """Ten take part in either. A call for every device there is would be 990 more, of some 50,000."""
+    few, many = (calls_of_a_round(tmp_path / str(devices), devices, settings) for devices in (10, 1000))
+    assert many < few + 500

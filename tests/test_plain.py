@@ -24,6 +24,7 @@ def small(digits):
     ("factor", "count", "momentum"), [(True, "exact", 0.0), (False, "bernoulli", 0.9), (True, "bernoulli", 0.5)]
 )
 def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momentum):
+    factor = factor or rule != "delta"  # only that rule has one
     config = RunConfig.from_toml(
         f"""
         seed = 5

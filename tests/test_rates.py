@@ -140,7 +140,7 @@ def test_covering_is_close(tmp_path):
     )
     control = RadioRates(RadioConfig(noise="density"), work, Participation(ParticipationConfig(), 3, 0), 0)
     for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
-        assert 1.0 <= control._cover(top)["push_bits"] / (69656 * 32) < slack
+        assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
 
 
 def test_little_of_the_deadline_is_wasted(tmp_path):

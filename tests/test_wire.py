@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
 from dataclasses import replace
@@ -133,6 +134,16 @@ def test_header_layout_is_the_documented_one():
     assert data[72:76] == b"m\0\0\0"
     assert data[76:80] == bytes([0b10100000, 0, 0, 0])
     assert np.frombuffer(data, "<f4", 12, 80).tolist() == torch.cat(list(example_values().values())).tolist()
+
+
+def test_the_page_tells_of_this_version():
+    page = (Path(__file__).parents[1] / "docs" / "frames.md").read_text()
+    assert page.startswith(f"# The frame format, version {wire.VERSION}\n")
+    rows = [(int(at), int(size)) for at, size in re.findall(r"^\| (\d+) \| (\d+) \|", page, re.MULTILINE)]
+    sizes = [struct.calcsize(f"<{code}") for code in re.findall(r"\d*[a-zA-Z]", wire._LAYOUT.format[1:])]
+    assert rows == [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+    codes = re.search(r"dtype \| (0 bool.*?);", page)[1]
+    assert codes == ", ".join(f"{code} {name}" for code, name in enumerate(sections.DTYPES))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

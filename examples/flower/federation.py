@@ -138,8 +138,9 @@ class Federation:
     def kill(self, name: str) -> None:
         """Kill a process, with all that it started, and wait until it is gone."""
         process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in (process.pid, *descendants(process.pid)):  # some have groups of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def _start(self, name: str, *command: str) -> None:
@@ -159,6 +160,17 @@ class Federation:
 def die_with_parent() -> None:
     """Have the system end this process with the one that started it, however that ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes that a process has started, and that these have."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found, seen = [pid], 0
+    while seen < len(found):
+        found += [child for child, parent in pairs if parent == found[seen]]
+        seen += 1
+    return found[1:]
 
 
 def free_port() -> int:

@@ -7,12 +7,12 @@ import difflib
 import logging
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import tomli_w
 
 from feddrop.callbacks import CallbacksConfig
@@ -81,9 +81,10 @@ class RunConfig:
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            object.__setattr__(self, item.name, _plain(getattr(self, item.name)))
-        object.__setattr__(self, "method", _method(self.method, "method"))
+        for name, hint in _hints(cast(Hashable, type(self))).items():
+            value = getattr(self, name)
+            if value is not None or types.NoneType not in typing.get_args(hint):
+                object.__setattr__(self, name, _convert(value, hint, name))
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")
@@ -93,6 +94,8 @@ class RunConfig:
             raise ConfigError(
                 f"rate is {self.rate!r}, which has no effect on {self.method.name!r}. Remove it, or use 'feddrop'."
             )
+        if self.execution.wire == "auto":
+            self._check_auto()
         if self.radio is not None and (self.rate is None) == (self.radio.scheme == "fixed"):
             if self.rate is None:
                 raise ConfigError(
@@ -102,6 +105,24 @@ class RunConfig:
                 f"rate is {self.rate!r}, which has no effect: [radio] decides the rates by its scheme "
                 f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more '
                 "or less, change radio.deadline_s."
+            )
+
+    def _check_auto(self) -> None:
+        """Raise where nothing could choose how values travel, or nothing would change by it."""
+        if self.radio is None:
+            raise ConfigError(
+                'execution.wire is "auto", which lets the cell choose; without a [radio] section there is none. Add '
+                'one, or write "float32", "float16" or "int8".'
+            )
+        if self.radio.costs == "formula" or self.radio.scheme in ("fixed", "none"):
+            why = (
+                'radio.costs is "formula"'
+                if self.radio.costs == "formula"
+                else f"radio.scheme is {self.radio.scheme!r}"
+            )
+            raise ConfigError(
+                f'execution.wire is "auto", which has no effect: {why}, and rates do not depend on the size of frames. '
+                'Write "float32", "float16" or "int8".'
             )
 
     @property
@@ -174,7 +195,7 @@ def to_table(config: Any) -> dict[str, Any]:
 
 def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     """Build a configuration dataclass from plain values; unknown keys and wrong types are errors."""
-    hints = {item.name: typing.get_type_hints(cls)[item.name] for item in dataclasses.fields(cast(Any, cls))}
+    hints = _hints(cast(Hashable, cls))
     for key in table:
         if key in _MOVED and "method" in hints:
             raise ConfigError(
@@ -187,11 +208,18 @@ def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
     return cls(**{key: _convert(value, hints[key], prefix + key) for key, value in table.items()})
 
 
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return the type of every field of a configuration dataclass."""
+    found = typing.get_type_hints(cls)
+    return {item.name: found[item.name] for item in dataclasses.fields(cls)}
+
+
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """Bring a TOML value to a field's type."""
-    value = _plain(value)
+    """Bring a value of TOML, or of Python with NumPy's numbers and arrays in it, to a field's type."""
     if hint is MethodConfig:
         return _method(value, name)
+    value = to_table(value) if dataclasses.is_dataclass(value) else _plain(value)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
@@ -223,26 +251,23 @@ def _bounded(value: Any, name: str) -> Any:
 def _method(value: Any, name: str) -> MethodConfig:
     """Read ``method = "feddst"`` or a table with a name and the method's own settings."""
     if isinstance(value, MethodConfig):
-        return value
+        own = value.settings if isinstance(value.settings, Mapping) else to_table(value.settings)
+        value = {"name": value.name, **own}
     table = dict(value) if isinstance(value, Mapping) else {"name": value}
     which = table.pop("name", "feddrop")
     if not isinstance(which, str):
         raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
     if ":" in which:
-        return MethodConfig(name=which, settings=table)
+        return MethodConfig(name=which, settings={key: _plain(entry) for key, entry in table.items()})
     settings = METHODS[one_of(name, which, METHODS)][0]
     return MethodConfig(name=which, settings=from_table(settings, table, f"{name}."))
 
 
 def _plain(value: Any) -> Any:
-    """Turn NumPy scalars and arrays into plain numbers and tuples."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return tuple(value.tolist())
-    if isinstance(value, list):
-        return tuple(_plain(entry) for entry in value)
-    return value
+    """Turn scalars and arrays, NumPy's and torch's, into plain numbers and tuples."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value
 
 
 def _type_name(option: Any) -> str:

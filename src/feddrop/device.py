@@ -125,7 +125,7 @@ class Device:
         return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
 
     def _seed(self, seed: int) -> None:
-        """Seed what draws: torch.manual_seed formats the call stack for every kind of accelerator, which takes longer."""
+        """Seed what draws. torch.manual_seed writes down the call stack for every kind of accelerator: slow."""
         if torch.device(self.task.torch_device).type == "cpu":
             torch.default_generator.manual_seed(seed)
         else:

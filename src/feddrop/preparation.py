@@ -209,6 +209,7 @@ def device_task(
         loss=loss,
         rates=None if decided else read_rates(config.given_rate, devices),
         mean=config.server.means(),
+        seed=config.seed,
     )
     return Task(
         setup=setup,

@@ -25,6 +25,7 @@ from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
+from feddrop.radio.wires import AUTO, ERRORS, choose_wires
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
@@ -41,6 +42,7 @@ class Decision:
         shares: share ρ of the band, likewise; empty without a radio.
         powers: watts P that each device sends with, where they are chosen.
         clocks: hertz f that each device computes at, where they are chosen.
+        wires: how each device's values travel, where that is chosen.
         binding: which constraint holds each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
             ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
@@ -54,6 +56,7 @@ class Decision:
     shares: Mapping[int, float] = field(default_factory=dict)
     powers: Mapping[int, float] = field(default_factory=dict)
     clocks: Mapping[int, float] = field(default_factory=dict)
+    wires: Mapping[int, str] = field(default_factory=dict)
     binding: Mapping[int, str] = field(default_factory=dict)
     left_out: Sequence[int] = ()
     deadline_s: float | None = None
@@ -91,7 +94,7 @@ class Workload:
         flops: FLOPs of one sample, forward and with the backward pass, of a subnet that keeps so many values of every
             tensor; None for the whole network.
         sizes: what a subnet of a rate holds; None where the method cannot say.
-        dtype: how values travel.
+        dtype: how values travel; ``"auto"`` to choose it for every device, see :mod:`feddrop.radio.wires`.
     """
 
     samples: Sequence[int]
@@ -122,7 +125,10 @@ class RadioRates:
         self._fixed = list(fixed) if fixed is not None else None
         self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
-        self._cover = covers(work, self.cell.samples) if radio.costs == "measured" else None
+        kinds = ERRORS if work.dtype == AUTO else (work.dtype,)
+        self._covers = {
+            wire: covers(replace(work, dtype=wire), self.cell.samples) for wire in kinds if radio.costs == "measured"
+        }
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -136,12 +142,12 @@ class RadioRates:
 
     def _decide(self, round_: int) -> Decision:
         channels = self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
-        top = self._radio.max_rate
-        allocation = self._allocate(round_, channels, top)
-        while self._cover and self._radio.method not in ("fixed", "random") and (highest := _highest(allocation)) < top:
-            # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
-            top = highest
-            allocation = self._allocate(round_, channels, top)
+
+        def solve(wires: Sequence[str]) -> Allocation:
+            return self._tight(round_, channels, wires)
+
+        count, given = self.cell.devices, self._work.dtype
+        wires, allocation = choose_wires(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
         chosen = self._chosen(allocation, channels)
@@ -149,6 +155,7 @@ class RadioRates:
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
             powers={device: float(chosen.tx_power_w[device]) for device in active if "power" in self._radio.chooses},
+            wires={device: wires[device] for device in active if given == AUTO},
             clocks={device: float(chosen.cpu_hz[device]) for device in active if "cpu" in self._radio.chooses},
             binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
@@ -157,6 +164,17 @@ class RadioRates:
             allocation=allocation,
             channels=chosen,
         )
+
+    def _tight(self, round_: int, channels: Channels, wires: Sequence[str]) -> Allocation:
+        """Allocate, and again with closer covers as long as rates fall."""
+        top = self._radio.max_rate
+        allocation = self._allocate(round_, channels, wires, top)
+        fixed = self._radio.method in ("fixed", "random")
+        while self._covers and not fixed and (highest := _highest(allocation)) < top:
+            # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
+            top = highest
+            allocation = self._allocate(round_, channels, wires, top)
+        return allocation
 
     def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
         """The conditions of the round at the powers and clocks that were chosen."""
@@ -183,9 +201,14 @@ class RadioRates:
             )
         return replace(channels, present=present)
 
-    def _allocate(self, round_: int, channels: Channels, top: float) -> Allocation:
+    def _allocate(self, round_: int, channels: Channels, wires: Sequence[str], top: float) -> Allocation:
         """Allocate with rates up to ``top``."""
-        full = self._cover(top) if self._cover else self._formula
+        full = self._formula
+        if self._covers:
+            by_wire = {wire: self._covers[wire](top) for wire in dict.fromkeys(wires)}
+            full = by_wire[wires[0]] | {
+                bits: np.array([by_wire[wire][bits] for wire in wires]) for bits in ("push_bits", "pull_bits")
+            }
         return allocate(
             replace(self.cell, max_rate=top).problem(channels, **full, choose=self._radio.chooses),
             self._radio.method,
@@ -228,6 +251,8 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         work: what is trained.
         samples: samples that each device trains on in a round, ``[num_devices]``; looked at when asked.
     """
+    if work.dtype == AUTO:
+        raise ConfigError('execution.wire is "auto", which is chosen for the devices of a [radio] that is simulated.')
     if work.sizes is None:
         raise ConfigError(
             "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
@@ -240,7 +265,8 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
 
     def pull(rate: float) -> float:
-        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).pull_bytes)
+        up = sizes(rate).answered or sizes(rate).kept
+        return 8.0 * (frame_bytes(up, work.dtype) + sizes(rate).pull_bytes)
 
     @lru_cache
     def cover(top: float) -> tuple[float, float, float]:

@@ -18,6 +18,7 @@ from feddrop.allocation import baselines, exact, exact_power, exact_power_subban
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
+from feddrop.allocation.rivals import alternate, at_part
 from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
@@ -34,6 +35,8 @@ __all__ = [
     "SubbandPowerProblem",
     "SubbandProblem",
     "allocate",
+    "alternate",
+    "at_part",
     "diagnose",
 ]
 
@@ -135,7 +138,7 @@ def _check_seed(seed: int | None) -> None:
 
 def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if rate is None:
-        raise ConfigError("The method 'fixed' needs a rate, e.g. rate=0.3.")
+        raise ConfigError("The method 'fixed' needs a rate: --rate 0.3 on the command line, rate=0.3 in Python.")
     given = np.asarray(rate, dtype=np.float64)
     if not np.all(given <= max_rate):
         raise ConfigError(f"The fixed rate {given} is above max_rate {max_rate}; lower it or raise max_rate.")

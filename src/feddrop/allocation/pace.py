@@ -1,8 +1,8 @@
 """How fast a device should compute and send: one unknown, λ, what a second is worth to it.
 
 A device that hurries spends more. At its best, clock and radio pay the same for a second, or are at a limit; see
-:mod:`feddrop.allocation.power` for the problem and the derivation. Here everything is a part of the deadline and of the
-budget: with τ in deadlines, down = d/T0, up = L'/T0, radio = L'(N/g)/E and clock = ΩC³/(T0² E), all for a share ρ = 1/r,
+:mod:`feddrop.allocation.power` for the problem and the derivation. Here everything is a part of the deadline and of
+the budget: with τ in deadlines, down = d/T0, up = L'/T0, radio = L'(N/g)/E, clock = ΩC³/(T0² E) and a share ρ = 1/r,
 
     D = r (down + up/x) + τ,     E = r radio (e^x - 1)/x + clock/τ²,     λ = 2 clock/τ³ = (radio/up) φ(x)
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.allocation.problem import BoolArray, FloatArray, positive
+from feddrop.allocation.problem import FloatArray, positive
 from feddrop.allocation.roots import root
 
 if TYPE_CHECKING:

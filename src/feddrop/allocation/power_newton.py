@@ -1,14 +1,14 @@
 """The optimum of rate, share, power and clock by one Newton iteration on the price and all devices at once.
 
-:mod:`feddrop.allocation.exact_power` finds the price of the band by an outer iteration, and at every price how fast each
-device hurries by an inner one: safe, whatever the problem. Here both take their steps together. With q the unknown of a
-device (:mod:`feddrop.allocation.pace`) and l = log μ,
+:mod:`feddrop.allocation.exact_power` finds the price of the band by an outer iteration, and at every price how fast
+each device hurries by an inner one: safe, whatever the problem. Here both take their steps together. With q the unknown
+of a device (:mod:`feddrop.allocation.pace`) and l = log μ,
 
     gap_k(q_k, l) = log D_k - log E_k = 0,       Σ 1/r_k(q_k, l) = 1,
     r_k = clip(sqrt(μ/(w slope_k)), r at which D_k = 1, r at which D_k = 1/(1-θ))
 
-every equation but the last has one q alone, so that a step costs a pass over the devices. It settles in about ten. Where
-it does not, or the band is not what is scarce, there is no answer from here: the safe solver gives it.
+every equation but the last has one q alone, so that a step costs a pass over the devices. It settles in about ten.
+Where it does not, or the band is not what is scarce, there is no answer from here: the safe solver gives it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class _Block:
     def look(self, log_price: FloatArray) -> _Sums:
         """Work out share and step of every device at a price."""
         c, price = self.needs, np.exp(log_price)
-        ask, least, most, slope, rest = self.full
+        want, least, most, slope, rest = self.full
         # The deadline decides, even at full speed.
-        self.late = late = np.minimum(np.maximum(np.sqrt(price) * ask, least), most) * slope >= rest
+        self.late = late = np.minimum(np.maximum(np.sqrt(price) * want, least), most) * slope >= rest
         h = hurry(np.where(late, c.high, self.q), c)
         on_d, on_e = h.on_d, h.on_e
         odd = 1.0 / (1.0 + h.odds)
@@ -87,10 +87,9 @@ class _Block:
         energy = r * on_e + c.clock / h.tau**2
         tilt = r * (on_d / deadline - on_e / energy)
         change = h.d_tau - r * saved
-        turns = tilt * turns_r + change * (1.0 / deadline + h.odds / energy)
-        turns = np.minimum(turns, -_FLAT)
+        turns = np.minimum(tilt * turns_r + change * (1.0 / deadline + h.odds / energy), -_FLAT)
         ask = 0.5 * free
-        step = -np.log(deadline / energy) / turns
+        step = np.log(energy / deadline) / turns
         beyond = (self.q > c.top) & ~late
         if beyond.any():
             # At full speed the gap is a line in κ, and 1-κ = 1/(1+λ): a Newton step in log λ would be too short.
@@ -144,7 +143,10 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         starts = range(0, problem.shape[-1], BLOCK)
         blocks = [_block(part_of(problem, slice(i, i + BLOCK)), active[..., i : i + BLOCK]) for i in starts]
         log_price = 2.0 * np.log(np.add.reduce([block.first_price() for block in blocks]))
-        for passes in range(1, _PASSES + 1):
+        passes, longest = 0, np.asarray(np.inf)
+        while not (longest <= _SETTLED).all():
+            if (passes := passes + 1) > _PASSES:
+                return None
             sums = _sum(block.look(log_price) for block in blocks)
             # In logarithms: a total that is far off is nearer to a power of the price than to a line.
             change = np.log((sums.share + sums.steps) / BAND) * (sums.share + sums.steps) / sums.falls
@@ -153,10 +155,6 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
             log_price = log_price + change
             for block in blocks:
                 block.move(change)
-            if (longest <= _SETTLED).all():
-                break
-        else:
-            return None
         sums = _sum(block.look(log_price) for block in blocks)
         fits = all((~block.active | (block.load <= block.top * (1.0 + 1e-13))).all() for block in blocks)
         off = np.maximum.reduce([np.asarray(block.off) for block in blocks])

@@ -10,7 +10,7 @@ from feddrop.errors import ConfigError, one_of, within
 from feddrop.executors.cluster import check_address, where
 
 NAMES = ("serial", "processes", "ray")
-WIRES = ("float32", "float16", "bfloat16", "int8")
+WIRES = ("float32", "float16", "bfloat16", "int8", "auto")
 MOST = 1024
 """Workers, or threads, at most: what a large machine has cores."""
 
@@ -24,7 +24,8 @@ class ExecutionConfig:
         workers: worker processes, here or on a cluster.
         threads: torch threads a device; part of the result, since it changes the order of float sums.
         device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
-        wire: how values are stored in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``.
+        wire: how values are stored in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``; or
+            ``"auto"``: the cell chooses float32, float16 or int8 for every device and round.
         timeout_s: longest time that a worker may take over one device; then it is ended and the device is given to
             another, three times in all.
         address: of the Ray to use: ``"local"`` starts one of our own on this machine, ``"auto"`` or ``"host:port"``

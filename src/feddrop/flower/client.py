@@ -6,6 +6,7 @@ All that a device does stands in ``device.py`` and is the same here; this file f
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -62,11 +63,12 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
 
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
+        began = time.monotonic()
         try:
             notes = node_of(context).introduction.notes()
         except FeddropError as error:
             notes = {"error": str(error)}
-        return Message(pack(b"", **notes), reply_to=message)
+        return Message(pack(b"", seconds=time.monotonic() - began, **notes), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

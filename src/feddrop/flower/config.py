@@ -22,7 +22,8 @@ class FleetConfig:
     Attributes:
         out: the run folder, on the server; one that holds a run of these settings is gone on with.
         min_nodes: devices that must be there for a round to begin; 0 for all of them.
-        join_s: longest wait for so many; then the run ends with an error.
+        join_s: longest wait for so many; then the run ends with an error. Before the first round, all are waited for as
+            long, and it begins without the rest.
         timeout_s: longest wait for the replies of a round; who is later is left out of it.
         poll_s: seconds between two looks for replies.
         planning: who decides the rates: ``"given"`` is what rate or ``[radio]`` say; ``"declared"`` and ``"measured"``

@@ -32,7 +32,7 @@ class Node:
     Attributes:
         node_id: Flower's number for it.
         said: its introduction.
-        round_trip_s: seconds that the question and its answer took: what a message costs before it has a size.
+        round_trip_s: seconds that the question and its answer were under way: what a message takes without a size.
     """
 
     node_id: int
@@ -62,16 +62,21 @@ class Fleet:
         self._asked: dict[str, tuple[int, float]] = {}  # who and when, by the number of the question
         self._tries: Counter[int] = Counter()
 
-    def gather(self) -> None:
+    def gather(self, *, everyone: bool = False) -> None:
         """Wait until enough devices are there.
+
+        Args:
+            everyone: whether to wait for all as long as there is time, before a run.
 
         Raises:
             RunError: they were not within ``join_s``; it names those that are missing.
         """
         began = time.monotonic()
         self.look()
-        while len(self.nodes) < self._least:
+        while len(self.nodes) < (len(self.samples) if everyone else self._least):
             if time.monotonic() - began > self.config.join_s:
+                if len(self.nodes) >= self._least:
+                    break
                 missing = [device for device in range(len(self.samples)) if device not in self.nodes]
                 raise RunError(
                     f"{len(self.nodes)} of {len(self.samples)} devices were there after flower.join_s = "
@@ -129,11 +134,14 @@ class Fleet:
         try:
             if answer.has_error():
                 raise ConfigError(f"{answer.error.reason or 'no reason given'} (error {answer.error.code})")
-            said = Introduction.read(unpack(answer.content)[1])
+            notes = unpack(answer.content)[1]
+            said = Introduction.read(notes)
         except FeddropError as error:
             log.warning("node %d did not introduce itself: %s", node_id, error)
             return
-        node = Node(node_id=node_id, said=said, round_trip_s=time.monotonic() - sent)
+        elapsed, busy = time.monotonic() - sent, notes.get("seconds")
+        busy = min(max(busy, 0.0), elapsed) if isinstance(busy, float) else 0.0  # also where it is NaN
+        node = Node(node_id=node_id, said=said, round_trip_s=elapsed - busy)
         if reason := self._unfit(node):
             log.warning("node %d is refused as device %d: %s", node_id, said.device, reason)
             self._tries[node_id] = TRIES

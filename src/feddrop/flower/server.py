@@ -80,7 +80,8 @@ def train(
         raise RunError(
             f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}."
         )
-    fleet.gather()
+    fleet.gather(everyone=True)
+    samples = list(about.get("samples") or fleet.samples)  # a run is resumed with those that it was started with
     planners: list[NodeRates] = []
 
     def planner(work: Workload, participation: Participation) -> Rates:
@@ -88,10 +89,12 @@ def train(
         planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
         return planners[-1]
 
-    own: Brought = {**brought, "samples": fleet.samples, "executor": lambda task: Messenger(task, fleet)}
+    own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
     if treated.planning != "given":
         own["rates"] = planner
     run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
+    samples[:] = fleet.samples  # who came later counts from now on
+    fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model))
     if about:
         log.info("%s goes on after round %d of %d.", folder, run.round, config.rounds)

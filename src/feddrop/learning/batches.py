@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddrop.learning.config import TrainConfig
 from feddrop.seeds import derive, permutation
 
 Inputs = Tensor | tuple[Tensor, ...]
+
+_NARROW = 16
+"""Channels that a vector register holds, at most."""
 
 
 class LocalBatches:
@@ -61,3 +64,15 @@ def _taken(x: Tensor, index: Tensor | slice, torch_device: torch.device | str) -
 def images_last(x: Tensor) -> Tensor:
     """Lay images out with their channels last: the same numbers, and convolutions take up to a quarter less time."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def laid_out(model: nn.Module, x: Inputs) -> Inputs:
+    """Return inputs in the layout that a network can be trained in on a CPU.
+
+    With channels last, oneDNN writes past its memory in the gradient of a 1 x 1 convolution with a stride, where fewer
+    channels go in than a vector register holds (its issue 6035): narrow ResNets crash, or learn nonsense. A network
+    that may have one, by the shapes of its weights, gets its channels first.
+    """
+    if not any(p.ndim == 4 and p.shape[2:] == (1, 1) and p.shape[1] < _NARROW for p in model.parameters()):
+        return x
+    return tuple(one.contiguous() for one in x) if isinstance(x, tuple) else x.contiguous()

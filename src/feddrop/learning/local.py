@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import TrainingError
-from feddrop.learning.batches import Inputs
+from feddrop.learning.batches import Inputs, laid_out
 from feddrop.learning.config import GROWN, TrainConfig
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
@@ -26,6 +26,7 @@ Gradients = Mapping[str, Tensor]
 
 def call(model: nn.Module, x: Inputs) -> Tensor:
     """Run a network on a batch; one of several inputs is given them one by one."""
+    x = laid_out(model, x)
     out: Tensor = model(*x) if isinstance(x, tuple) else model(x)
     return out
 

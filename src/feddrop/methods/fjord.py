@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from feddrop import params
 from feddrop.errors import ConfigError, FrameError, TrainingError
-from feddrop.learning.batches import Inputs
+from feddrop.learning.batches import Inputs, laid_out
 from feddrop.learning.local import call
 from feddrop.methods.method import (
     Batches,
@@ -193,7 +193,7 @@ class _Fjord:
         level = self.levels[number]
         named = [*network.named_parameters(), *network.named_buffers()]
         cut = {name: tensor[level.slices[name]] for name, tensor in named if name in level.slices}
-        out: Tensor = functional_call(level.network, cut, x if isinstance(x, tuple) else (x,))
+        out: Tensor = functional_call(level.network, cut, laid_out(level.network, x))
         return out
 
     def answer(self, job: Job, payload: Payload) -> Subnet:

@@ -106,17 +106,19 @@ class Sizes:
     """What a subnet of some rate costs, so that the radio can promise a deadline.
 
     Attributes:
-        kept: values of every tensor that travel, down and up alike.
+        kept: values of every tensor that travel down, and up where nothing else is said.
         push_bytes: bytes of payload sections down, at most.
         pull_bytes: bytes of payload sections up, at most.
         work: what a device computes, at most, as a multiple of training these values once; more than 1 for methods that
             run a minibatch more than once.
+        answered: values of every tensor that travel up, at most, where they are others than those that travel down.
     """
 
     kept: Mapping[str, int]
     push_bytes: int = 0
     pull_bytes: int = 0
     work: float = 1.0
+    answered: Mapping[str, int] | None = None
 
 
 class Method(NamedTuple):
@@ -160,6 +162,7 @@ class Setup:
         loss: ``(outputs, targets) -> mean loss``.
         rates: the rates that the user gave, one a device; None where a radio decides them.
         mean: how updates are averaged.
+        seed: the run's root seed, for what is drawn outside of ``plan``: ``derive(setup.seed, "my draws", round)``.
     """
 
     model: nn.Module
@@ -169,6 +172,7 @@ class Setup:
     loss: Loss = nn.functional.cross_entropy
     rates: Sequence[float] | None = None
     mean: MeanConfig = field(default_factory=MeanConfig)
+    seed: int = 0
     _known: list[Blueprint] = field(default_factory=list, repr=False, compare=False)
 
     def blueprint(self) -> Blueprint:

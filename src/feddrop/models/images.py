@@ -108,13 +108,15 @@ def resnet18(
 
     Args:
         num_classes: number of outputs.
-        input_shape: shape of one sample, ``(channels, height, width)``; at least 8 x 8 pixels.
+        input_shape: shape of one sample, ``(channels, height, width)``; at least 8 x 8 pixels, or 16 x 16 where the
+            norm is ``"static"``.
         channels: channels of the four stages.
         norm: ``"batch"``; ``"group"`` (groups of four channels or more, no statistics); or ``"static"``: batch norm
             that keeps no running statistics, so that the batch at hand counts in testing too.
     """
     one_of("norm", norm, NORMS)
-    colours, *_ = _check("resnet18", num_classes, input_shape, channels, (), widths=(RESNET18, ()), smallest=8)
+    least = 16 if norm == "static" else 8  # statistics of a single sample need more than one pixel at the end
+    colours, *_ = _check("resnet18", num_classes, input_shape, channels, (), widths=(RESNET18, ()), smallest=least)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv1"] = nn.Conv2d(colours, channels[0], 3, padding=1, bias=False)
     layers["norm1"] = _norm(norm, channels[0])
@@ -174,7 +176,7 @@ def _check(
     colours, height, width = input_shape
     if min(height, width) < smallest:
         raise ConfigError(
-            f"{name}: input_shape is {tuple(input_shape)}; its pools leave nothing of images that small. "
+            f"{name}: input_shape is {tuple(input_shape)}; too little is left of images that small. "
             f"The smallest that works is ({colours}, {smallest}, {smallest}): enlarge the images."
         )
     return colours, height, width

@@ -210,6 +210,8 @@ def _check(name: str, inputs: str, data: Shaped) -> None:
         given = "tokens" if data.vocabulary else f"numbers of shape {shape}"
         fit = [other for other, kind in MODELS.items() if (kind.inputs == "tokens") == (data.vocabulary > 0)]
         raise ConfigError(f"{name} takes {inputs}, but a sample is {given}. Use {' or '.join(fit)}, or {own}.")
+    if inputs == "images" and len(shape) != 3:
+        raise ConfigError(f"{name} takes images, but a sample is numbers of shape {shape}. Use mlp, or {own}.")
     fits = len(target) == 1 if not data.num_classes else target == () or (inputs == "tokens" and target == shape)
     if not fits:
         what = f"a class for each of {target}" if data.num_classes else f"numbers of shape {target}"

@@ -19,6 +19,7 @@ from feddrop.paper import (
     explain,
     findings,
     law,
+    norms,
     objective,
     partition,
     power,
@@ -46,6 +47,7 @@ EXPERIMENTS = (
     objective.EXPERIMENT,
     remark.EXPERIMENT,
     law.EXPERIMENT,
+    norms.EXPERIMENT,
     explain.EXPERIMENT,
 )
 

@@ -240,7 +240,8 @@ def _draw(lines: Table) -> Figure:
         panel, colour = axes[0 if row.scenario == "underfitting" else 1], next(colours[row.scenario])
         points = {rate: [v for v in values if v is not None] for rate, values in cells.items()}
         known = {rate: values for rate, values in points.items() if values}
-        panel.plot([], [], color=colour, marker="o", label=title(row).split(", ", 1)[1])
+        label = title(row).split(", ", 1)[1] + " (not run)" * (not known)
+        panel.plot([], [], color=colour, marker="o", label=label)
         if known:
             errors = [float(np.std(v, ddof=1)) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in known.values()]
             panel.errorbar(
@@ -253,7 +254,7 @@ def _draw(lines: Table) -> Figure:
         panel.set_xlabel("dropout rate γ")
     for panel in axes:
         panel.plot([], [], color="grey", linestyle=":", label="the paper's")
-        legend(panel)
+        legend(panel, below=True)
     return figure
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from feddrop import models
-from feddrop.allocation import allocate
+from feddrop.allocation import allocate, diagnose
 from feddrop.errors import InfeasibleError
 from feddrop.flops import forward_flops
 from feddrop.paper.scales import DEVICES, Setting
-from feddrop.radio import RadioConfig
+from feddrop.radio import RadioConfig, cost
 from feddrop.seeds import derive
 
 _SHAPES = {"cifar100": ((3, 32, 32), 100, 50_000), "digits": ((1, 32, 32), 10, 1438)}
@@ -84,6 +85,33 @@ def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dic
         "held_energy": float(energy),
         "objectives": objectives,
     }
+
+
+def whole_network(setting: Setting, seed: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Return the seconds and joules of every round without dropout inside the cell, all band in use.
+
+    The band is split so that all devices are done at the same time: the smallest deadline at which rate 0 is feasible.
+    """
+    parameters, flops = size_of(setting)
+    config = radio(setting, scheme="fixed")
+    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    seconds, joules = [], []
+    for round_ in range(1, rounds + 1):
+        channels = cell.draw(round_, derive(seed, "channels"))
+        hasty = replace(cell, deadline_s=1e-3).problem(channels, parameters=parameters, forward_flops=flops)
+        found = allocate(hasty, "fixed", policy="stretch", rate=[0.0] * DEVICES)
+        spent = cost(cell, channels, found.rate, found.share, parameters=parameters, forward_flops=flops)
+        seconds.append(float(np.max(spent.latency_s)))
+        joules.append(float(np.sum(spent.energy_j)))
+    return seconds, joules
+
+
+def feasible_rounds(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> int:
+    """Count the rounds of a run of the figures in which no device must be left out."""
+    parameters, flops = size_of(setting)
+    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    drawn = (cell.draw(round_, derive(seed, "channels")) for round_ in range(1, rounds + 1))
+    return sum(diagnose(cell.problem(one, parameters=parameters, forward_flops=flops)) is None for one in drawn)
 
 
 @lru_cache

@@ -33,7 +33,7 @@ def verdicts(judged: Sequence[Judged]) -> Table:
     table = _table("claim", "in the paper", "outcome")
     for one in judged:
         colour = {HOLDS: "green", FAILS: "red", UNDECIDED: "dim"}.get(one.outcome, "yellow")
-        table.add_row(one.claim.text, one.claim.where, f"[{colour}]{one.outcome}[/]")
+        table.add_row(one.claim.text, one.claim.where, f"[{colour}]{one.shown}[/]")
     return table
 
 

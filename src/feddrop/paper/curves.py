@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ class Reading(NamedTuple):
 
     Attributes:
         rounds: infinite where a share is never reached.
-        seconds: the cell's time; NaN without a cell.
+        seconds: the cell's time; NaN where it is not known.
         megabytes: sent both ways by all devices.
         rate: mean rate.
         round_megabytes: sent in a round, on average.
@@ -46,6 +47,7 @@ class Curves(NamedTuple):
         base: readings without dropout, by seed.
         seeds: the seeds, in order.
         limit: rounds that were trained.
+        base_s: seconds of a round without dropout inside the cell, on average; NaN where it is not known.
     """
 
     spots: list[Spot]
@@ -53,6 +55,7 @@ class Curves(NamedTuple):
     base: list[Reading | None]
     seeds: tuple[int, ...]
     limit: int
+    base_s: float
 
 
 def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -93,18 +96,32 @@ def _until(spent: npt.NDArray[np.float64], rounds: tuple[float, ...]) -> tuple[f
     return tuple(np.inf if np.isinf(r) else float(clock[int(r) - 1]) for r in rounds)
 
 
-def curves_of(scale: Scale, find: Lookup, spots: list[Spot], scenario: str) -> Curves:
-    """Read the rounds off the runs of one scenario."""
+def curves_of(
+    scale: Scale, find: Lookup, spots: list[Spot], scenario: str, whole_s: Sequence[Sequence[float]] = ()
+) -> Curves:
+    """Read the rounds off the runs of one scenario.
+
+    Args:
+        scale: which seeds there are, and how many rounds.
+        find: finds finished runs.
+        spots: points of the figure.
+        scenario: which network.
+        whole_s: seconds of every round without dropout inside the cell, by seed.
+    """
     base = by_seed(find, no_dropout(scale, scenario), scale.seeds)
     plateaus = [None if result is None else plateau_of(result) for result in base]
 
     def readings(results: list[Result | None]) -> list[Reading | None]:
         return [reading(result, plateau) for result, plateau in zip(results, plateaus, strict=True)]
 
+    plain = readings(base)
+    if whole_s:
+        plain = [r and r._replace(seconds=_until(np.array(s), r.rounds)) for r, s in zip(plain, whole_s, strict=True)]
     return Curves(
         spots=spots,
         schemes={s: [readings(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},
-        base=readings(base),
+        base=plain,
         seeds=scale.seeds,
         limit=scale.settings[scenario].figure_rounds,
+        base_s=float(np.mean([np.mean(s) for s in whole_s])) if whole_s else np.nan,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,8 @@ def not_run(panel: Axes) -> None:
     panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=MUTED)
 
 
-def legend(panel: Axes) -> None:
-    """Add a quiet legend, where there is anything to name."""
+def legend(panel: Axes, *, below: bool = False) -> None:
+    """Add a quiet legend, where there is anything to name; below the panel if lines fill all of it."""
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3} if below else {}
     if panel.get_legend_handles_labels()[0]:
-        panel.legend(frameon=False, fontsize=8)
+        panel.legend(frameon=False, fontsize=8, **place)

@@ -12,6 +12,7 @@ from feddrop.paper.cells import deadline_for, radio
 from feddrop.paper.curves import CONVERGED, SHARES, convergence_round, plateau_of
 from feddrop.paper.drawing import legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
+from feddrop.paper.resources import with_seeds
 from feddrop.paper.scales import SCENARIOS, Scale
 from feddrop.paper.settings import of_runs
 from feddrop.paper.store import Result
@@ -43,8 +44,8 @@ def points(scale: Scale, scenario: str, costs: str | None = None) -> list[tuple[
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Both partitions at a tight and a loose deadline, with the first seed."""
-    return [config for s in SCENARIOS for _, by in points(scale, s) for config in by.values()]
+    """Both partitions at a tight and a loose deadline, with every seed."""
+    return with_seeds([config for s in SCENARIOS for _, by in points(scale, s) for config in by.values()], scale.seeds)
 
 
 def _pairs(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> list[Pair]:
@@ -110,7 +111,7 @@ def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
             above.append(Point(at=at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
             later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
             known = tuple(value for value in later if value is not None)
-            faster.append(Point(at=at, differences=known, unit="rounds", pool=scenario))
+            faster.append(Point(at=at, differences=known, unit="rounds", pool=scenario, grain=1.0))
         gaps = [
             [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
             for p in (pairs[-1], pairs[0])

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from feddrop.errors import RunError
 from feddrop.paper import accuracy, deadline, explain, remark
 from feddrop.paper.experiment import Lookup, markdown_table, mean_of, percents
@@ -64,7 +66,7 @@ WHY = {
     "overhead": "AlexNet's convolutions stay whole: equal rates are not equal sparsities, and FedDrop sends more",
     "channel-rate": "the claim is about both links, and holds there",
     "objective": "it rested on random-share runs that no others overlap with; one rate for all is the yardstick now",
-    "accuracy-overfit": "AlexNet was billed by the formula; by measured costs it is not run with three seeds",
+    "accuracy-overfit": "AlexNet was billed by the formula; it is judged by runs with measured costs",
     "bound-holds": "the word “empty” is a note now, not an outcome",
 }
 ONE_SEED = "it was judged by one seed"
@@ -85,7 +87,7 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
     """
     text = files("feddrop.paper").joinpath("findings.txt").read_text(encoding="utf-8")
     fields: dict[str, Any] = {
-        "o": {one.claim.name: one.outcome for one in judged},
+        "o": {one.claim.name: one.shown for one in judged},
         "is": _Expected({one.claim.name: one.outcome for one in judged}),
         "d": {f"{one.claim.name}: {a.point.at}": difference(a) for one in judged for a in one.answers},
         "t": _table(scale, find),
@@ -123,11 +125,12 @@ class _Expected(dict[str, str]):
 def difference(answer: Answer) -> str:
     """Write a difference with its error and seeds."""
     if not answer.seeds:
-        return "not run"
+        return answer.why
     seeds = f"{answer.seeds} seeds" if answer.seeds > 1 else "one seed"
-    error = "" if math.isnan(answer.error) else f" ± {answer.error:.2f}"
+    digits = answer.point.digits
+    error = "" if math.isnan(answer.error) else f" ± {answer.error:.{digits}f}"
     unit = "" if answer.point.unit == "points" else f" {answer.point.unit}"
-    return f"{answer.mean:+.2f}{error}{unit} ({seeds})"
+    return f"{answer.mean:+.{digits}f}{error}{unit} ({seeds})"
 
 
 def changes(judged: Sequence[Judged]) -> str:
@@ -137,7 +140,7 @@ def changes(judged: Sequence[Judged]) -> str:
         before = BEFORE.get(one.claim.name, "not judged")
         if before != one.outcome:
             why = WHY.get(one.claim.name) or (ONE_SEED if one.claim.name in BEFORE else "new")
-            rows.append([one.claim.text, before, one.outcome, why])
+            rows.append([one.claim.text, before, one.shown, why])
     return markdown_table(["claim", "before", "now", "why"], rows)
 
 
@@ -193,4 +196,6 @@ def _facts(scale: Scale, find: Lookup, facts: dict[str, dict[str, Any]]) -> dict
         "alexnet sends more, most": f"{max(more):.1%}",
         "the paper's peak": f"{peak:.1f}",
         "theta": f"{facts['theory']['theta']['rate']:.2g}",
+        "theta measured": f"{facts['theory']['theta_measured']['rate']:.2g}",
+        "whole network, s": f"{np.mean(facts['rounds-latency']['underfitting']['seconds']):.1f}",
     }

@@ -2,8 +2,8 @@
 
 What dropout adds to Theorem 1's bound is the mean of Σ w/(1-γ), and this is what the allocator minimises. Runs in
 which all devices have *one* rate give a curve of accuracy over that rate; for them mean rate and objective say the
-same. A run with unequal rates, put on that curve by its objective or by its mean rate, shows which of the two predicts
-it.
+same. A run with unequal rates, put on the curve of its own seed by its objective or by its mean rate, shows which of
+the two predicts it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from feddrop.config import RunConfig
 from feddrop.paper import dynamic
 from feddrop.paper.drawing import legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table
-from feddrop.paper.resources import SCHEMES, bandwidth_spots, latency_spots
+from feddrop.paper.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
 from feddrop.paper.scales import DEVICES, SCENARIOS, Scale
 from feddrop.paper.settings import of_runs
-from feddrop.paper.store import Result
+from feddrop.paper.store import Result, key_of
 from feddrop.paper.verdicts import Point, verdict
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ UNEQUAL = (
     (0.1,) * 9 + (0.9,),
 )
 """Given rates: a few high among many low ones."""
+LEAST_CURVE = 3
+"""A curve needs so many rates."""
 AXES = ("mean of Σ w/(1-γ) over the rounds", "mean rate γ")
 
 
@@ -58,24 +60,31 @@ def one_rate(scale: Scale, scenario: str) -> list[RunConfig]:
     return [scale.settings[scenario].run(figure=True, rate=rate) for rate in ONE_RATE[scenario]]
 
 
+def given(scale: Scale) -> list[RunConfig]:
+    """Return the runs whose unequal rates are given."""
+    return [replace(scale.settings["underfitting"].run(figure=True), rate=rates) for rates in UNEQUAL]
+
+
 def groups(scale: Scale, scenario: str) -> dict[str, list[RunConfig]]:
-    """Return the IID runs with unequal rates, by what decides the rates."""
-    found: dict[str, list[RunConfig]] = {name: [] for name in SCHEMES.values()}
-    costs = "formula"  # rates and accuracies alone matter here, so that the earlier runs count as well
-    for spots in (latency_spots(scale, scenario, costs), bandwidth_spots(scale, scenario, costs)):
-        for spot in spots:
+    """Return the IID runs with unequal rates, by what decides the rates.
+
+    Only rates and accuracies matter here, so that AlexNet's runs count however they are billed.
+    """
+    found: dict[str, dict[str, RunConfig]] = {name: {} for name in (*SCHEMES.values(), "changing cell")}
+    for costs in (None, "formula"):
+        for spot in (*latency_spots(scale, scenario, costs), *bandwidth_spots(scale, scenario, costs)):
             for scheme, config in spot.runs.items():
-                found[SCHEMES[scheme]].append(config)
-    if scenario == "underfitting":
-        found["given rates"] = [replace(scale.settings[scenario].run(figure=True), rate=rates) for rates in UNEQUAL]
-    found["changing cell"] = [by["iid"] for _, by in dynamic.points(scale, scenario, costs)]
-    return found
+                found[SCHEMES[scheme]][key_of(config)] = config
+        for _, by_partition in dynamic.points(scale, scenario, costs):
+            found["changing cell"][key_of(by_partition["iid"])] = by_partition["iid"]
+    unequal = {"given rates": given(scale)} if scenario == "underfitting" else {}
+    return {name: list(group.values()) for name, group in found.items()} | unequal
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """The curve and the given rates; the rest belongs to other figures."""
-    given = [replace(scale.settings["underfitting"].run(figure=True), rate=rates) for rates in UNEQUAL]
-    return [*(config for scenario in SCENARIOS for config in one_rate(scale, scenario)), *given]
+    """The curve and the given rates, with every seed; the rest belongs to other figures."""
+    curves = [config for scenario in SCENARIOS for config in one_rate(scale, scenario)]
+    return with_seeds([*curves, *given(scale)], scale.seeds)
 
 
 def dot(config: RunConfig, result: Result) -> Dot | None:
@@ -96,25 +105,30 @@ def dot(config: RunConfig, result: Result) -> Dot | None:
     )
 
 
-def dots_of(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[Dot]:
-    """Return where runs stand, all their seeds."""
-    return [
-        one
-        for config in configs
-        for result in by_seed(find, config, scale.seeds)
-        if result is not None
-        if (one := dot(config, result)) is not None
-    ]
+def dots_of(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[list[Dot]]:
+    """Return where runs stand, by seed."""
+    found: list[list[Dot]] = [[] for _ in scale.seeds]
+    for config in configs:
+        for row, result in zip(found, by_seed(find, config, scale.seeds), strict=True):
+            one = None if result is None else dot(config, result)
+            if one is not None:
+                row.append(one)
+    return found
 
 
 def misses(curve: list[Dot], others: list[Dot], column: int) -> list[float]:
     """Return accuracy minus what the curve says at each run's objective (0), rate (1) or squared objective (2)."""
-    by_x: dict[float, list[float]] = {}
-    for one in curve:
-        by_x.setdefault(one[column], []).append(one.accuracy)
-    x = sorted(by_x)
-    y = [float(np.mean(by_x[at])) for at in x]
+    x, y = zip(*sorted((one[column], one.accuracy) for one in curve), strict=True)
     return [one.accuracy - float(np.interp(one[column], x, y)) for one in others]
+
+
+def missed(curve: list[Dot], group: list[Dot]) -> list[tuple[float, ...]]:
+    """Return what a seed's curve misses each of its runs by, in all three ways; of the runs within its reach."""
+    if len(curve) < LEAST_CURVE:
+        return []
+    reach = max(one.objective for one in curve)
+    inside = [one for one in group if one.objective <= reach]
+    return list(zip(*(misses(curve, inside, column) for column in range(3)), strict=True))
 
 
 def make(scale: Scale, find: Lookup) -> Page:
@@ -123,35 +137,33 @@ def make(scale: Scale, find: Lookup) -> Page:
     text, points, rows = "", [], []
     for scenario, pair in zip(SCENARIOS, (axes[:2], axes[2:]), strict=True):
         text += of_runs(scenario, one_rate(scale, scenario)[0])
-        curve = dots_of(scale, find, one_rate(scale, scenario))
+        curves = dots_of(scale, find, one_rate(scale, scenario))
         dots = {name: dots_of(scale, find, group) for name, group in groups(scale, scenario).items()}
         for column, panel in enumerate(pair):
-            _draw(panel, {"one rate for all": curve, **dots}, column)
-        reach = max((one.objective for one in curve), default=0.0)
-        for name, group in dots.items():
-            inside = [one for one in group if one.objective <= reach]
-            columns = (
-                [misses(curve, inside, i) for i in range(3)]
-                if len({one.objective for one in curve}) > 2 and inside
-                else [[], [], []]
-            )
-            counts = [str(len(group)), str(len(inside))]
-            rows.append([f"{scenario}, {name}", *counts, *(_rms(column) for column in columns)])
-            closer = tuple(abs(by_rate) - abs(by_objective) for by_objective, by_rate, _ in zip(*columns, strict=True))
-            points.append(Point(at=f"{scenario}, {name}", differences=closer, pool=f"{scenario}, {name}"))
+            _draw(panel, {"one rate for all": _flat(curves), **{name: _flat(by) for name, by in dots.items()}}, column)
+        for name, by in dots.items():
+            found = [missed(curve, group) for curve, group in zip(curves, by, strict=True)]
+            every = [one for row in found for one in row]
+            errors = [_rms([one[column] for one in every]) for column in range(3)]
+            rows.append([f"{scenario}, {name}", str(len(_flat(by))), str(len(every)), *errors])
+            closer = tuple(float(np.mean([abs(one[1]) - abs(one[0]) for one in row])) for row in found if row)
+            points.append(Point(at=f"{scenario}, {name}", differences=closer, pool=scenario, ran=bool(_flat(by))))
     legend(axes[0])
     text += (
-        "Accuracy of runs with unequal rates, against the curve of the runs with one rate for all "
+        "Accuracy of runs with unequal rates, against the curve of the runs of the same seed with one rate for all "
         f"({', '.join(f'{rate:g}' for rate in ONE_RATE['underfitting'])} for LeNet, "
-        f"{', '.join(f'{rate:g}' for rate in ONE_RATE['overfitting'])} for AlexNet): root mean square of what the "
-        "curve misses them by, in points, when a run is put on it by Σ w/(1-γ), by its mean rate, or by K Σ w²/(1-γ). "
-        "Only runs within the curve's reach are counted. AlexNet's runs are those billed by the formula: only their "
-        "rates matter here.\n\n"
+        f"{', '.join(f'{rate:g}' for rate in ONE_RATE['overfitting'])} for AlexNet; at least {LEAST_CURVE} of them): "
+        "root mean square of what the curve misses them by, in points, when a run is put on it by Σ w/(1-γ), by its "
+        "mean rate, or by K Σ w²/(1-γ). Only runs within the curve's reach are counted.\n\n"
     )
     text += markdown_table(["", "runs", "within reach", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)"], rows)
     text += "\n\n![Accuracy against the allocator's objective](objective.png)\n"
-    note = "differences are between runs, not seeds: what the mean rate misses a run by, less what the objective does"
+    note = "what the mean rate misses a run by, less what the objective does; mean over a seed's runs"
     return Page(text=text, figures={"objective.png": figure}, verdicts=[verdict("objective", points, note)])
+
+
+def _flat(by_seed: list[list[Dot]]) -> list[Dot]:
+    return [one for row in by_seed for one in row]
 
 
 def _rms(values: list[float]) -> str:
@@ -165,9 +177,13 @@ def _draw(panel: Axes, dots: dict[str, list[Dot]], column: int) -> None:
         not_run(panel)
         return
     for (name, group), colour in zip(dots.items(), SERIES, strict=False):
+        if not group:
+            continue
         line = "o-" if name.startswith("one rate") else "o"
-        group = sorted(group)
-        panel.plot([one[column] for one in group], [one.accuracy for one in group], line, color=colour, label=name)
+        by_x: dict[float, list[float]] = {}
+        for one in sorted(group):
+            by_x.setdefault(one[column], []).append(one.accuracy)
+        panel.plot(list(by_x), [np.mean(y) for y in by_x.values()], line, color=colour, label=name)
     panel.set_xlabel(AXES[column])
 
 

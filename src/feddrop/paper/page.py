@@ -12,7 +12,22 @@ from feddrop.files import write_atomically
 from feddrop.paper.experiment import Experiment, Page, markdown_table
 from feddrop.paper.published import CLAIMS, NOT_COVERED, Claim
 from feddrop.paper.scales import Scale
-from feddrop.paper.verdicts import NO, UNDECIDED, YES, Answer, Point, Verdict, sum_up, verdict
+from feddrop.paper.verdicts import (
+    FAILS,
+    FEW_SEEDS,
+    HOLDS,
+    NO,
+    PARTLY,
+    REASONS,
+    UNDECIDED,
+    YES,
+    Answer,
+    Point,
+    Verdict,
+    reason,
+    sum_up,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,15 +65,19 @@ _ALLOCATOR = (
 """Claims about the allocator are settled by tests/test_allocate_claims.py and tests/test_paper.py, not by training."""
 
 _RULE = (
-    "**How claims are judged.** Runs that are compared share a seed; every seed gives one difference, positive as the "
-    "claim says. With mean d and standard error e over the seeds (spread pooled over the points of a claim that are of "
-    "one kind), the margin is m = t·e, t the two-sided 95 % point of Student's distribution. A point says *yes* if d > "
-    "m, *no* if d < -m, and is *undecided* otherwise, and always with fewer than three seeds. Where two things are to "
-    "be alike, yes means |d| + m within the stated tolerance. A claim *holds* if every point says yes, *does not hold* "
-    "if a point says no and none yes, *holds in part* if some but not all say yes, and is *undecided* otherwise. The "
-    "number of points is not corrected for. What has no chance in it, such as a count of bytes, says yes or no for "
-    "certain.\n"
+    "Runs that are compared share a seed; every seed gives one difference, positive as the claim says. With mean d and "
+    "standard error e over the seeds (spread pooled over the points of a claim that are of one kind; at least that of "
+    "rounding, where whole rounds are counted), the margin is m = t·e, t the two-sided 95 % point of Student's "
+    "distribution with the degrees of freedom of the pooled spread. A point says *yes* if d > m, *no* if d < -m, and "
+    "is *undecided* otherwise, and always with fewer than three seeds. Where two things are to be alike, yes means |d| "
+    "+ m within the stated tolerance. A claim *holds* if every point says yes, *does not hold* if a point says no and "
+    "none yes, *holds in part* if some but not all say yes, and is *undecided* otherwise. Why it is undecided stands "
+    "beside it: *within the noise* with three seeds or more, *few seeds* with fewer, *not reached* if no run came to "
+    "what is compared, *not run*. The number of points is not corrected for. What has no chance in it, such as a count "
+    "of bytes, says yes or no for certain.\n"
 )
+MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
+EVIDENCE = "The evidence, point by point"
 
 
 class Judged(NamedTuple):
@@ -74,14 +93,20 @@ class Judged(NamedTuple):
         return sum_up([answer.says for answer in self.answers])
 
     @property
+    def shown(self) -> str:
+        """The outcome, and why where it is undecided."""
+        why = reason(self.answers)
+        return f"{self.outcome}: {why}" if why else self.outcome
+
+    @property
     def tally(self) -> str:
         """How many points say what, and where too few seeds point to."""
-        says = [answer.says for answer in self.answers]
-        leaning = [answer.leaning for answer in self.answers if answer.leaning]
-        towards = sum(text.endswith(YES) for text in leaning)
-        counts = [f"{word} {says.count(word)}" for word in (YES, NO, UNDECIDED) if word in says]
-        text = f"{', '.join(counts)} of {len(says)}"
-        return text + f"; fewer than three seeds at {len(leaning)}, pointing to yes at {towards}" * bool(leaning)
+        words = [answer.why or answer.says for answer in self.answers]
+        towards = sum(answer.leaning == YES for answer in self.answers)
+        more = {FEW_SEEDS: f" (pointing to yes: {towards})"}
+        return ", ".join(
+            f"{word} {words.count(word)}{more.get(word, '')}" for word in (YES, NO, *REASONS) if word in words
+        )
 
 
 def write_pages(
@@ -101,10 +126,11 @@ def write_pages(
         "# The paper, repeated\n",
         f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
         f"`{command} --scale {scale.name}`. {about}\n",
-        "The paper prints numbers in its table alone; our figures are held to what its text says of its own.\n",
+        f"The paper prints numbers in its table alone; our figures are held to what its text says of its own. "
         f"{scale.note}\n",
         *_claims(judged),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
+        *_evidence(judged),
     ]
     for page in pages.values():
         for name, figure in _drawn(page).items():
@@ -132,32 +158,47 @@ def judge(pages: dict[Experiment, Page]) -> list[Judged]:
 def _claims(judged: Sequence[Judged]) -> list[str]:
     if not judged:
         return []
-    rows = [[one.claim.text, one.claim.where, f"**{one.outcome}**", one.tally, one.note] for one in judged]
-    seen: set[Point] = set()
-    evidence = []
+    rows = [
+        [one.claim.text, one.claim.where, f"{MARKS[one.outcome]} **{one.shown}**", one.tally, one.note]
+        for one in judged
+    ]
+    outcomes = [one.outcome for one in judged]
+    counts = ", ".join(f"{MARKS[word]} {word} {outcomes.count(word)}" for word in MARKS)
+    return [
+        "## What became of its claims\n",
+        f"Of {len(judged)}: {counts}.\n",
+        markdown_table(["claim", "where", "outcome", "points", "note"], rows) + "\n",
+        "### How claims are judged\n",
+        _RULE,
+        "### What is not covered\n",
+        " ".join(NOT_COVERED) + "\n",
+    ]
+
+
+def _evidence(judged: Sequence[Judged]) -> list[str]:
+    seen: set[int] = set()
+    rows = []
     for one in judged:
         for answer in one.answers:
-            if answer.point.certain is None and answer.point not in seen:  # a claim may be another in other words
-                seen.add(answer.point)
-                evidence.append([one.claim.name, answer.point.at, *_numbers(answer), answer.leaning or answer.says])
-    parts = [
-        "## What became of its claims\n",
-        _RULE,
-        markdown_table(["claim", "where", "outcome", "points", "note"], rows) + "\n",
-    ]
-    if evidence:
-        header = ["claim", "point", "difference", "error", "margin", "seeds", "says"]
-        parts += ["### The evidence, point by point\n", markdown_table(header, evidence) + "\n"]
-    return [*parts, "**Not covered.** " + " ".join(NOT_COVERED) + "\n"]
+            if answer.point.certain is None and id(answer.point) not in seen:  # a claim may be another in other words
+                seen.add(id(answer.point))
+                says = f"{answer.why}, points to {answer.leaning}" if answer.leaning else answer.why or answer.says
+                rows.append([one.claim.name, answer.point.at, *_numbers(answer), says])
+    if not rows:
+        return []
+    text = "Differences are in points of test accuracy where no unit is given, and positive as the claim says.\n"
+    header = ["claim", "point", "difference", "error", "margin", "seeds", "says"]
+    return [f"\n## {EVIDENCE}\n", text, markdown_table(header, rows) + "\n"]
 
 
 def _numbers(answer: Answer) -> list[str]:
-    unit = {"points": "", "s": " s", "MB": " MB"}.get(answer.point.unit, f" {answer.point.unit}")
-    shown = [f"{value:{sign}.2f}" for value, sign in ((answer.mean, "+"), (answer.error, ""), (answer.margin, ""))]
-    known = [
-        "" if math.isnan(v) else text for v, text in zip((answer.mean, answer.error, answer.margin), shown, strict=True)
-    ]
-    return [known[0] + unit * bool(known[0]), *known[1:], str(answer.seeds)]
+    """Write difference, error and margin, and the number of seeds; nothing where there is none."""
+    unit, digits = answer.point.unit, answer.point.digits
+    mean, *others = (
+        "" if math.isnan(value) else f"{value:{sign}.{digits}f}"
+        for value, sign in ((answer.mean, "+"), (answer.error, ""), (answer.margin, ""))
+    )
+    return [f"{mean} {unit}" if mean and unit != "points" else mean, *others, str(answer.seeds)]
 
 
 def _images(page: Page) -> str:

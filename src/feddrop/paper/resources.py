@@ -54,7 +54,11 @@ def bandwidth_spots(scale: Scale, scenario: str, costs: str | None = None) -> li
     deadline = deadline_for(setting, BAND_TARGET)
     bands = [factor * BAND_HZ for factor in scale.band_factors]
     return [
-        Spot(band / 1e6, _by_scheme(setting, costs, deadline_s=deadline, bandwidth_hz=band), scale.seeds[:1])
+        Spot(
+            band / 1e6,
+            _by_scheme(setting, costs, deadline_s=deadline, bandwidth_hz=band),
+            scale.seeds if band in (bands[0], bands[-1]) and costs is None else scale.seeds[:1],
+        )
         for band in bands
     ]
 

@@ -105,8 +105,9 @@ class Scale:
         moving_rates: sparsities at which FedDrop is judged against a FedDST whose mask moves; all seeds.
         target_rates: mean rates at which the deadlines of the figures are set.
         repeated_targets: those of them at which all seeds are run: a tight and a loose deadline.
-        band_factors: bandwidths of the figures, as multiples of 10 MHz; first seed.
+        band_factors: bandwidths of the figures, as multiples of 10 MHz; all seeds at the first and the last.
         theory_masks: masks drawn to measure a variance.
+        theory_batch: images on which it is measured.
         note: what a reader must know of this scale.
     """
 
@@ -121,6 +122,7 @@ class Scale:
     repeated_targets: tuple[float, ...]
     band_factors: tuple[float, ...]
     theory_masks: int
+    theory_batch: int
     note: str
 
 
@@ -169,6 +171,7 @@ _SCALES = {
         repeated_targets=(0.45, 0.35, 0.25, 0.15, 0.05),
         band_factors=(0.7, 0.85, 1.0, 1.25, 1.6),
         theory_masks=256,
+        theory_batch=256,
         note="Both networks at full size on all 50,000 images, three seeds; all layers are dropped.",
     ),
     "cpu": Scale(
@@ -193,7 +196,7 @@ _SCALES = {
             ("underfitting", "iid"): (0.0, 0.1, 0.2, 0.4),
             ("underfitting", "dirichlet"): (0.0, 0.2, 0.4),
             ("overfitting", "iid"): (0.0, 0.1, 0.15, 0.2, 0.4),
-            ("overfitting", "dirichlet"): (0.0, 0.2, 0.4),
+            ("overfitting", "dirichlet"): (0.0, 0.15, 0.2, 0.4),
         },
         still_rates=(0.1, 0.2, 0.3, 0.4),
         moving_rates=(0.2, 0.4),
@@ -201,6 +204,7 @@ _SCALES = {
         repeated_targets=(0.3, 0.05),
         band_factors=(0.7, 1.0, 1.25),
         theory_masks=48,
+        theory_batch=256,
         note=(
             "LeNet has its full size; AlexNet a quarter of its width and 5,000 images, few enough to overfit. A LeNet "
             "run of the table takes 11 minutes of an idle core, one of the figures 4, an AlexNet run 8 to 10."
@@ -233,7 +237,8 @@ _SCALES = {
         target_rates=(0.4, 0.1),
         repeated_targets=(0.1,),
         band_factors=(0.8, 1.25),
-        theory_masks=8,
+        theory_masks=2,
+        theory_batch=40,
         note="**This scale only shows that everything works; its outcomes mean nothing.**",
     ),
 }

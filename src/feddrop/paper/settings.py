@@ -9,12 +9,16 @@ from feddrop.config import RunConfig
 from feddrop.radio import RadioConfig
 
 _SOLVERS = {
-    "exact": "`exact` (the optimum, by our own solver, not by Algorithm 1)",
-    "primal-dual": "`primal-dual` (Algorithm 1)",
-    "random": "`random` (shares uniform over the *feasible* splits only, rates optimal)",
-    "equal": "`equal`",
-    "fixed": "`fixed` (one rate for all, the rest left out)",
+    "exact": "<code>exact</code> (the optimum, by our own solver, not by Algorithm 1)",
+    "primal-dual": "<code>primal-dual</code> (Algorithm 1)",
+    "random": "<code>random</code> (shares uniform over the <em>feasible</em> splits only, rates optimal)",
+    "equal": "<code>equal</code>",
+    "fixed": "<code>fixed</code> (one rate for all, the rest left out)",
 }
+_COVER = (
+    "; <code>random</code> plans with costs that cover every subnet up to rate θ, the others up to their own highest "
+    "rate, so that its rates are higher than its frames need"
+)
 _NOISES = {"density": "a density: variance = density · B", "literal": "a variance", "subband": "density · ρ · B"}
 
 
@@ -27,7 +31,7 @@ def training(config: RunConfig) -> str:
     if config.method.name == "feddrop":
         layers = "weights of all layers" if method.layers == "all" else "weights of fully-connected layers only"
         factor = " with the factor 1/(1-γ)" if method.factor else ""
-        how = f"dropped: {layers}, {method.count} counts; rule `{method.rule}`{factor}"
+        how = f"dropped: {layers}, {method.count} counts; rule <code>{method.rule}</code>{factor}"
     else:
         how = config.method.name
     return (
@@ -54,10 +58,11 @@ def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
         f"= {radio.cpu_hz[0] / 1e9:g} to {radio.cpu_hz[1] / 1e9:g} GHz, P = {radio.tx_power_w[0]:g} to "
         f"{radio.tx_power_w[1]:g} W; κ = {radio.kappa:g}, path loss {loss}; infeasible rounds: {radio.policy}; shares: "
         + ", ".join(_SOLVERS[scheme] for scheme in schemes)
+        + _COVER * (radio.costs == "measured" and "random" in schemes)
     )
 
 
 def of_runs(scenario: str, config: RunConfig, schemes: Sequence[str] = (), more: str = "") -> str:
-    """Return the line of settings that stands above a figure's table."""
-    radio = f". Cell: {cell(config.radio, schemes)}" if config.radio is not None else ""
-    return f"*Settings, {scenario}: {training(config)}{radio}{more}.*\n\n"
+    """Return the settings that stand above a figure's table, folded: HTML, so that every viewer of Markdown can."""
+    radio = f".</p>\n<p>Cell: {cell(config.radio, schemes)}" if config.radio is not None else ""
+    return f"<details><summary>Settings, {scenario}</summary>\n<p>{training(config)}{radio}{more}.</p>\n</details>\n\n"

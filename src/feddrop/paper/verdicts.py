@@ -4,7 +4,9 @@ A claim is asked at one or more *points* (a rate, a deadline, a network). At a p
 seed, so that every seed gives one difference, counted positive where it is as the claim says. With n seeds, mean d and
 standard error e, the margin is m = t · e, where t is the two-sided 95 % point of Student's distribution. The spread is
 pooled over the points of a claim that are of one kind (``pool``): with three seeds each, two points have 4 degrees of
-freedom and t = 2.78, one has 2 and t = 4.30. No correction is made for the number of points.
+freedom and t = 2.78, one has 2 and t = 4.30. No correction is made for the number of points. What is counted in whole
+steps (``grain``: rounds, or the bytes and seconds of a round) is known to half a step only, so that the spread of a
+difference is taken as at least that of two roundings, a step over √6: three seeds that agree by chance prove nothing.
 
 A point answers
 
@@ -14,13 +16,15 @@ A point answers
 
 A point that asks whether two things are alike (``within``) answers yes if |d| + m is at most the tolerance that is
 stated, no if |d| - m is above it. A point without chance (a count of bytes, an algebraic fact) answers for certain.
+An undecided point says why: *not run* without any seed, *not reached* if there are runs but none came to what is
+compared, *few seeds* with one or two, *within the noise* otherwise.
 
 A claim then
 
 - *holds* if every point says yes,
 - *does not hold* if a point says no and none says yes,
 - *holds in part* if a point says yes, but not every one does,
-- is *undecided* if no point says yes or no.
+- is *undecided* if no point says yes or no, for the best of the reasons that its points give.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ import numpy as np
 
 HOLDS, PARTLY, UNDECIDED, FAILS = "holds", "holds in part", "undecided", "does not hold"
 YES, NO = "yes", "no"
+REASONS = IN_NOISE, FEW_SEEDS, NOT_REACHED, NOT_RUN = "within the noise", "few seeds", "not reached", "not run"
+"""Why a point or a claim is undecided, the best reason first."""
 LEAST_SEEDS = 3
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -50,19 +56,23 @@ class Point:
         at: where: a rate, a deadline, a network.
         differences: one a seed, positive as the claim says; empty where nothing was run.
         unit: of the differences.
+        digits: with which they are shown.
         pool: points of one kind, whose spread is pooled; within a claim.
+        grain: the step in which both sides are counted; 0 for a measure.
+        ran: whether there are runs, even if none gives a difference.
         within: for "alike": the tolerance.
         certain: the answer, where there is no chance in it.
-        note: what is compared, where ``at`` does not say it.
     """
 
     at: str
     differences: tuple[float, ...] = ()
     unit: str = "points"
+    digits: int = 2
     pool: str = ""
+    grain: float = 0.0
+    ran: bool = False
     within: float | None = None
     certain: bool | None = None
-    note: str = ""
 
 
 class Answer(NamedTuple):
@@ -88,15 +98,21 @@ class Answer(NamedTuple):
         return len(self.point.differences)
 
     @property
+    def why(self) -> str:
+        """Why the answer is undecided; empty if it is not."""
+        if self.says != UNDECIDED:
+            return ""
+        if not self.seeds:
+            return NOT_REACHED if self.point.ran else NOT_RUN
+        return FEW_SEEDS if self.seeds < LEAST_SEEDS else IN_NOISE
+
+    @property
     def leaning(self) -> str:
         """Where too few seeds point to; empty if the answer is not undecided for want of seeds."""
-        if not 0 < self.seeds < LEAST_SEEDS or self.point.certain is not None:
+        if self.why != FEW_SEEDS:
             return ""
         good = abs(self.mean) <= self.point.within if self.point.within is not None else self.mean > 0
-        return f"{_SEEDS[self.seeds]}: undecided; points to {YES if good else NO}"
-
-
-_SEEDS = {1: "one seed", 2: "two seeds"}
+        return YES if good else NO
 
 
 class Verdict(NamedTuple):
@@ -131,6 +147,14 @@ def sum_up(says: Sequence[str]) -> str:
     return HOLDS if all(one == YES for one in says) else PARTLY
 
 
+def reason(answers: Sequence[Answer]) -> str:
+    """Return why a claim is undecided, in a word or two; empty if it is not."""
+    if sum_up([answer.says for answer in answers]) != UNDECIDED:
+        return ""
+    whys = {answer.why for answer in answers}
+    return next((why for why in REASONS if why in whys), NOT_RUN)
+
+
 def matched(claimed_above: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, ...]:
     """Return the differences of two rows of results by seed, where both were run."""
     return tuple(a - b for a, b in zip(claimed_above, other, strict=True) if a is not None and b is not None)
@@ -150,7 +174,7 @@ def _answer(point: Point, spread: float, freedom: int) -> Answer:
         return Answer(point, math.nan, math.nan, math.nan, YES if point.certain else NO)
     count = len(point.differences)
     mean = float(np.mean(point.differences)) if count else math.nan
-    error = spread / math.sqrt(count) if count and freedom else math.nan
+    error = max(spread, point.grain / math.sqrt(6.0)) / math.sqrt(count) if count and freedom else math.nan
     margin = STUDENT[min(freedom, len(STUDENT)) - 1] * error if freedom else math.nan
     return Answer(point, mean, error, margin, _says(point, mean, margin) if count >= LEAST_SEEDS else UNDECIDED)
 

@@ -7,6 +7,10 @@ A problem file says what every device needs, as :class:`~feddrop.allocation.Prob
   ``name`` and ``budget_j``;
 - ``.csv``: one row a device with the same columns, and ``deadline_s`` and ``max_rate`` repeated.
 
+Devices that have ``cycles`` leave power and clock open, as :class:`~feddrop.allocation.PowerProblem` has it: then each
+has ``download_s``, ``cycles``, ``cpu_hz``, ``cpu_constant``, ``upload_bits``, ``gain_to_noise`` and ``tx_power_w``, and
+``least_cpu_hz`` and ``least_tx_power_w`` if wanted; ``bandwidth_hz`` is for all.
+
 Or a ``.toml`` or ``.json`` file describes a cell: a ``radio`` table (:class:`~feddrop.radio.RadioConfig`), a ``cell``
 table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
 ``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` say how to allocate. Costs are the paper's formula:
@@ -24,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddrop.allocation.feasible import Shortfall
+from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
@@ -31,9 +36,12 @@ from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
 from feddrop.texts import parse_json, parse_toml, read_text
 
-_DEVICE_KEYS = ("name", "weight", "samples", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
+_OPEN = ("download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "gain_to_noise", "tx_power_w")
+_MAY = ("name", "weight", "samples", "budget_j")
+_MAY_OPEN = ("least_cpu_hz", "least_tx_power_w")
 _COMMON_KEYS = ("deadline_s", "max_rate", "budget_j")
+_COMMON_OPEN = (*_COMMON_KEYS, "bandwidth_hz")
 _CELL_KEYS = {
     "radio": tuple(field.name for field in fields(RadioConfig)),
     "cell": ("devices", "samples", "seed", "round"),
@@ -64,7 +72,8 @@ def load(path: str | Path) -> Given:
     kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
     if kind == ".csv":
         rows = [row.cells for row in read_table(path, "problem")[1]]
-        shared = {key: [row.pop(key) for row in rows] for key in _COMMON_KEYS[:2] if rows and key in rows[0]}
+        common = ("deadline_s", "max_rate", "bandwidth_hz")
+        shared = {key: [row.pop(key) for row in rows] for key in common if rows and key in rows[0]}
         return _problem(shared, rows)
     table = (parse_toml if kind == ".toml" else parse_json)(read_text(path, "the problem"), repr(str(path)))
     if not isinstance(table, dict):
@@ -78,18 +87,11 @@ def load(path: str | Path) -> Given:
 
 
 def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> Given:
-    for key in common:
-        one_of("a key of the problem", key, _COMMON_KEYS)
     if not devices:
         raise ConfigError("the problem has no devices.")
-    if "deadline_s" not in common:
-        raise ConfigError("deadline_s is missing: how long may a round take, in seconds?")
-    for number, device in enumerate(devices):
-        for key in device:
-            one_of(f"a key of device {number}", str(key), _DEVICE_KEYS)
-        for key in _NEEDED:
-            if device.get(key) in (None, ""):
-                raise ConfigError(f"{key} of device {number} is missing.")
+    chosen = any("cycles" in device for device in devices)
+    needed = _OPEN if chosen else _NEEDED
+    _check_keys(common, devices, needed, chosen=chosen)
 
     def column(key: str, default: Any = None) -> list[Any]:
         return [default if device.get(key) in (None, "") else device[key] for device in devices]
@@ -97,18 +99,39 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
     weight = column("weight") if any("weight" in device for device in devices) else column("samples", 1.0)
     if None in weight:
         raise ConfigError(f"weight of device {weight.index(None)} is missing; give it to all devices or to none.")
-    values: dict[str, Any] = {key: _numbers(key, column(key)) for key in _NEEDED}
-    problem = Problem(
-        **values,
-        weight=_numbers("weight", weight),
-        deadline_s=_numbers("deadline_s", common["deadline_s"]),
-        max_rate=_numbers("max_rate", common.get("max_rate", 0.9)),
-        budget_j=_numbers("budget_j", column("budget_j", common.get("budget_j", np.inf))),
-    )
+    values: dict[str, Any] = {key: _numbers(key, column(key)) for key in needed} | {
+        "weight": _numbers("weight", weight),
+        "deadline_s": _numbers("deadline_s", common["deadline_s"]),
+        "max_rate": _numbers("max_rate", common.get("max_rate", 0.9)),
+        "budget_j": _numbers("budget_j", column("budget_j", common.get("budget_j", np.inf))),
+    }
+    if chosen:
+        values |= {key: _numbers(key, column(key, 0.0)) for key in _MAY_OPEN}
+        values["bandwidth_hz"] = _numbers("bandwidth_hz", common["bandwidth_hz"])
+    problem: Problem | PowerProblem = PowerProblem(**values) if chosen else Problem(**values)
     if not problem.weight.any():
         raise ConfigError("all weights are 0; at least one device must have samples.")
     problem = replace(problem, weight=problem.weight / problem.weight.sum())
     return Given(problem, [str(name) for name in column("name", "")])
+
+
+def _check_keys(
+    common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], needed: Sequence[str], *, chosen: bool
+) -> None:
+    """Refuse keys that are not known, and name those that are missing."""
+    for key in common:
+        one_of("a key of the problem", key, _COMMON_OPEN if chosen else _COMMON_KEYS)
+    if "deadline_s" not in common:
+        raise ConfigError("deadline_s is missing: how long may a round take, in seconds?")
+    if chosen and "bandwidth_hz" not in common:
+        raise ConfigError("bandwidth_hz is missing: how wide is the band that the devices share, in hertz?")
+    known = (*_MAY, *needed, *(_MAY_OPEN if chosen else ()))
+    for number, device in enumerate(devices):
+        for key in device:
+            one_of(f"a key of device {number}", str(key), known)
+        for key in needed:
+            if device.get(key) in (None, ""):
+                raise ConfigError(f"{key} of device {number} is missing.")
 
 
 def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -135,12 +158,12 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
     try:
         config = RadioConfig(**listed)
         built = config.cell(devices, samples, seed, folder=folder)
-        problem = built.problem(built.draw(number, seed), **model)
+        problem = built.problem(built.draw(number, seed), **model, choose=config.chooses)
     except ConfigError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"a value of [radio], [cell] or [model] has the wrong type: {error}.") from None
-    return Given(problem, [""] * built.devices, config.scheme, config.policy)
+    return Given(problem, [""] * built.devices, config.method, config.policy)
 
 
 def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -167,19 +190,21 @@ def with_names(error: InfeasibleError, names: Sequence[str]) -> InfeasibleError:
 
 
 def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One plain row a device: rate, share, latency, energy, and which constraint holds it."""
-    columns = (allocation.rate, allocation.share, allocation.latency_s, allocation.energy_j, allocation.binding)
+    """One plain row a device: rate, share, latency, energy, which constraint holds it; power and clock, if chosen."""
+    columns = {
+        "rate": allocation.rate,
+        "share": allocation.share,
+        "latency_s": allocation.latency_s,
+        "energy_j": allocation.energy_j,
+        "tx_power_w": allocation.tx_power_w,
+        "cpu_hz": allocation.cpu_hz,
+    }
+    known = {key: values for key, values in columns.items() if values is not None}
     return [
-        {
-            "device": number,
-            "name": names[number],
-            "rate": float(rate),
-            "share": float(share),
-            "latency_s": float(latency),
-            "energy_j": float(energy),
-            "binding": str(binding),
-        }
-        for number, (rate, share, latency, energy, binding) in enumerate(zip(*columns, strict=True))
+        {"device": number, "name": names[number]}
+        | {key: float(values[number]) for key, values in known.items()}
+        | {"binding": str(binding)}
+        for number, binding in enumerate(allocation.binding)
     ]
 
 
@@ -208,11 +233,14 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
         asked: the problem as it was given, to say so where the policy stretched its deadline.
     """
     wide = max(len(name) for name in ("device", *names))
-    lines = [f"{'device':<{wide}}  {'rate':>6}  {'share':>7}  {'latency':>10}  {'energy':>10}  held by"]
+    paced = allocation.cpu_hz is not None
+    more = f"  {'power':>10}  {'clock':>10}" if paced else ""
+    lines = [f"{'device':<{wide}}  {'rate':>6}  {'share':>7}  {'latency':>10}  {'energy':>10}{more}  held by"]
     for row in rows(allocation, names):
+        more = f"  {1e3 * row['tx_power_w']:7.3g} mW  {1e-9 * row['cpu_hz']:6.3f} GHz" if paced else ""
         lines.append(
             f"{row['name'] or row['device']:<{wide}}  {row['rate']:6.3f}  {row['share']:7.4f}  "
-            f"{row['latency_s']:8.3f} s  {row['energy_j']:8.3g} J  {row['binding']}"
+            f"{row['latency_s']:8.3f} s  {row['energy_j']:8.3g} J{more}  {row['binding']}"
         )
     deadline = float(np.max(allocation.problem.deadline_s))
     wanted = deadline if asked is None else float(np.max(asked.deadline_s))

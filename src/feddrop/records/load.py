@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feddrop.config import RunConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoadedRun:
     """A run folder that was read, finished or under way.
 
@@ -36,6 +36,9 @@ class LoadedRun:
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
     rounds: tuple[RoundRecord, ...]
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({str(self.folder)!r}, {len(self.rounds)} rounds)"
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from feddrop.files import clean, plain
 from feddrop.learning.config import GROWN
 
 _COUNTS = frozenset({"push_bytes", "pull_bytes", "samples"})
-_WORDS = frozenset({"binding", "status", "suspicious"})
+_WORDS = frozenset({"binding", "status", "suspicious", "wire"})
 _EDITED = "Was it edited by hand?"
 
 
@@ -73,6 +73,7 @@ class DeviceRecord(_Record):
         measured_energy_j: joules, likewise.
         tx_power_w: watts that it sends with, where the allocator chose them.
         cpu_hz: clock that it computes at, likewise.
+        wire: how its values travelled, where that was chosen: ``"float32"``, ``"float16"`` or ``"int8"``.
         suspicious: why its update stands out; None if it does not.
     """
 
@@ -93,6 +94,7 @@ class DeviceRecord(_Record):
     measured_energy_j: float | None = None
     tx_power_w: float | None = None
     cpu_hz: float | None = None
+    wire: str | None = None
     suspicious: str | None = None
 
     @classmethod
@@ -114,7 +116,7 @@ class DeviceRecord(_Record):
 
 _RARE = frozenset(
     {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
-    | {"tx_power_w", "cpu_hz", "suspicious"}
+    | {"tx_power_w", "cpu_hz", "wire", "suspicious"}
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.solution import Allocation
 from feddrop.errors import ConfigError
 from feddrop.report.style import BINDINGS, GRID, INK, blank_figure
@@ -19,7 +20,7 @@ _MOST = 200
 
 
 def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
-    """Draw one round: share, rate, and how much of the deadline and of the budget each device uses.
+    """Draw one round: share, rate, and how much of deadline and budget each device uses; of power and clock, if chosen.
 
     Args:
         allocation: of a single round, for at most 200 devices.
@@ -34,8 +35,9 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
     colours = [BINDINGS[word] for word in held]
     place = np.arange(devices)
     p = allocation.problem
-    figure = blank_figure(9.0, 6.4, dpi=144)
-    share, rate, use = figure.subplots(3, 1, sharex=True)
+    paced = isinstance(p, PowerProblem)
+    figure = blank_figure(9.0, 8.4 if paced else 6.4, dpi=144)
+    share, rate, use, *pace = figure.subplots(4 if paced else 3, 1, sharex=True)
     share.bar(place, allocation.share, color=colours, width=0.8)
     share.axhline(1.0 / max(1, int(allocation.active.sum())), color=INK, lw=0.8, ls=":", label="equal split")
     share.set_ylabel("share of the band ρ")
@@ -45,11 +47,14 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
     use.bar(place + 0.2, allocation.energy_j / p.budget_j, width=0.4, color=colours, alpha=0.45)
     use.axhline(1.0, color=INK, lw=0.8)
     use.set_ylabel("of deadline (dark)\nand budget (pale)")
+    for axes in pace:
+        _draw_pace(axes, allocation, colours)
+    last = [share, rate, use, *pace][-1]
     if devices <= 30:
-        use.set_xticks(place, [names[k] if k < len(names) and names[k] else str(k) for k in range(devices)])
-        use.tick_params(axis="x", rotation=45 if sum(map(len, names)) > 60 else 0)
-    use.set_xlabel("device")
-    for axes in (share, rate, use):
+        last.set_xticks(place, [names[k] if k < len(names) and names[k] else str(k) for k in range(devices)])
+        last.tick_params(axis="x", rotation=45 if sum(map(len, names)) > 60 else 0)
+    last.set_xlabel("device")
+    for axes in (share, rate, use, *pace):
         _bare(axes)
     _legend(figure, share, sorted(set(held), key=list(BINDINGS).index))
     return figure
@@ -61,6 +66,17 @@ def save(allocation: Allocation, path: str | Path, names: Sequence[str] = ()) ->
         draw(allocation, names).savefig(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot write the picture {str(path)!r}: {error}.") from None
+
+
+def _draw_pace(axes: Any, allocation: Allocation, colours: Sequence[str]) -> None:
+    """Draw clock and power as parts of their highest."""
+    p, place = allocation.problem, np.arange(len(colours))
+    if not isinstance(p, PowerProblem) or allocation.cpu_hz is None or allocation.tx_power_w is None:
+        return
+    axes.bar(place - 0.2, allocation.cpu_hz / p.cpu_hz, width=0.4, color=colours)
+    axes.bar(place + 0.2, allocation.tx_power_w / p.tx_power_w, width=0.4, color=colours, alpha=0.45)
+    axes.axhline(1.0, color=INK, lw=0.8)
+    axes.set_ylabel("of highest clock (dark)\nand power (pale)")
 
 
 def _bare(axes: Any) -> None:

@@ -118,7 +118,9 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     )
 
     def shares(factor: float) -> dict[str, float]:
-        return {group: share * factor if share < 1.0 else 1.0 for group, share in wanted.items()}
+        # Rounded: where two groups change their count at one share (5 and 25 units at 0.9), they do so together at
+        # every rate, and a higher rate never leaves more.
+        return {group: round(share * factor, 9) if share < 1.0 else 1.0 for group, share in wanted.items()}
 
     def size(factor: float) -> int:
         return sum(_unit_sizes(blueprint, graph, shares(factor)).values())

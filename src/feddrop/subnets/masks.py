@@ -17,7 +17,7 @@ from feddrop.subnets.piece import Index
 
 def check_rate(rate: float, what: str = "rate") -> float:
     """Return the dropout rate γ if it lies in [0, 1), else raise a ConfigError."""
-    if not (isinstance(rate, int | float) and 0.0 <= rate < 1.0):
+    if not (isinstance(rate, int | float | np.integer | np.floating) and 0.0 <= rate < 1.0):
         raise ConfigError(f"{what} is {rate!r}; a dropout rate must be a number in [0, 1). Use 0 to keep everything.")
     return float(rate)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 
 from cyclopts import App
 
@@ -33,6 +34,7 @@ for command in (run, resume, sweep, report, export, config, data, allocate, theo
 def main() -> None:
     """Run the command line: an error is one clear line and an exit code; a kill tidies up as an exit does."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    sys.path.append(str(Path.cwd()))  # a method or a loss that is named may stand in a module here
     words = sys.argv[1:]
     debug = "--debug" in words
     words = with_address([word for word in words if word != "--debug"])

@@ -24,12 +24,12 @@ def allocate(
     plot: Path | None = None,
     json_: Json = False,
 ) -> None:
-    """Choose dropout rates and shares of the band for one round.
+    """Choose dropout rates and shares of the band for one round; power and clock too, where the file leaves them open.
 
     Parameters
     ----------
     file:
-        Problem or cell, as .toml, .csv or .json; see examples/problem.toml and examples/cell.toml.
+        Problem or cell, as .toml, .csv or .json; see examples/problem.toml, examples/cell.toml and examples/power.toml.
     method:
         exact, primal-dual, equal, random, fixed or none. Default: scheme in the [radio] table of a cell, else exact.
     policy:

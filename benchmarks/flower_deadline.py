@@ -1,0 +1,121 @@
+"""Planning with measured links: nodes that are slowed down on purpose get higher rates, and rounds meet the deadline.
+
+    python benchmarks/flower_deadline.py --out docs/img/flower-deadline.png
+
+Four nodes train LeNet on the digits: a fast one, one with a slow link, one with a slow CPU, and one in between. Links
+and CPUs are slowed down by pauses in proportion to bytes; clocks are real. Nodes are threads of this process, so that
+the picture takes a minute; `--real` starts SuperLink and SuperNodes, whose messages start a process each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / name) for name in ("benchmarks/flower_app", "examples/flower", "tests")]
+
+from feddrop.records import RoundRecord, RunFolder  # noqa: E402
+from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure  # noqa: E402
+
+NODES = {
+    "fast": {},
+    "slow link": {"byte-s": 12e-6},
+    "slow CPU": {"compute-byte-s": 30e-6},
+    "in between": {"byte-s": 3e-6, "compute-byte-s": 8e-6},
+}
+SETTINGS = {
+    "seed": 3,
+    "rate": 0.0,
+    "eval_every": 100,
+    "method.level": "unit",
+    "model.name": "lenet",
+    "data.devices": len(NODES),
+    "data.train_limit": 400,
+    "flower.planning": "measured",
+    "flower.poll_s": 0.05,
+}
+
+
+def in_threads(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
+    """Train over nodes that are threads here."""
+    from trial.client_app import app
+
+    from feddrop.flower import train
+    from support.grid import FakeGrid
+
+    told = [
+        {"partition-id": number, "memory": str(folder / "memory"), **slow} for number, slow in enumerate(NODES.values())
+    ]
+    grid = FakeGrid(app, settings, told)
+    grid.parallel = True
+    records = train(grid, settings).records
+    for thread in grid.threads:
+        thread.join()
+    return records
+
+
+def in_processes(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
+    """Train over SuperNodes."""
+    from federation import Federation, wait_for
+
+    with Federation(folder, ROOT / "benchmarks" / "flower_app") as all_:
+        all_.start_link()
+        all_.register(*range(len(NODES)))
+        for number, slow in enumerate(NODES.values()):
+            all_.start_node(number, **slow)
+        all_.start(**settings)
+        wait_for(lambda: "feddrop: done" in all_.log("run").read_text(), 3600, "the run ends", all_.log("run"))
+    return RunFolder(settings["flower.out"]).records()
+
+
+def draw(records: list[RoundRecord], deadline_s: float, path: Path) -> None:
+    """Draw seconds and rates of every node over the rounds."""
+    figure = blank_figure(11.2, 3.9, dpi=150)
+    left, right = figure.subplots(1, 2)
+    rounds = [record.round for record in records]
+    for device, name in enumerate(NODES):
+        rows = [next(one for one in record.devices if one.device == device) for record in records]
+        for axes, values in ((left, [one.latency_s for one in rows]), (right, [one.rate for one in rows])):
+            axes.plot(rounds, values, color=SERIES[device], marker="o", markersize=4, label=name)
+    left.axhline(deadline_s, color=INK, linestyle="--", linewidth=1)
+    beside = {"xytext": (0, 6), "textcoords": "offset points", "ha": "right", "fontsize": TEXT, "color": INK}
+    left.annotate("deadline", (rounds[-1], deadline_s), **beside)
+    for axes, text in ((left, "seconds of a round, by the server's clock"), (right, "dropout rate")):
+        axes.set_title(text, loc="left", fontsize=TEXT, color=MUTED)
+        axes.set_xlabel("round", fontsize=TEXT, color=MUTED)
+        axes.set_xticks(rounds)
+        axes.set_ylim(bottom=0)
+        axes.grid(color=GRID)
+        axes.tick_params(colors=MUTED, labelsize=TEXT)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    names = left.get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=len(NODES), frameon=False, fontsize=TEXT, labelcolor=INK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Train, print a line a round, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("flower-deadline.png"))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--deadline", type=float, default=4.0, help="seconds")
+    parser.add_argument("--real", action="store_true", help="over SuperNodes")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home:
+        own = {"rounds": given.rounds, "flower.deadline_s": given.deadline, "flower.out": f"{home}/out"}
+        records = (in_processes if given.real else in_threads)(Path(home), {**SETTINGS, **own})
+    for record in records:
+        told = ", ".join(f"{d.rate:.2f} {d.latency_s or 0:.1f} s" for d in record.devices)
+        print(f"round {record.round}: slowest {record.latency_s:.1f} s; rate and seconds by node: {told}")
+    draw(records, given.deadline, given.out)
+    print(given.out)
+
+
+if __name__ == "__main__":
+    main()

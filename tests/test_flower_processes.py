@@ -1,0 +1,141 @@
+"""Flower on real processes: SuperLink with TLS, SuperNodes with keys, on 127.0.0.1, and everything that can go wrong.
+
+One federation suffers all faults, since each message starts a process: a ClientApp, a SuperNode and the SuperLink are
+killed, replies are late, not finite, of a wrong shape and corrupted, and a node without a registered key tries to join.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import feddrop
+from feddrop import wire
+from feddrop.checkpoints import load_checkpoint
+from feddrop.flower.config import read_settings
+from feddrop.records import RunFolder
+
+ROOT = Path(__file__).parent.parent
+TRIAL = ROOT / "benchmarks" / "flower_app"
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")]
+
+
+def example():
+    """The example's launcher, as a module."""
+    spec = importlib.util.spec_from_file_location("federation", ROOT / "examples" / "flower" / "federation.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def home():
+    """A folder with a short path, and a source path that processes of the federation find."""
+    with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def rounds_done(out):
+    try:
+        return len(RunFolder(out).records())
+    except feddrop.FeddropError:
+        return 0
+
+
+def twin(tmp_path, settings, failed):
+    """The parameters of a serial run in which the same devices fail in the same rounds."""
+    config, _ = read_settings(settings)
+
+    class Failing(feddrop.Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                head = wire.parse(parcel.frame).header
+                bad = (head.round, head.device) in failed
+                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
+
+    run = feddrop.Run(config, tmp_path / "twin", executor=Failing)
+    for _ in run:
+        pass
+    return run.params
+
+
+def assert_nothing_is_left(folder):
+    """No process has the federation's folder in its command line any more."""
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in found
+
+
+def test_training_survives_every_fault(tmp_path, home):
+    flower = example()
+    out = tmp_path / "run"
+    with flower.Federation(home, TRIAL) as all_:
+        all_.start_link()
+        began = time.monotonic()
+        all_.register(0, 1, 2, 3)
+        # What a message takes goes with what a process takes to start: on a busy machine, wait longer.
+        timeout = min(max(25.0, 5.0 * (time.monotonic() - began)), 90.0)
+        all_.start_node(0)
+        all_.start_node(1, harm="1:kill")
+        all_.start_node(2, harm="1:nan 2:shape 3:corrupted")
+        all_.start_node(3, harm="1:late", pause_s=timeout + 5.0)
+        flower.node_key(home / "node-9")  # a key that nobody registered
+        all_.start_node(9)
+        own = {"flower.out": str(out), "flower.timeout_s": timeout, "flower.min_nodes": 2, "rounds": 3}
+        own["flower.join_s"] = 4 * timeout
+        all_.start(**own)
+        log, limit = all_.log("run"), 8 * timeout
+        flower.wait_for(lambda: rounds_done(out) >= 1, limit, "round 1 is done", log)
+        all_.kill("node-3")
+        flower.wait_for(lambda: rounds_done(out) >= 2, limit, "round 2 is done", log)
+        all_.kill("superlink")  # in the middle of round 3
+        all_.kill("run")
+        all_.start_link()
+        all_.start_node(3)
+        all_.start(**own)
+        flower.wait_for(lambda: rounds_done(out) >= 3, limit, "round 3 is done", log)
+        flower.wait_for(lambda: "feddrop: done" in log.read_text(), limit, "the run ends", log)
+        text, refused = log.read_text(), all_.log("node-9").read_text(errors="replace")
+        assert all_.processes["node-9"].wait(timeout=60) != 0
+    assert_nothing_is_left(home)
+
+    statuses = {(r.round, d.device): d.status for r in RunFolder(out).records() for d in r.devices}
+    failed = {where for where, status in statuses.items() if status != "ok"}
+    assert statuses[1, 0] == "ok"
+    assert statuses[1, 1].startswith(("late", "dead"))  # its ClientApp was killed
+    assert "not finite" in statuses[1, 2]
+    assert statuses[1, 3].startswith("late")
+    assert "expected" in statuses[2, 2]  # a wrong shape
+    assert statuses[2, 3].startswith(("late", "dead"))  # its SuperNode was killed
+    assert "checksum" in statuses[3, 2]
+    for device in (1, 2, 3):
+        assert f"round 1: device {device} (node " in text  # the log names the node
+    assert "goes on after round 2 of 3" in text
+    assert "412" in refused or "not registered" in refused.lower() or "precondition" in refused.lower(), refused[-500:]
+    settings = {**flower.app_settings(TRIAL), "rounds": 3}
+    expected = twin(tmp_path, settings, failed)
+    found = load_checkpoint(out / "checkpoints").groups["params"]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_example_trains_over_real_nodes_and_equals_serial(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "flower" / "federation.py"), "--rounds", "1"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "runs")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        text, _ = process.communicate(timeout=400)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, text
+    assert "parameters equal those of the serial executor, bit for bit" in text
