@@ -13,14 +13,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from feddrop.allocation import PowerProblem, allocate, diagnose
-from power_cases import KINDS, conic_optimum, in_logs, one_of_power, power_problems, worst_breach
+from feddrop.allocation import allocate, diagnose
+from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = (1, 2, 3, 10, 30, 100)
 
@@ -33,7 +32,7 @@ def ours(size: float, *, subband: bool) -> str:
             p = power_problems(
                 kind, devices, _some(size, (600 if not subband else 30) // devices + 10), seed=20, subband=subband
             )
-            found = allocate(p := _feasible(p))
+            found = allocate(p := feasible(p))
             count += p.shape[0]
             breach, residual = max(breach, worst_breach(found, p)), max(residual, found.residual)
             bindings |= set(found.binding.ravel().tolist())
@@ -74,7 +73,7 @@ def against_slsqp(size: float) -> str:
     for kind in KINDS:
         for devices in (1, 2, 3, 5):
             p = power_problems(kind, devices, _some(size, 3), seed=23, subband=True)
-            found = np.atleast_1d(allocate(p := _feasible(p)).objective)
+            found = np.atleast_1d(allocate(p := feasible(p)).objective)
             for row, value in enumerate(found):
                 with warnings.catch_warnings(), np.errstate(all="ignore"):
                     warnings.simplefilter("ignore")
@@ -85,12 +84,6 @@ def against_slsqp(size: float) -> str:
     return (
         f"{compared} compared with SLSQP, 4 starts each: ours is above by at most {lower:.1e}, off by at most {off:.1e}"
     )
-
-
-def _feasible(p: PowerProblem) -> PowerProblem:
-    """Those of a batch that are feasible: under subband noise not all can be made so by sending less."""
-    fits = p.least_share(1.0 / (1.0 - p.max_rate)).sum(axis=-1) <= 1.0
-    return replace(p, **{name: np.broadcast_to(getattr(p, name), p.shape)[fits] for name in p.numbers})
 
 
 def _some(size: float, count: int) -> int:

@@ -81,6 +81,12 @@ def _with_load(p: PowerProblem, target: np.ndarray, *, fit: bool) -> PowerProble
     return scaled
 
 
+def feasible(p: PowerProblem) -> PowerProblem:
+    """Those of a batch that are feasible: under subband noise not all can be made so by sending less."""
+    fits = p.least_share(1.0 / (1.0 - p.max_rate)).sum(axis=-1) <= 1.0
+    return replace(p, **{name: np.broadcast_to(getattr(p, name), p.shape)[fits] for name in p.numbers})
+
+
 def one_of_power(p: PowerProblem, row: int) -> PowerProblem:
     """One problem of a batch."""
     return replace(p, **{name: np.broadcast_to(getattr(p, name), p.shape)[row] for name in p.numbers})

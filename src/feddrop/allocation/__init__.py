@@ -78,22 +78,9 @@ def allocate(
         >>> found.rate.round(3).tolist(), found.share.round(3).tolist()
         ([0.0, 0.012], [0.202, 0.798])
     """
-    if method not in METHODS or policy not in POLICIES:
-        one_of("method", method, METHODS)
-        one_of("policy", policy, POLICIES)
-    if rate is not None and method != "fixed":
-        raise ConfigError(
-            f"The rate is {rate}, but the method {method!r} takes none; leave it out, or choose the method 'fixed'."
-        )
+    _check(problem, method, policy, seed=seed, rate=rate)
     if method == "none":
         return baselines.none(problem)
-    if method == "random":
-        _check_seed(seed)
-    if method == "primal-dual" and not isinstance(problem, Problem):
-        raise ConfigError(
-            "The closed forms of 'primal-dual' hold neither under subband noise nor where power and clock are chosen; "
-            "use the method 'exact'."
-        )
     if method == "exact":
         # Mostly all is well, and the solver finds out sooner than a check before it would.
         found = _solve(problem, everyone(problem))
@@ -102,7 +89,6 @@ def allocate(
     max_rate = problem.max_rate
     if method == "fixed":
         problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
-
     problem, active = settle(problem, policy, equal=method == "equal", fixed=method == "fixed")
     if method == "equal":
         return baselines.equal(problem, active)
@@ -112,6 +98,29 @@ def allocate(
         return replace(baselines.fixed(problem, active), problem=replace(problem, max_rate=max_rate))
     if method == "primal-dual" and isinstance(problem, Problem):
         return primal_dual.solve(problem, active, warm=warm)
+    return _solve_settled(problem, active)
+
+
+def _check(problem: AnyProblem, method: str, policy: str, *, seed: int | None, rate: npt.ArrayLike | None) -> None:
+    """Refuse what cannot be meant."""
+    if method not in METHODS or policy not in POLICIES:
+        one_of("method", method, METHODS)
+        one_of("policy", policy, POLICIES)
+    if rate is not None and method != "fixed":
+        raise ConfigError(
+            f"The rate is {rate}, but the method {method!r} takes none; leave it out, or choose the method 'fixed'."
+        )
+    if method == "random":
+        _check_seed(seed)
+    if method == "primal-dual" and not isinstance(problem, Problem):
+        raise ConfigError(
+            "The closed forms of 'primal-dual' hold neither under subband noise nor where power and clock are chosen; "
+            "use the method 'exact'."
+        )
+
+
+def _solve_settled(problem: AnyProblem, active: npt.NDArray[np.bool_]) -> Allocation:
+    """The optimum of a problem that was made feasible."""
     if isinstance(problem, SubbandProblem):
         return exact_subband.solve(problem, active)
     if isinstance(problem, SubbandPowerProblem):

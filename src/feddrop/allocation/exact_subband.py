@@ -30,60 +30,73 @@ def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
         np.where(active, np.log(np.minimum(problem.least_share(z), 2.0)), NARROW)
         for z in (1.0 / (1.0 - problem.max_rate), np.ones(()))
     )
-    weight = np.broadcast_to(problem.weight, problem.shape)
-    sides = partial(deadline_side, problem), partial(energy_side, problem)
-    guess = [0.5 * (low + high)] * 2
-
-    def shares(s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Shares asked for at the price 1/s², and their derivatives in log s."""
-
-        def worth(which: int) -> FloatArray:
-            def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-                side = sides[which](np.exp(x))
-                return np.log(weight * side.fall) - x + 2 * np.log(s), side.bend - 1.0
-
-            return root(over, low, high, guess[which])
-
-        guess[:] = by_deadline, by_energy = worth(0), worth(1)
-        at_deadline, at_energy = ([side(np.exp(x)) for side in sides] for x in guess)
-        first = at_deadline[0].z >= at_deadline[1].z
-        both = ~first & (at_energy[0].z > at_energy[1].z)
-        x = np.where(first, by_deadline, by_energy)
-        if both.any():
-            sign = np.where(by_deadline < by_energy, 1.0, -1.0)
-
-            def apart(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-                d, e = (side(np.exp(x)) for side in sides)
-                return sign * (e.z - d.z), sign * (d.fall - e.fall)
-
-            kink = root(apart, np.minimum(*guess), np.maximum(*guess), 0.5 * (by_deadline + by_energy))
-            x = np.where(both, kink, x)
-        share = np.where(active, np.exp(x), 0.0)
-        bend = np.where(first, at_deadline[0].bend, at_energy[1].bend)
-        moving = ~both & (x > low) & (x < high)
-        return share, np.where(moving, share * 2.0 / (1.0 - bend), 0.0)
-
-    last: list[FloatArray] = []
-
-    def demand(s: FloatArray) -> FloatArray:
-        last[:] = shares(s)
-        return total(last[0])
-
-    def slope(_: FloatArray) -> FloatArray:
-        return total(last[1])
-
+    market = _Market(problem, active, low, high)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        free, least = shares(np.asarray(1e150))[0], np.where(active, np.exp(low), 0.0)
+        free, least = market.shares(np.asarray(1e150))[0], np.where(active, np.exp(low), 0.0)
         most, fewest = total(free), total(least)
         loose, tight = most <= BAND, fewest >= BAND
-        s, passes = clear(demand, slope, _start(problem, active, low, high, tight), loose | tight)
-        share = shares(s)[0]
+        s, passes = clear(market.demand, market.slope, _start(problem, active, low, high, tight), loose | tight)
+        share = market.shares(s)[0]
         share = np.where(tight, least * (BAND / fewest), share)
         share = np.where(loose, free * (BAND / most), share)
         price = np.where(loose, 0.0, 1.0 / s**2)
     return finish(
         problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
+
+
+class _Market:
+    """Devices that ask for band at a price; remembers their last answers, to begin with at the next price."""
+
+    def __init__(self, problem: SubbandProblem, active: BoolArray, low: FloatArray, high: FloatArray) -> None:
+        self.active, self.low, self.high = active, low, high
+        self.weight = np.broadcast_to(problem.weight, problem.shape)
+        self.sides = partial(deadline_side, problem), partial(energy_side, problem)
+        self.guess = [0.5 * (low + high)] * 2
+        self.last: tuple[FloatArray, FloatArray] = (low, low)
+
+    def shares(self, s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Shares asked for at the price 1/s², and their derivatives in log s."""
+        self.guess[:] = by_deadline, by_energy = self._worth(0, s), self._worth(1, s)
+        at_deadline, at_energy = ([side(np.exp(x)) for side in self.sides] for x in self.guess)
+        first = at_deadline[0].z >= at_deadline[1].z
+        both = ~first & (at_energy[0].z > at_energy[1].z)
+        x = np.where(first, by_deadline, by_energy)
+        if both.any():
+            x = np.where(both, self._kink(by_deadline, by_energy), x)
+        share = np.where(self.active, np.exp(x), 0.0)
+        bend = np.where(first, at_deadline[0].bend, at_energy[1].bend)
+        moving = ~both & (x > self.low) & (x < self.high)
+        return share, np.where(moving, share * 2.0 / (1.0 - bend), 0.0)
+
+    def demand(self, s: FloatArray) -> FloatArray:
+        """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
+        self.last = self.shares(s)
+        return total(self.last[0])
+
+    def slope(self, _: FloatArray) -> FloatArray:
+        """Derivative of the total in log s."""
+        return total(self.last[1])
+
+    def _worth(self, which: int, s: FloatArray) -> FloatArray:
+        """Where more band is worth its price to one of the two constraints alone."""
+
+        def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+            side = self.sides[which](np.exp(x))
+            return np.log(self.weight * side.fall) - x + 2 * np.log(s), side.bend - 1.0
+
+        return root(over, self.low, self.high, self.guess[which])
+
+    def _kink(self, by_deadline: FloatArray, by_energy: FloatArray) -> FloatArray:
+        """Where the two constraints cross, between these."""
+        sign = np.where(by_deadline < by_energy, 1.0, -1.0)
+
+        def apart(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+            d, e = (side(np.exp(x)) for side in self.sides)
+            return sign * (e.z - d.z), sign * (d.fall - e.fall)
+
+        ends = np.minimum(by_deadline, by_energy), np.maximum(by_deadline, by_energy)
+        return root(apart, *ends, 0.5 * (by_deadline + by_energy))
 
 
 def _start(

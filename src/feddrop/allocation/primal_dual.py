@@ -23,6 +23,8 @@ multipliers of the pass, minimised over ρ in closed form, and over x bounded by
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
@@ -57,50 +59,35 @@ def solve(
         limit: most passes.
         every: passes between two looks at the gap.
     """
-    deadline, budget = problem.deadline_s * GUARD, positive(problem.budget_j) * GUARD
-    a, b = _of(active, problem.comm_s / deadline), _of(active, problem.compute_s / deadline)
-    c, d = _of(active, problem.upload_j / budget), _of(active, problem.compute_j / budget)
-    w = _of(active, problem.weight)
-    x_least = np.sqrt(1.0 - problem.max_rate)
-    least = _of(active, problem.least_share(1.0 / (1.0 - problem.max_rate)))
-    spare = np.maximum(BAND - total(least), 0.0)
+    p = _scaled(problem, active)
     count = total(_of(active, np.ones(())))
     # Devices without samples weigh nothing, but need their share all the same.
-    weighty = _of(active, np.maximum(w, 1e-2 * total(w) / count + _SMALL))
+    weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
     floor = _FLOOR * weighty
     rho = _of(active, 1.0 / count)
     lam = nu = 0.5 * weighty
-    mu = total(w * np.maximum(a, c)) * count + _SMALL
+    mu = total(p.w * np.maximum(p.a, p.c)) * count + _SMALL
     if warm is not None:
         lam, nu, mu = _first_guess(warm, weighty, mu)
-
-    upper, lower = np.full_like(spare, np.inf), np.full_like(spare, -np.inf)
-    share, price = rho, mu
+    best = _Best(rho, mu)
     history = []
     status = Status.UNCONVERGED
     with np.errstate(divide="ignore", invalid="ignore"):
         for number in range(1, limit + 1):
-            on_air, at_home = lam * a + nu * c, lam * b + nu * d
-            x = np.minimum(np.maximum((w / (on_air / rho + at_home)) ** 0.25, x_least), 1.0)
+            on_air, at_home = lam * p.a + nu * p.c, lam * p.b + nu * p.d
+            x = np.minimum(np.maximum((p.w / (on_air / rho + at_home)) ** 0.25, p.x_least), 1.0)
             x = np.where(active, x, 1.0)
             rho = np.maximum(x * np.sqrt(on_air / mu), _SMALL)
-            late, spent = x**2 * (a / rho + b) - 1.0, x**2 * (c / rho + d) - 1.0
+            late, spent = x**2 * (p.a / rho + p.b) - 1.0, x**2 * (p.c / rho + p.d) - 1.0
             band = total(_of(active, rho))
             if number % every == 0 or number == limit:
-                repaired = _into_band(rho / band, least, spare)
-                value = total(
-                    w * np.maximum(1.0, np.maximum(_of(active, a / repaired + b), _of(active, c / repaired + d)))
-                )
-                bound = _bound(w, x, x_least, on_air, at_home, mu) - total(lam + nu) - mu
-                share = np.where(value < upper, repaired, share)
-                price = np.where(bound > lower, mu, price)
-                upper, lower = np.minimum(upper, value), np.maximum(lower, bound)
-                gap = np.max((upper - lower) / np.maximum(upper, _SMALL))
+                bound = _bound(p.w, x, p.x_least, on_air, at_home, mu) - total(lam + nu) - mu
+                gap = best.look(p, active, rho / band, mu, bound)
                 history.append((number, gap, max(late.max(), spent.max(), 0.0), band.max()))
                 if gap <= tolerance:
                     status = Status.CONVERGED
                     break
-            between = (x > x_least) & (x < 1.0)
+            between = (x > p.x_least) & (x < 1.0)
             answering = total(np.where(between, rho, 0.0))
             factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 0.01), -0.1), 0.1)
             mu = np.maximum(mu * factor, _SMALL)
@@ -109,14 +96,60 @@ def solve(
             nu = np.maximum(nu * along * (1.0 + np.minimum(spent, 1.0)), floor)
     return finish(
         problem,
-        share=share,
+        share=best.share,
         active=active,
         method="primal-dual",
         status=status,
         iterations=number,
-        price=price,
+        price=best.price,
         history=np.asarray(history),
     )
+
+
+class _Scaled(NamedTuple):
+    """The problem with C1 and C2 divided by T0 and E, 0 for devices without a part; least shares, and band to spare."""
+
+    a: FloatArray
+    b: FloatArray
+    c: FloatArray
+    d: FloatArray
+    w: FloatArray
+    x_least: FloatArray
+    least: FloatArray
+    spare: FloatArray
+
+
+def _scaled(problem: Problem, active: BoolArray) -> _Scaled:
+    deadline, budget = problem.deadline_s * GUARD, positive(problem.budget_j) * GUARD
+    least = _of(active, problem.least_share(1.0 / (1.0 - problem.max_rate)))
+    return _Scaled(
+        a=_of(active, problem.comm_s / deadline),
+        b=_of(active, problem.compute_s / deadline),
+        c=_of(active, problem.upload_j / budget),
+        d=_of(active, problem.compute_j / budget),
+        w=_of(active, problem.weight),
+        x_least=np.sqrt(1.0 - problem.max_rate),
+        least=least,
+        spare=np.maximum(BAND - total(least), 0.0),
+    )
+
+
+class _Best:
+    """The best shares and the best bound so far: between them is the optimum."""
+
+    def __init__(self, share: FloatArray, price: FloatArray) -> None:
+        self.share, self.price = share, price
+        self.upper, self.lower = np.full_like(price, np.inf), np.full_like(price, -np.inf)
+
+    def look(self, p: _Scaled, active: BoolArray, share: FloatArray, price: FloatArray, bound: FloatArray) -> float:
+        """Take the shares and the bound of a pass into account; return the relative gap."""
+        repaired = _into_band(share, p.least, p.spare)
+        late, spent = _of(active, p.a / repaired + p.b), _of(active, p.c / repaired + p.d)
+        value = total(p.w * np.maximum(1.0, np.maximum(late, spent)))
+        self.share = np.where(value < self.upper, repaired, self.share)
+        self.price = np.where(bound > self.lower, price, self.price)
+        self.upper, self.lower = np.minimum(self.upper, value), np.maximum(self.lower, bound)
+        return float(np.max((self.upper - self.lower) / np.maximum(self.upper, _SMALL)))
 
 
 def _bound(
