@@ -74,6 +74,7 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1) as alone:
             server, training, moved, peak = alone.apply(measure, (devices,))
         row = (f"{server:.2f}", f"{1000 * server / devices:.2f}", f"{1000 * training / devices:.2f}")
+        print(f"{devices:,} devices: done", file=sys.stderr, flush=True)
         table.add_row(f"{devices:,}", *row, f"{moved / 1e6:,.1f} MB", f"{peak:,.0f} MB")
     Console().print(table)
 

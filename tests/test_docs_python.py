@@ -20,7 +20,13 @@ import feddrop
 from support.pages import PAGES, blocks
 
 # Pages whose blocks another test runs.
-ELSEWHERE = {"executors.md": "test_executors.py"}
+ELSEWHERE = {
+    "cells.md": "test_cells.py",
+    "executors.md": "test_executors.py",
+    "flower.md": "test_flower.py",
+    "methods.md": "test_methods_page.py",
+    "results.md": "test_records.py",
+}
 SMALLER = ("rounds=2", "data.train_limit=100")
 
 
@@ -80,14 +86,13 @@ GIVEN: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
     "data.md": _arrays,
     "models.md": _text,
     "report.md": _runs("runs/rate-0.0", "runs/rate-0.3", settings=("radio.deadline_s=0.65",)),
-    "results.md": _runs("runs/first"),
     "theory.md": _network,
 }
 
 
 @pytest.fixture
 def less(monkeypatch):
-    """Configurations that are read from text are made smaller, unless they say what they are."""
+    """Configurations that are read from text are made smaller, and runs write no report at their end."""
     plain = feddrop.RunConfig.from_toml.__func__
 
     def from_toml(cls, text, overrides=(), folder=""):
@@ -95,6 +100,7 @@ def less(monkeypatch):
         return plain(cls, text, [*overrides, *(one for one in SMALLER if one.partition("=")[0] not in said)], folder)
 
     monkeypatch.setattr(feddrop.RunConfig, "from_toml", classmethod(from_toml))
+    monkeypatch.setattr("feddrop.report.write_report", lambda folder: folder)
 
 
 @pytest.mark.parametrize(

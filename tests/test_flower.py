@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import logging
 import re
@@ -40,7 +42,7 @@ SETTINGS = {
     "data.alpha": 0.5,
     "train.batch_size": 16,
     "flower.poll_s": 0.01,
-    "flower.join_s": 2.0,
+    "flower.join_s": 60.0,
     "flower.timeout_s": 20.0,
 }
 FEDDST = {
@@ -320,7 +322,7 @@ def test_training_waits_for_nodes_that_went_and_says_when_they_do_not_come_back(
 
 
 def test_a_late_joiner_takes_part_from_then_on(tmp_path):
-    grid, settings = federation(tmp_path, {"flower.min_nodes": 3}, configs=nodes(tmp_path, 3))
+    grid, settings = federation(tmp_path, {"flower.min_nodes": 3, "flower.join_s": 0.5}, configs=nodes(tmp_path, 3))
 
     class Joining:
         def on_round(self, record):
@@ -452,7 +454,9 @@ def test_the_line_through_points():
     assert line([(5, 3.0, 1.0), (5, 5.0, 1.0)]) == (4.0, 0.0)
     assert line([(0, 9.0, 1.0), (10, 1.0, 1.0)]) == (5.0, 0.0)
     assert line([(10, 1.0, 1.0), (20, 4.0, 1.0)])[0] == 0.0
-    height, slope = line([(0, 9.0, 0.01), (10, 6.0, 1.0), (20, 11.0, 1.0)])  # rounds tell, what was asked hardly counts
+    height, slope = line(
+        [(0, 9.0, 0.001), (10, 6.0, 1.0), (20, 11.0, 1.0)]
+    )  # rounds tell, what was asked hardly counts
     assert (height, slope) == pytest.approx((1.0, 0.5), abs=0.1)
 
 
@@ -573,6 +577,13 @@ def test_the_app_of_the_page_trains(tmp_path):
     grid = FakeGrid(node, settings, nodes(tmp_path, 3))
     parts["app"](grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings))
     assert RunFolder(tmp_path / "run").records()[-1].test_accuracy > 0.9
+
+
+@pytest.mark.parametrize("module", ["client", "server"])
+def test_examples_of_docstrings_run(module):
+    found = importlib.import_module(f"feddrop.flower.{module}")
+    assert doctest.testmod(found).attempted >= 2
+    assert doctest.testmod(found).failed == 0
 
 
 def test_introductions_of_all_kinds():

@@ -26,6 +26,7 @@ from feddrop.records import RunFolder
 
 ROOT = Path(__file__).parent.parent
 TRIAL = ROOT / "benchmarks" / "flower_app"
+LIMIT_S = 300.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")]
 
@@ -82,8 +83,9 @@ def test_training_survives_every_fault(tmp_path, home):
         all_.start_link()
         began = time.monotonic()
         all_.register(0, 1, 2, 3)
-        # What a message takes goes with what a process takes to start: on a busy machine, wait longer.
-        timeout = min(max(25.0, 5.0 * (time.monotonic() - began)), 90.0)
+        # Six minutes in all, where a command of Flower's takes up to 5 s; a machine that is busier gets as much longer.
+        slow = max(1.0, (time.monotonic() - began) / 5.0)
+        timeout, end = min(25.0 * slow, 90.0), began + LIMIT_S * slow
         all_.start_node(0)
         all_.start_node(1, harm="1:kill")
         all_.start_node(2, harm="1:nan 2:shape 3:corrupted")
@@ -93,19 +95,22 @@ def test_training_survives_every_fault(tmp_path, home):
         own = {"flower.out": str(out), "flower.timeout_s": timeout, "flower.min_nodes": 2, "rounds": 3}
         own["flower.join_s"] = 4 * timeout
         all_.start(**own)
-        log, limit = all_.log("run"), 8 * timeout
-        flower.wait_for(lambda: rounds_done(out) >= 1, limit, "round 1 is done", log)
+        log = all_.log("run")
+
+        def wait(happened, what):
+            flower.wait_for(happened, end - time.monotonic(), what, log)
+
+        wait(lambda: rounds_done(out) >= 1, "round 1 is done")
         all_.kill("node-3")
-        flower.wait_for(lambda: rounds_done(out) >= 2, limit, "round 2 is done", log)
+        wait(lambda: rounds_done(out) >= 2, "round 2 is done")
         all_.kill("superlink")  # in the middle of round 3
         all_.kill("run")
         all_.start_link()
         all_.start_node(3)
         all_.start(**own)
-        flower.wait_for(lambda: rounds_done(out) >= 3, limit, "round 3 is done", log)
-        flower.wait_for(lambda: "feddrop: done" in log.read_text(), limit, "the run ends", log)
-        text, refused = log.read_text(), all_.log("node-9").read_text(errors="replace")
+        wait(lambda: "feddrop: done" in log.read_text(errors="replace"), "the run ends")
         assert all_.processes["node-9"].wait(timeout=60) != 0
+        text, refused = (all_.log(name).read_text(errors="replace") for name in ("run", "superlink"))
     assert_nothing_is_left(home)
 
     statuses = {(r.round, d.device): d.status for r in RunFolder(out).records() for d in r.devices}
@@ -120,7 +125,7 @@ def test_training_survives_every_fault(tmp_path, home):
     for device in (1, 2, 3):
         assert f"round 1: device {device} (node " in text  # the log names the node
     assert "goes on after round 2 of 3" in text
-    assert "412" in refused or "not registered" in refused.lower() or "precondition" in refused.lower(), refused[-500:]
+    assert "No SuperNode found with the given public key" in refused
     settings = {**flower.app_settings(TRIAL), "rounds": 3}
     expected = twin(tmp_path, settings, failed)
     found = load_checkpoint(out / "checkpoints").groups["params"]
@@ -133,7 +138,7 @@ def test_the_example_trains_over_real_nodes_and_equals_serial(tmp_path):
         [*command, "--out", str(tmp_path / "runs")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        text, _ = process.communicate(timeout=400)
+        text, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

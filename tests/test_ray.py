@@ -152,19 +152,16 @@ def _title(pid):
 
 @pytest.mark.slow
 @with_ray
-@pytest.mark.parametrize(("how", "reason"), [("exit", "ended by its own code"), ("hang", "execution.timeout_s = 2")])
-def test_a_device_that_ends_its_worker_is_given_up(own_ray, digits, how, reason):
+def test_a_device_that_hangs_is_given_up(own_ray, digits):
     """After three tries the round goes on without it, in the words of ``processes``."""
     x = digits.train_x[:300].clone()
     x[60:120] = 7
-    task = task_for(Deadly(how), digits, remembering)
+    task = task_for(Deadly("hang"), digits, remembering)
     task = replace(task, samples=task.samples._replace(train_x=x))
-    with contextlib.closing(Ray(task, 2, address="local", timeout_s=2 if how == "hang" else 60)) as executor:
+    with contextlib.closing(Ray(task, 2, address="local", timeout_s=2)) as executor:
         got = rounds_with(executor, task, count=1, rates=dict.fromkeys(range(3), 0.0))
     assert [record.status == "ok" for record in got[1]] == [True, False, True]
-    assert got[1][1].status.startswith("its worker process ")
-    assert reason in got[1][1].status
-    assert got[1][1].status.endswith("3 times")
+    assert got[1][1].status == "its worker process took longer than execution.timeout_s = 2 and was ended, 3 times"
     without = serially(task, count=1, rates={0: 0.0, 2: 0.0})
     assert all(torch.equal(got[0][name], without[0][name]) for name in got[0])
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from feddrop.executors import EXECUTORS
+
 SOAK = Path(__file__).parents[1] / "benchmarks" / "soak.py"
 
 
@@ -18,6 +20,8 @@ def test_soak():
     done = subprocess.run([sys.executable, SOAK, "--small"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", done.stdout, re.MULTILINE)
-    assert len(rows) == 6
+    killed = re.findall(r"^\| the whole run killed, (\w+) ", done.stdout, re.MULTILINE)
+    assert {"serial", "processes"} <= set(killed) <= set(EXECUTORS)
+    assert len(rows) == 2 + 3 + 1 + len(killed) + 2  # frames, files, disks, runs, workers
     assert all(injected == survived != "0" for _, injected, survived in rows), done.stdout
-    assert re.search(r"^\| processes \| 20 × 5 \|", done.stdout, re.MULTILINE)
+    assert re.findall(r"^\| (\w+) \| 10 × 5 \|", done.stdout, re.MULTILINE) == killed

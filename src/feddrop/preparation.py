@@ -69,7 +69,6 @@ REPLACED = {
     "model": ("model",),
     "dataset": ("data.name", "data.path", "data.train_limit"),
     "parts": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
-    "samples": ("data.devices", "data.partition", "data.alpha", "data.classes_per_device"),
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),

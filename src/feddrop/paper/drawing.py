@@ -32,6 +32,6 @@ def not_run(panel: Axes) -> None:
 
 def legend(panel: Axes, *, below: bool = False) -> None:
     """Add a quiet legend, where there is anything to name; below the panel if lines fill all of it."""
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3} if below else {}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 2} if below else {}
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize=8, **place)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from feddrop.errors import within
-from feddrop.terminal.say import Screen, say
+from feddrop.terminal.say import Screen, note, say
 
 if TYPE_CHECKING:
     from feddrop.sweeps import Job
@@ -87,6 +87,9 @@ def sweep(
     try:
         with Board(Screen()) as board:
             train(configs, folder, workers=workers, ray=address, watch=board.show)
+    except KeyboardInterrupt:
+        note("Every round that is done is saved: the same command goes on from there.")
+        raise
     finally:
         if (folder / TABLE).exists():
             say(f"Table: {folder / TABLE}")
