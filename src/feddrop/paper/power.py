@@ -138,7 +138,8 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
     text = (
         f"**Cost of dropout against the energy budget**, Σ w γ/(1-γ), ten devices that train LeNet on {SAMPLES:,} "
         "samples each; budgets as parts of what a device would spend at full power and clock without dropout, "
-        f"deadlines such that without a budget the cost is {DROPPED:g}. Means over {CALM} rounds; – a round is infeasible.\n\n"
+        f"deadlines such that without a budget the cost is {DROPPED:g}. Means over {CALM} rounds; – a round is "
+        "infeasible.\n\n"
     )
     for panel, (name, of) in zip(axes, facts["study"].items(), strict=True):
         _draw(panel, of)
