@@ -223,6 +223,7 @@ def test_however_a_run_ends_nothing_is_left(tmp_path, blow):
         mine = set(Path("/tmp").glob("feddrop-ray-*")) - folders
         assert len(below) > 5
         assert mine
+        assert not any(folder.stat().st_mode & 0o077 for folder in mine)  # nobody else looks into it
         assert listening(below) <= LOOPBACK
         parent.send_signal(blow)
         parent.wait(60)
