@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig
+from feddrop.methods import METHODS
 from feddrop.radio.files import load
 from feddrop.report import load_run
 from feddrop.runs import run
@@ -55,3 +57,20 @@ def test_own_network_and_data(tmp_path):
     assert run.accuracy[0] > 0.85
     assert 0.2 < run.mean_rate < 0.6
     assert (run.by_round["latency_s"] <= 0.1).all()
+
+
+def test_methods_on_equal_terms(tmp_path, monkeypatch, capsys):
+    """Two rows of the table, and over six rounds; the settings of the others are read."""
+    spec = importlib.util.spec_from_file_location("compare_methods", EXAMPLES / "compare_methods.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    names = {RunConfig.from_toml(f"rounds = 20\nmethod = {method}").method.name for method, *_ in script.ROWS.values()}
+    assert names == set(METHODS)
+    rows = {"PruneFL": script.ROWS["PruneFL"], "FjORD": script.ROWS["FjORD"]}
+    monkeypatch.setattr(script, "ROWS", rows)
+    monkeypatch.setattr("sys.argv", ["compare_methods.py", str(tmp_path), "--rounds", "6", "--seeds", "1"])
+    script.main()
+    first = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in first] == [6] * 4
+    script.main()  # what is finished is read, not run again
+    assert capsys.readouterr().out.splitlines() == first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import logging
 import re
@@ -452,7 +454,9 @@ def test_the_line_through_points():
     assert line([(5, 3.0, 1.0), (5, 5.0, 1.0)]) == (4.0, 0.0)
     assert line([(0, 9.0, 1.0), (10, 1.0, 1.0)]) == (5.0, 0.0)
     assert line([(10, 1.0, 1.0), (20, 4.0, 1.0)])[0] == 0.0
-    height, slope = line([(0, 9.0, 0.001), (10, 6.0, 1.0), (20, 11.0, 1.0)])  # rounds tell, what was asked hardly counts
+    height, slope = line(
+        [(0, 9.0, 0.001), (10, 6.0, 1.0), (20, 11.0, 1.0)]
+    )  # rounds tell, what was asked hardly counts
     assert (height, slope) == pytest.approx((1.0, 0.5), abs=0.1)
 
 
@@ -573,6 +577,13 @@ def test_the_app_of_the_page_trains(tmp_path):
     grid = FakeGrid(node, settings, nodes(tmp_path, 3))
     parts["app"](grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings))
     assert RunFolder(tmp_path / "run").records()[-1].test_accuracy > 0.9
+
+
+@pytest.mark.parametrize("module", ["client", "server"])
+def test_examples_of_docstrings_run(module):
+    found = importlib.import_module(f"feddrop.flower.{module}")
+    assert doctest.testmod(found).attempted >= 2
+    assert doctest.testmod(found).failed == 0
 
 
 def test_introductions_of_all_kinds():

@@ -113,7 +113,7 @@ class Federation:
     def status(self) -> str:
         """Return what the SuperLink says of the newest training, e.g. ``finished:completed``."""
         listed = json.loads(self.flwr("list", "here", "--format", "json"))
-        runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("created-at", "")))
+        runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("pending-at", "")))
         return str(runs[-1]["status"]) if runs else "none"
 
     def flwr(self, *words: str) -> str:

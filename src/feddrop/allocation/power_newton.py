@@ -120,9 +120,7 @@ class _Block:
         return hurry(np.where(self.late, self.needs.high, self.q), self.needs)
 
 
-def _asked(
-    square: FloatArray, on_d: FloatArray, tau: FloatArray, top: FloatArray
-) -> tuple[FloatArray, BoolArray]:
+def _asked(square: FloatArray, on_d: FloatArray, tau: FloatArray, top: FloatArray) -> tuple[FloatArray, BoolArray]:
     """1/share that a device asks for, and whether no limit of the rate decides it; ``square`` is μ/(w slope)."""
     wish = np.sqrt(square)
     most = (top - tau) / on_d
