@@ -15,6 +15,7 @@ MIXED = [0.0, 0.0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75, 0.9, 0.9]
 ROWS = {  # what is shown: the method, whether its rate may be 0.5 for all, and whether rates may be mixed
     "FedAvg": ('"fedavg"', None, False),
     "federated dropout, weights": ('"feddrop"', 0.5, True),
+    "federated dropout, holders": ('{ name = "feddrop", rule = "holders" }', 0.5, True),
     "federated dropout, units": ('{ name = "feddrop", level = "unit" }', 0.5, True),
     "HeteroFL": ('"heterofl"', 0.5, True),
     "FedRolex": ('"fedrolex"', 0.5, True),
