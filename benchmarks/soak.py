@@ -82,7 +82,7 @@ FULL = Size(
     devices=50,
 )
 SMALL = Size(
-    frames=3000, files=2, disks=2, serial_kills=2, other_kills=1, worker_kills=1, worker_stops=1, rounds=10, devices=5
+    frames=3000, files=1, disks=1, serial_kills=2, other_kills=1, worker_kills=1, worker_stops=1, rounds=10, devices=5
 )
 
 
@@ -320,7 +320,7 @@ def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
         now = _cpu_seconds()
         seconds.append(now - last)
         last = now
-        if record.round % 10 == 0:
+        if record.round % max(1, rounds // 100) == 0:
             gc.collect()
             memory.append(_resident_mb())
         if record.round % 100 == 0:

@@ -30,6 +30,7 @@ LOOKED_AT = {
     "feddrop data shakespeare --download": "likewise",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
     "feddrop paper table": "trains for hours on a cluster that the reader has",
+    "feddrop paper power": "takes a minute; test_paper.py makes the page at its smallest scale",
     "feddrop paper all": "takes hours, or draws the whole page; test_paper.py does it at its smallest scale",
 }
 # Programs of others: who runs them, or why they are not run.

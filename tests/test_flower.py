@@ -13,6 +13,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,10 @@ from feddrop.flower import FleetConfig, client_app, train
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
-from feddrop.flower.planning import line, lowest
+from feddrop.flower.planning import NodeRates, line, lowest
+from feddrop.methods.method import Sizes
+from feddrop.participation import Participation, ParticipationConfig
+from feddrop.rates import Workload
 from feddrop.records import RunFolder
 from support.grid import FakeGrid
 
@@ -556,6 +560,24 @@ def test_measured_links_bring_the_slowest_node_to_the_deadline(tmp_path):
     assert more.records[5].devices[2].rate > 0.3
     for thread in grid.threads:
         thread.join()
+
+
+def test_a_node_that_was_too_slow_once_is_tried_again():
+    config = FleetConfig(planning="measured", deadline_s=1.0, policy="leave-out")
+    fleet = SimpleNamespace(config=config, samples=[10, 10], nodes={}, name=str)
+    work = Workload(
+        samples=[10, 10],
+        parameters=1000,
+        flops=lambda kept: (0.0, 0.0),
+        sizes=lambda rate: Sizes(kept={"w": round(1000 * (1 - rate))}),
+        dtype="float32",
+    )
+    rates = NodeRates(fleet, work, Participation(ParticipationConfig(), 2, 0), first=[0.2, 0.3], epochs=1)
+    rates.restore({"0": [{"round": 1, "size": 8000.0, "link_s": 50.0}], "1": "damaged"}, 1)
+    decision = rates.decide(2)
+    assert (decision.left_out, decision.rates) == ([0], {1: 0.3})
+    rates.costs(decision, [])
+    assert rates.decide(3).rates == {0: 0.2, 1: 0.3}
 
 
 def test_without_flower_the_error_names_what_to_install():

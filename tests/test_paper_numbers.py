@@ -44,6 +44,7 @@ def load() -> list[dict]:
             "budget": radio.get("energy_budget_j"),
             "changing": radio.get("dynamic"),
             "loss": radio.get("path_loss"),
+            "control": radio.get("control", ["rate", "share"]),
             "rate": config.get("rate"),
             **method_of(config),
         }
@@ -65,6 +66,7 @@ TABLE = {
 }
 FIGURE = {"lenet": {**TABLE["lenet"], "images": 20000, "rounds": 40, "lr": 0.1}, "alexnet": TABLE["alexnet"]}
 IN_CELL = {"changing": False, "cap": 0.9, "budget": math.inf, "loss": 0.001, "band": 10e6, "partition": "iid"}
+IN_CELL["control"] = ["rate", "share"]
 
 
 def pick(wanted: dict, **more) -> dict[int, dict]:
@@ -326,6 +328,38 @@ def test_energy_and_weak_devices():
             assert number == (f"{fmean(mean(run, name) for run in runs.values()):.{digits}f}" if runs else "")
 
 
+def test_power_and_clock():
+    facts = json.loads((ROOT / "results" / "cpu" / "facts" / "power.json").read_text())
+    *costs, accuracy = rows_of(SECTIONS["Power and clock chosen too"])
+    for table, (name, of) in zip(costs, facts["study"].items(), strict=True):
+        rows = zip(*(of[scheme] for scheme in ("full", "half", "equal", "turns", "joint")), strict=True)
+        assert [row[1:] for row in table[1:]] == [["–" if v is None else f"{v:.3f}" for v in row] for row in rows]
+        assert [float(row[0]) for row in table[1:]] == of["parts"]
+        joint, turns = ([1 + v for v in of[scheme] if v is not None] for scheme in ("joint", "turns"))
+        worst = max(b / a for a, b in zip(joint, turns, strict=True))
+        assert f"at most {100 * (worst - 1):.1f}% above" in PAGE.split(f"*{name}*: ")[1].split("\n")[0]
+        about = re.search(rf"\*{name}\*: T₀ = (.+) s; at full speed (.+) J, (.+) of it on the air", PAGE)
+        assert [float(text) for text in about.groups()] == [
+            of["deadline_s"],
+            of["full_j"],
+            float(f"{of['air_part']:.2g}"),
+        ]
+    at = spots_of("lenet")[-1]
+    controls = {"the paper's: rate and share": "paper", "rate, share, power and clock": "joint"}
+    for budget, title, shown, above, *planned in accuracy[1:]:
+        control = ["rate", "share", *(["power", "cpu"] if controls[title] == "joint" else [])]
+        runs = cell_run("lenet", "exact", at, budget=float(budget.split()[0]), control=control)
+        assert shown == (cell(ends(runs)) or "not run")
+        if controls[title] == "joint":
+            paper = cell_run("lenet", "exact", at, budget=float(budget.split()[0]))
+            found = matched(ends(runs), ends(paper))
+            assert above.split(" ")[0] == (f"{fmean(found):+.2f}" if found else "not")
+            assert ("fewer than three" in above) == (0 < len(found) < 3)
+        played = facts["planned"][f"{budget.split()[0]} {controls[title]}"]
+        for name, digits, number in zip(("rate", "objective", "held_energy"), (3, 3, 2), planned, strict=True):
+            assert float(number) == pytest.approx(played[name], abs=0.5000001 * 10**-digits)
+
+
 CURVE = {"lenet": (0.0, 0.2, 0.5, 0.6, 0.65), "alexnet": (0.0, 0.1, 0.2, 0.3, 0.4)}
 GIVEN = ([0.0] * 8 + [0.75] * 2, [0.1] * 5 + [0.6] * 5, [0.1] * 9 + [0.9])
 
@@ -577,7 +611,7 @@ def test_every_figure_states_its_settings_and_they_are_those_of_its_runs():
         bill, rest = BILLS[title.split(",")[0]], cells[0]
         kinds = [
             CELL.format(bill, "no energy budget", 16, "0.001"),
-            CELL.format(bill, "E₀ = 1500 J", 1, "0.001"),
+            *(CELL.format(bill, f"E₀ = {budget} J", 1, "0.001") for budget in (700, 1500)),
             CELL.format(bill, "no energy budget", 16, "0.001 (7 devices), 0.0001 (3 devices)"),
         ]
         (kind,) = [kind for kind in kinds if rest.startswith(kind)]
@@ -598,7 +632,7 @@ def test_every_figure_states_its_settings_and_they_are_those_of_its_runs():
             shown = ("noise_w_hz", "noise", "downlink_power_w", "circuit_j", "cpu_hz", "tx_power_w", "kappa", "policy")
             known = [1e-13, "density", 1.0, 0.1, [4.9e9, 7e9], [0.003, 0.01], 10.0, "leave-out"]
             assert [radio[name] for name in shown] == known
-            assert radio["flop_per_cycle"] == (1.0 if radio["energy_budget_j"] == 1500.0 else 16.0)
+            assert radio["flop_per_cycle"] == (1.0 if radio["energy_budget_j"] in (700.0, 1500.0) else 16.0)
             if radio["costs"] == "formula" and config["model"]["name"] == "lenet":
                 assert radio["bits_per_parameter"] == 256.0
 

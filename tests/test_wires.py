@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -115,6 +116,7 @@ def test_a_run_keeps_its_deadline_by_measured_bytes_and_resumes_to_the_bit(tmp_p
     assert [replace(r, wall_s=None) for r in again] == [replace(r, wall_s=None) for r in whole]
     devices = [d for record in whole for d in record.devices if d.took_part]
     assert "int8" in {d.wire for d in devices}
+    assert "<th>as int8</th>" in re.sub(r"<th[^>]*>", "<th>", (tmp_path / "whole" / "report.html").read_text())
     plain = run(replace(config, execution=replace(config.execution, wire="float32")), tmp_path / "plain")
     assert whole[0].objective < plain[0].objective
     assert "wire" not in plain[0].devices[0]

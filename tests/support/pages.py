@@ -37,9 +37,8 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 def commands(page: Path) -> list[tuple[str, str]]:
     """All that a page tells a reader to type, in its order, each with the output that it promises."""
     if page.suffix == ".toml":  # an example, whose first lines tell what to do with it
-        return [
-            (match[1].strip(), "") for match in re.finditer(r"^#.*?\b(feddrop .*)$", page.read_text(), re.MULTILINE)
-        ]
+        typed = re.finditer(r"^#(?: |.* {3})(feddrop [^:`\n]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        return [(match[1].strip(), "") for match in typed]
     found = []
     for block in blocks(page, "bash", "sh", "console"):
         lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in block.text.replace("\\\n", " ").splitlines()]

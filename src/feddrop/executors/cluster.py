@@ -31,7 +31,7 @@ log = logging.getLogger("feddrop")
 
 REACH_S = 10.0
 """Longest time to reach a cluster's head; Ray itself would go on trying for 12 minutes."""
-LONGEST_FOLDER = 45
+LONGEST_FOLDER = 38
 """Characters of a folder for Ray: sockets lie below it, whose names may have 107 in all."""
 STORE = 128 * 2**20
 """Bytes of shared memory for what travels, beside the data and the networks."""
@@ -225,7 +225,7 @@ class _Own:
                     log_to_driver=False,
                     logging_level="ERROR",
                     object_store_memory=STORE + data_bytes,
-                    _temp_dir=str(self._folder),
+                    _temp_dir=str(self._folder / "r"),  # within: Ray opens its folder to everybody
                 )
             self._hush = _Hush(ray)
             listening = {str(node["NodeManagerAddress"]) for node in ray.nodes()}

@@ -179,9 +179,12 @@ class NodeRates:
             flop_s=1.0 / node.said.flops_per_s,
         )
 
-    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
+    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return seconds by the clock, and beside them those that were planned with; and remember them."""
         found: dict[int, dict[str, Any]] = {}
+        for device in decision.left_out:  # what made it too slow is forgotten by and by, and then it is tried again
+            if self.history.get(device):
+                self.history[device].popleft()
         for entry in devices:
             if not entry.elapsed:
                 continue

@@ -27,7 +27,7 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
-DEVICE_WORDS = ("binding", "status")
+DEVICE_WORDS = ("binding", "status", "wire")
 FULL_VALUE_BYTES = 4
 """A full model is counted as float32."""
 

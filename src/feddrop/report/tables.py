@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.files import clean
+from feddrop.radio.wires import ERRORS
 from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table
 from feddrop.report.maps import HOLDS
@@ -51,6 +52,7 @@ def round_table(run: RunLog) -> Html:
 def device_table(run: RunLog) -> Html:
     """Return one row a device."""
     bindings = [word for word in HOLDS if (run.words["binding"] == word).any()]
+    wires = [word for word in ERRORS if (run.words["wire"] == word).any()]
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
     settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
     marked = ["suspicious"] if run.suspicious.any() else []
@@ -77,9 +79,10 @@ def device_table(run: RunLog) -> Html:
                 *(costs if radio else []),
                 *(_WRITE[key](_mean(of[key])) for key in settings_),
                 *((binding == word).sum() for word in bindings),
+                *((run.words["wire"][:, k] == word).sum() for word in wires),
             ]
         )
-    return table([*head, *(f"bound by {word}" for word in bindings)], rows)
+    return table([*head, *(f"bound by {word}" for word in bindings), *(f"as {word}" for word in wires)], rows)
 
 
 def settings(title: str, values: Mapping[str, Any]) -> Html:
