@@ -26,7 +26,7 @@ from feddrop.records import RunFolder
 
 ROOT = Path(__file__).parent.parent
 TRIAL = ROOT / "benchmarks" / "flower_app"
-LIMIT_S = 300.0
+LIMIT_S = 330.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")]
 
@@ -85,7 +85,7 @@ def test_training_survives_every_fault(tmp_path, home):
         all_.register(0, 1, 2, 3)
         # Six minutes in all, where a command of Flower's takes up to 5 s; a machine that is busier gets as much longer.
         slow = max(1.0, (time.monotonic() - began) / 5.0)
-        timeout, end = min(25.0 * slow, 90.0), began + LIMIT_S * slow
+        timeout, end = min(40.0 * slow, 120.0), began + LIMIT_S * slow
         all_.start_node(0)
         all_.start_node(1, harm="1:kill")
         all_.start_node(2, harm="1:nan 2:shape 3:corrupted")
