@@ -24,6 +24,7 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.executors import ExecutionConfig, Ray, actor, cluster
 from feddrop.rounds import Parcel
 from test_executors import assert_same, remembering, rounds_with, serially, task_for
+from test_sweeps import deadly_loss
 from test_workers import Deadly, alive, descendants, gone
 
 ROOT = Path(__file__).parents[1]
@@ -118,33 +119,20 @@ def test_a_ray_that_the_user_started_is_used_and_left(no_own_ray, nodes, tiny, d
 
 @pytest.mark.slow
 @with_ray
-def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path):
+def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, monkeypatch):
     """Every run is there, none twice, and the one that was struck went on from its checkpoint to the same bits."""
-    configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*SMALL, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
-    struck = []
-
-    def watch(jobs, _):
-        done = {job.name: feddrop.sweeps.rounds_done(job) for job in jobs}
-        if not struck and any(2 <= count < 6 for count in done.values()):
-            at_work = [pid for raylet in nodes["raylets"] for pid in descendants(raylet) if _title(pid) == "ray::Seat"]
-            os.kill(at_work[0], signal.SIGKILL)
-            struck.append(at_work[0])
-
-    found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes["address"], watch=watch)
-    assert struck
+    loss, struck = deadly_loss(tmp_path, monkeypatch)
+    settings = [*SMALL, f"train.loss={loss}"]
+    configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*settings, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
+    found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes["address"])
+    assert struck.exists()
     for name, config in configs.items():
         assert [record.round for record in found[name].rounds] == list(range(1, 7))
         assert len((tmp_path / "sweep" / name / "metrics.jsonl").read_text().splitlines()) == 6
-        if name == "rate=0.1":
-            alone = feddrop.run(config, tmp_path / "alone")
-            assert [r.test_loss for r in alone] == [r.test_loss for r in found[name].rounds]
+        alone = feddrop.run(config, tmp_path / "alone" / name)
+        assert [r.test_loss for r in alone] == [r.test_loss for r in found[name].rounds]
     assert (tmp_path / "sweep" / "comparison.html").exists()
     assert not list((tmp_path / "sweep").glob(".ray-*"))
-
-
-def _title(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().partition(".")[0]
 
 
 # --- a Ray of our own

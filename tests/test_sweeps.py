@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import multiprocessing
-import os
-import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 import feddrop
 from feddrop.errors import ConfigError, RunError
-from feddrop.sweeps import engine, jobs_for, read_sweep, rounds_done
+from feddrop.sweeps import engine, jobs_for, read_sweep
 from feddrop.sweeps.plan import merged
 from feddrop.terminal import app
 from feddrop.terminal.failures import guarded
@@ -156,22 +155,36 @@ def test_a_sweep_goes_on_where_it_stopped_and_tells_what_failed(tmp_path):
         feddrop.sweep({"done": small(rate=0.2)}, out)
 
 
+def deadly_loss(folder, monkeypatch):
+    """Name a loss that kills its process once, when a run below this folder has two rounds, and the sign of it."""
+    struck = folder / "struck"
+    (folder / "deadly.py").write_text(
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from torch.nn.functional import cross_entropy\n"
+        "def once(output, target):\n"
+        f"    struck, runs = Path({str(struck)!r}), Path({str(folder)!r}).rglob('metrics.jsonl')\n"
+        "    if not struck.exists() and any(run.read_bytes().count(b'\\n') == 2 for run in runs):\n"
+        "        struck.touch(exist_ok=False)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return cross_entropy(output, target)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "deadly", raising=False)
+    return "deadly:once", struck
+
+
 @pytest.mark.slow
-def test_a_killed_worker_costs_nothing_but_time(tmp_path):
+def test_a_killed_worker_costs_nothing_but_time(tmp_path, monkeypatch):
     """Its run goes on from its checkpoint, in another process, to the same bits."""
-    runs = {f"seed={seed}": small(rounds=6, seed=seed) for seed in (0, 1)}
-    struck = []
-
-    def watch(jobs, _):
-        if not struck and any(2 <= rounds_done(job) < 6 for job in jobs):
-            struck.append(multiprocessing.active_children()[0].pid)
-            os.kill(struck[0], signal.SIGKILL)
-
-    found = feddrop.sweep(runs, tmp_path / "out", workers=1, watch=watch)
-    assert struck
-    alone = feddrop.run(runs["seed=0"], tmp_path / "alone")
-    assert [r.test_loss for r in found["seed=0"].rounds] == [r.test_loss for r in alone]
-    assert [r.round for r in found["seed=1"].rounds] == list(range(1, 7))
+    loss, struck = deadly_loss(tmp_path, monkeypatch)
+    runs = {f"seed={seed}": small(rounds=4, seed=seed, **{"train.loss": loss}) for seed in (0, 1)}
+    found = feddrop.sweep(runs, tmp_path / "out", workers=1)
+    assert struck.exists()
+    for name, run in found.items():
+        assert [record.round for record in run.rounds] == [1, 2, 3, 4]
+        alone = feddrop.run(runs[name], tmp_path / "alone" / name)
+        assert [record.test_loss for record in run.rounds] == [record.test_loss for record in alone]
     assert not multiprocessing.active_children()
 
 
