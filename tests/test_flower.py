@@ -429,14 +429,17 @@ def test_a_node_without_a_number_says_so(tmp_path, config, caplog):
     assert "partition-id" in caplog.text
 
 
-def test_a_job_for_another_device_is_refused_by_the_node(tmp_path):
-    grid, settings = federation(tmp_path)
-    train(grid, settings)
+def test_a_job_for_another_device_is_refused_by_the_node(tmp_path, monkeypatch):
+    """The one that reads frames says so; a node reads each of them once."""
+    grid, _ = federation(tmp_path)
+    read, parse = [], wire.parse
+    monkeypatch.setattr(wire, "parse", lambda data: (read.append(data), parse(data))[1])
     header = wire.Header(kind="job", round=1, device=1, seed=0, rate=0.0)
     frame = wire.encode(header, {}, {})
     node_id = next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == 0)
     answer = grid.app(Message(pack(frame), node_id, "train"), grid.contexts[node_id])
-    assert "for device 1" in unpack(answer.content)[1]["error"]
+    assert unpack(answer.content)[1]["error"] == "a job for device 1 came; a job for device 0 was due."
+    assert read == [frame]
 
 
 def test_memory_of_a_node(tmp_path):
