@@ -342,7 +342,7 @@ def _has_token() -> bool:
 
 
 def _answers(address: str) -> bool:
-    """Tell whether somebody listens: at ``host:port``, or at a socket that is a file; true where no address is known."""
+    """Tell whether somebody listens at ``host:port``, or at a socket that is a file; yes where no address is known."""
     host, _, port = address.rpartition(":")
     try:
         if port.isdigit():
