@@ -307,9 +307,8 @@ def test_however_a_run_ends_nothing_is_left(tmp_path, ends):
     child = subprocess.Popen(command, cwd=tmp_path, env=env, **out)
     try:
         for number, end in enumerate(ends):
-            assert _until(
-                lambda n=number: (tmp_path / f"run-{n}" / "metrics.jsonl").exists() or child.poll() is not None
-            )
+            lines, over = tmp_path / f"run-{number}" / "metrics.jsonl", tmp_path / f"over-{number}"
+            assert _until(lambda p=lines: p.exists() or child.poll() is not None)
             below = descendants(child.pid)
             mine = [path.parents[1] for path in Path("/tmp").glob(f"feddrop-ray-*/r/session_*_{child.pid}")]
             assert len(below) > 5
