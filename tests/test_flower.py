@@ -69,12 +69,26 @@ def federation(tmp_path, given=None, *, app=None, configs=None):
     return FakeGrid(app or client_app(), settings, nodes(tmp_path) if configs is None else configs), settings
 
 
-def serial(tmp_path, settings):
+TWINS: dict = {}
+
+
+def serial(tmp_path, settings, failing=None):
+    """The same training in one process, once a configuration; on demand a device fails in a round: (round, device)."""
     config, _ = read_settings(settings)
-    run = feddrop.Run(config, tmp_path / "serial")
-    for _ in run:
-        pass
-    return run
+
+    class Failing(feddrop.Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                head = wire.parse(parcel.frame).header
+                bad = (head.round, head.device) == failing
+                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
+
+    key = config.to_toml(), failing
+    if key not in TWINS:
+        TWINS[key] = feddrop.Run(config, tmp_path / "serial", **({"executor": Failing} if failing else {}))
+        for _ in TWINS[key]:
+            pass
+    return TWINS[key]
 
 
 def assert_same(one, other):
@@ -247,28 +261,11 @@ def test_harm_is_named_and_left_out(tmp_path, kind, caplog):
     assert f"device {number} (node {harmful}) is left out" in caplog.text
     assert all(torch.isfinite(value).all() for value in run.params.values())
     assert run.round == 3
-    assert_same(run.params, without(tmp_path, settings, 2, number))
+    assert_same(run.params, serial(tmp_path, settings, (2, number)).params)
 
 
 def rounds(message):
     return wire.parse(unpack(message.content)[0]).header.round
-
-
-def without(tmp_path, settings, round_, device):
-    """The parameters of a serial run in which a device fails in a round."""
-    config, _ = read_settings(settings)
-
-    class Failing(feddrop.Serial):
-        def compute(self, parcels):
-            for parcel in parcels:
-                head = wire.parse(parcel.frame).header
-                bad = (head.round, head.device) == (round_, device)
-                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
-
-    run = feddrop.Run(config, tmp_path / "without", executor=Failing)
-    for _ in run:
-        pass
-    return run.params
 
 
 def test_a_duplicate_is_counted_and_changes_nothing(tmp_path, caplog):
