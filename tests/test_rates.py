@@ -9,10 +9,12 @@ from feddrop.allocation import allocate
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
-from feddrop.rates import RadioRates, Workload
+from feddrop.rates import RadioRates, Workload, covers
 from feddrop.runs import Run, resume, run
 from feddrop.seeds import derive
+from feddrop.wire import frame_bytes
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]
 
@@ -142,6 +144,26 @@ def test_covering_is_close(tmp_path):
     control = RadioRates(RadioConfig(noise="density"), work, Participation(ParticipationConfig(), 3, 0), 0)
     for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
         assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
+
+
+def test_what_travels_up_is_counted_where_it_is_less_or_more_than_what_came_down():
+    down = {"w": 1000}
+    sizes = {"as down": None, "less": {"w": 100}, "more": {"w": 3000}}
+    found = {
+        name: covers(
+            Workload(
+                samples=[10],
+                parameters=1000,
+                flops=lambda _: (1.0, 3.0),
+                sizes=lambda _, up=up: Sizes(kept=down, answered=up),
+                dtype="float32",
+            )
+        )(0.0)
+        for name, up in sizes.items()
+    }
+    for name, up in sizes.items():
+        assert found[name]["push_bits"] == pytest.approx(8 * frame_bytes(down, "float32"))
+        assert found[name]["pull_bits"] == pytest.approx(8 * frame_bytes(up or down, "float32"))
 
 
 @pytest.mark.parametrize("scheme", ["exact", "equal", "random"])
