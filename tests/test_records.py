@@ -254,6 +254,17 @@ def test_an_edited_number_is_noticed(tmp_path, caplog):
     assert any("was changed since it was written" in line for line in caplog.messages)
 
 
+def test_a_last_line_that_can_be_read_but_is_not_what_was_written_is_done_again(tmp_path, caplog):
+    folder = written(tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + last.replace(b'"train_loss": 0', b'"train_loss": 7'))
+    assert path.read_bytes() != b"".join([*before, last])
+    assert reopened(folder)[1].round == 3
+    assert path.read_bytes() == b"".join(before)
+    assert any("goes on from round 3, the newest that is whole" in line for line in caplog.messages)
+
+
 def test_nan_in_a_line_is_read_as_nothing(tmp_path):
     folder = written(tmp_path / "run")
     path = folder / "metrics.jsonl"

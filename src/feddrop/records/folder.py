@@ -231,7 +231,7 @@ class RunFolder:
         if data != self._bytes():
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
-        if found and found.notes.get("metrics") != self._digest.hexdigest():
+        if found and not pairs.written_before(found, data):
             log.warning("%s was changed since it was written.", clean(self.path / METRICS))
         self._best = pairs.best_round(self.records())
         if found:
