@@ -205,7 +205,7 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
 
 def _toward(here: Path, folder: Path, executor: str) -> list[str]:
     """Return the command that starts a run, or goes on with it where it has begun."""
-    if (here / "run.json").exists():
+    if (here / "config.toml").exists():
         return ["resume", str(here)]
     (folder / f"{executor}.toml").write_text(config(executor).to_toml())
     return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]

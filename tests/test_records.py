@@ -414,6 +414,17 @@ def test_overwrite_takes_a_run_and_nothing_else(tmp_path):
     RunFolder(tmp_path / "new").check_free(overwrite=True)
 
 
+def test_a_run_whose_start_was_cut_short_is_resumed_not_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text("rounds = 1\ndata = { devices = 2, train_limit = 40 }\n")
+    with pytest.raises(RunError, match=r"is not empty\. Name a new folder, `feddrop resume .*run`\.$"):
+        RunFolder(folder).check_free()
+    with pytest.raises(RunError, match="holds no run"):
+        RunFolder(folder).check_free(overwrite=True)
+    assert len(feddrop.resume(folder)) == 1
+
+
 def test_emptiness_is_checked_under_the_lock(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     first.check_free()
