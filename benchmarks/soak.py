@@ -330,8 +330,9 @@ def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
     early, late = (statistics.median(seconds[cut]) for cut in (slice(tenth, 2 * tenth), slice(-tenth, None)))
     part = max(1, len(memory) // 10)
     before, after = statistics.median(memory[part : 2 * part]), statistics.median(memory[-part:])
+    name = "ray, without the processes of the cluster" if executor == "ray" else executor
     return (
-        f"| {executor} | {rounds:,} × {devices} | {before:.0f} → {after:.0f} MB | "
+        f"| {name} | {rounds:,} × {devices} | {before:.0f} → {after:.0f} MB | "
         f"{1000 * early:.0f} → {1000 * late:.0f} ms |"
     )
 
