@@ -101,9 +101,9 @@ class Needs(NamedTuple):
         """About the q at which deadline and energy weigh the same."""
         return _above(-self.log_ratio)
 
-    def top(self) -> FloatArray:
+    def top(self, passes: int = 5) -> FloatArray:
         """The q from which on clock and power are at their highest."""
-        return inverse_log_phi(np.log(self.full_odds) - self.log_ratio)
+        return inverse_log_phi(np.log(self.full_odds) - self.log_ratio, passes)
 
     def bounds(self) -> tuple[FloatArray, FloatArray]:
         """A q so low, and one so high, that what would change beyond them does not matter."""
@@ -168,6 +168,7 @@ class Hurry(NamedTuple):
     Attributes:
         odds: λ, and κ/(1-κ), how deadline and energy split the weight of the device.
         per_q: d log λ / d q.
+        bend: d log(per_q) / d q.
         tau: part of the deadline to compute.
         x: spectral efficiency in nats.
         d_tau: d tau / d log λ.
@@ -178,6 +179,7 @@ class Hurry(NamedTuple):
 
     odds: FloatArray
     per_q: FloatArray
+    bend: FloatArray
     tau: FloatArray
     x: FloatArray
     d_tau: FloatArray
@@ -195,10 +197,18 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
     free = np.exp(np.log(c.twice_clock / odds) / 3.0)
     tau = np.minimum(np.maximum(free, c.fast_tau), c.slow_tau)
     x = np.minimum(np.maximum(p, c.slow_x), c.fast_x)
-    within = x == p
-    d_tau = (tau == free) * (tau / -3.0)
     power = np.minimum(np.maximum(grown, c.slow_grown), c.fast_grown)
-    return Hurry(odds, p * p / rest, tau, x, d_tau, within * (rest / p), c.down + c.up / x, c.radio * (power / x))
+    return Hurry(
+        odds=odds,
+        per_q=(per_q := p * p / rest),
+        bend=2.0 + p - per_q,
+        tau=tau,
+        x=x,
+        d_tau=(tau == free) * (tau / -3.0),
+        d_x=(x == p) * (rest / p),
+        on_d=c.down + c.up / x,
+        on_e=c.radio * (power / x),
+    )
 
 
 class Pace(NamedTuple):
@@ -347,11 +357,11 @@ def log_phi(x: FloatArray) -> FloatArray:
     return x + np.log(_rest(x, np.expm1(x)))
 
 
-def inverse_log_phi(value: FloatArray) -> FloatArray:
-    """Logarithm of the x at which log φ has this value."""
+def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
+    """Logarithm of the x at which log φ has this value; after 3 passes up to 4e-6 above it, after 5 exact."""
     # log φ is convex in log x, and we begin at the right of the root: Newton's steps come down to it.
     q = _above(value)
-    for _ in range(5):
+    for _ in range(passes):
         p = np.exp(q)
         rest = _rest(p, np.expm1(p))
         q = q - (p + np.log(rest) - value) * rest / (p * p)

@@ -92,6 +92,7 @@ class _Block:
         held: who is at full speed.
         tau: part of the deadline to compute, of the others.
         x: their spectral efficiency.
+        bend: how fast d log λ / d q changes.
         off: the longest step of a device, before it is cut.
     """
 
@@ -107,6 +108,7 @@ class _Block:
     r: FloatArray
     tau: FloatArray
     x: FloatArray
+    bend: FloatArray
     held: BoolArray
     trust: FloatArray
     off: FloatArray
@@ -141,14 +143,16 @@ class _Block:
         self.step, self.trust = _cut(step, self.step, self.trust, _LONGEST)
         ask = np.where(np.where(held, held_free, free), 0.5, 0.0)
         self.follows = -tilt * ask / slope
-        self.held, self.tau, self.x, self.r = held, tau, h.x, np.where(held, held_r, r)
+        self.held, self.r = held, np.where(held, held_r, r)
+        self.tau, self.x, self.bend = tau, h.x, h.bend
         share = 1.0 / self.r
         along = share * h.per_q * turns_r
         return np.array([total(share), total(-along * self.step), total(share * ask + along * self.follows)])
 
     def move(self, log_price: FloatArray) -> None:
-        """Take the step that goes with one of the price."""
+        """Take the step that goes with one of the price: as long in log λ as Newton's, which is not as long in q."""
         step = self.step + self.follows * log_price
+        step = step * (1.0 - 0.5 * self.bend * step)
         self.q = np.minimum(self.q + np.minimum(np.maximum(step, -_LONGEST), _LONGEST), self.top)
 
     def chosen(self) -> tuple[FloatArray, ...] | None:
@@ -236,7 +240,8 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
     if not active.all():  # who has no part stays at full speed and asks for nothing
         nobody = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
         full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in nobody.items()})
-    top = c.top() - 1e-6  # above it nothing changes with λ, so that Newton's method could not go on from there
+    # Above it nothing changes with λ, so that Newton's method could not go on from there.
+    top = c.top(passes=3) - 4e-6
     return _Block(
         part=part,
         needs=c,
@@ -250,6 +255,7 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         r=nothing,
         tau=nothing,
         x=nothing,
+        bend=nothing,
         held=np.zeros(active.shape, np.bool_),
         trust=np.full(active.shape, _LONGEST),
         off=nothing,
