@@ -153,7 +153,8 @@ class _Block:
         """Take the step that goes with one of the price: as long in log λ as Newton's, which is not as long in q."""
         step = self.step + self.follows * log_price
         step = step * (1.0 - 0.5 * self.bend * step)
-        self.q = np.minimum(self.q + np.minimum(np.maximum(step, -_LONGEST), _LONGEST), self.top)
+        here = np.where(self.held, self.top, self.q)  # whoever leaves full speed begins next to it
+        self.q = np.minimum(here + np.minimum(np.maximum(step, -_LONGEST), _LONGEST), self.top)
 
     def chosen(self) -> tuple[FloatArray, ...] | None:
         """Share, clock and power where it stands; None if some device does not meet the deadline there."""
