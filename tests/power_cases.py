@@ -129,7 +129,7 @@ def conic(p: PowerProblem):
     return cp.Problem(cp.Minimize(b["weight"] @ z), rules)
 
 
-def conic_optimum(p: PowerProblem) -> float | None:
+def conic_optimum(p: PowerProblem, tolerance: float = 1e-10) -> float | None:
     """The optimum by Clarabel; inf where it finds the problem infeasible, None where it gives up."""
     import cvxpy as cp
 
@@ -137,7 +137,7 @@ def conic_optimum(p: PowerProblem) -> float | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=tolerance, tol_gap_rel=tolerance, tol_feas=tolerance)
         except cp.SolverError:
             return None
     if problem.status not in ("optimal", "infeasible"):
