@@ -16,6 +16,7 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -201,10 +202,10 @@ def _settle(blocks: list[_Block]) -> tuple[int, FloatArray, FloatArray] | None:
     change, trust, longest = np.zeros_like(first), np.full_like(first, _FARTHEST), np.full_like(first, np.inf)
     for passes in range(_PASSES + 1):
         share, steps, falls = sum_of([block.look(log_price) for block in blocks])
-        off = np.maximum.reduce([block.off for block in blocks])
-        if ((longest <= _SETTLED) & (off <= _LEFT) & (np.abs(share - BAND) <= _LEFT)).all():
+        off = reduce(np.maximum, [block.off for block in blocks])
+        if longest.max() <= _SETTLED and np.maximum(off, np.abs(share - BAND)).max() <= _LEFT:
             return passes, log_price, share
-        if not (np.abs(log_price - first) < _LOST).all():
+        if np.abs(log_price - first).max() > _LOST:
             break
         # In logarithms: a total that is far off is nearer to a power of the price than to a line.
         ahead = np.maximum(share + steps, 0.1 * share)

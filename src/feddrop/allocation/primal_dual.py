@@ -65,10 +65,7 @@ def solve(
     weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
     floor = _FLOOR * weighty
     rho = _of(active, 1.0 / count)
-    lam = nu = 0.5 * weighty
-    mu = total(p.w * np.maximum(p.a, p.c)) * count + _SMALL
-    if warm is not None:
-        lam, nu, mu = _first_guess(warm, weighty, mu)
+    lam, nu, mu = _first_guess(warm, weighty, total(p.w * np.maximum(p.a, p.c)) * count + _SMALL)
     best, history, status = _Best(rho, mu), [], Status.UNCONVERGED
     with np.errstate(divide="ignore", invalid="ignore"):
         for number in range(1, limit + 1):
@@ -175,8 +172,12 @@ def _into_band(share: FloatArray, least: FloatArray, spare: FloatArray) -> Float
     return least + above * (spare / np.maximum(total(above), _SMALL))
 
 
-def _first_guess(warm: Allocation, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _first_guess(
+    warm: Allocation | None, weighty: FloatArray, mu: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multipliers of P2, the problem in x, from those of an earlier allocation, which are of P1 in z: λ z, ν z, μ."""
+    if warm is None:
+        return 0.5 * weighty, 0.5 * weighty, mu
     multipliers = warm.multipliers
     if multipliers is None or warm.share.shape != weighty.shape:
         raise ConfigError(
