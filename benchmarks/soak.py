@@ -112,7 +112,7 @@ def untroubled(folder: Path) -> Any:
 def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) -> Iterator[Line]:
     """Kill and stop workers of runs at random moments; each run must end as an untroubled one did."""
     expected = untroubled(folder)
-    worker.START_S = 30.0  # one that is stopped while it starts costs so much, not minutes
+    worker.START_S = 15.0  # one that is stopped while it starts costs so much, not minutes
     for name, number, times, timeout_s in (
         ("killed", signal.SIGKILL, kills, 3600),
         ("stopped", signal.SIGSTOP, stops, 5),
@@ -205,7 +205,7 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
 
 def _toward(here: Path, folder: Path, executor: str) -> list[str]:
     """Return the command that starts a run, or goes on with it where it has begun."""
-    if (here / "run.json").exists():
+    if (here / "config.toml").exists():
         return ["resume", str(here)]
     (folder / f"{executor}.toml").write_text(config(executor).to_toml())
     return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]
@@ -330,8 +330,9 @@ def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
     early, late = (statistics.median(seconds[cut]) for cut in (slice(tenth, 2 * tenth), slice(-tenth, None)))
     part = max(1, len(memory) // 10)
     before, after = statistics.median(memory[part : 2 * part]), statistics.median(memory[-part:])
+    name = "ray, without the processes of the cluster" if executor == "ray" else executor
     return (
-        f"| {executor} | {rounds:,} × {devices} | {before:.0f} → {after:.0f} MB | "
+        f"| {name} | {rounds:,} × {devices} | {before:.0f} → {after:.0f} MB | "
         f"{1000 * early:.0f} → {1000 * late:.0f} ms |"
     )
 
@@ -366,7 +367,7 @@ def main() -> int:
     parts = ("frames", "files", "disks", "runs", "workers", "rounds")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; all by default")
-    parser.add_argument("--small", action="store_true", help="a taste of it")
+    parser.add_argument("--small", action="store_true", help="a taste of it, without a cluster")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=installed(), help="one executor, for runs and rounds")
     given = parser.parse_args()
@@ -374,7 +375,8 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     size, dice = SMALL if given.small else FULL, random.Random(given.seed)
     torch.set_num_threads(1)
-    names, asked, unsurvived = [given.only] if given.only else installed(), given.parts or parts, 0
+    names = [given.only] if given.only else installed()[:2] if given.small else installed()
+    asked, unsurvived = given.parts or parts, 0
 
     def faults(folder: Path) -> Iterator[Line]:
         if "frames" in asked:

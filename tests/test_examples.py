@@ -13,7 +13,7 @@ from feddrop.allocation import allocate
 from feddrop.config import RunConfig
 from feddrop.methods import METHODS
 from feddrop.radio.files import load
-from feddrop.report import load_run
+from feddrop.report import read_log
 from feddrop.runs import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -53,7 +53,7 @@ def test_own_network_and_data(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "round 10" in done.stdout
     assert (tmp_path / "run" / "report.html").exists()
-    run = load_run(tmp_path / "run")
+    run = read_log(tmp_path / "run")
     assert run.accuracy[0] > 0.85
     assert 0.2 < run.mean_rate < 0.6
     assert (run.by_round["latency_s"] <= 0.1).all()

@@ -12,6 +12,7 @@ from torch import nn
 import feddrop
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
+from feddrop.methods.fedavg import FedavgConfig
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
 
@@ -176,3 +177,15 @@ def test_local_optimizers_learn(tmp_path, small, optimizer):
     settings = config("rounds=4", f"train.optimizer={optimizer}", f"train.lr={0.1 if optimizer == 'sgd' else 0.003}")
     records = feddrop.run(settings, tmp_path / "run", dataset=small)
     assert records[-1].train_loss < records[0].train_loss
+
+
+def test_a_method_is_told_what_it_is_built_for(tmp_path):
+    """Also the root seed, for what it draws outside of ``plan``."""
+    seen = []
+
+    def factory(setup):
+        seen.append(setup)
+        return feddrop.fedavg(setup, FedavgConfig())
+
+    feddrop.run(config("seed=7", "rate=0.3"), tmp_path / "run", method=factory)
+    assert {(setup.seed, setup.rounds, tuple(setup.rates)) for setup in seen} == {(7, 2, (0.3,) * 3)}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from feddrop.allocation import allocate
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
-from feddrop.rates import RadioRates, Workload
+from feddrop.rates import RadioRates, Workload, covers
 from feddrop.runs import Run, resume, run
 from feddrop.seeds import derive
+from feddrop.wire import frame_bytes
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]
 
@@ -143,9 +146,32 @@ def test_covering_is_close(tmp_path):
         assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
 
 
-def test_little_of_the_deadline_is_wasted(tmp_path):
-    (record, *_) = run_with(tmp_path, "radio.deadline_s=0.4")
-    assert all(0.98 * 0.4 <= d["latency_s"] <= 0.4 for d in record["devices"] if d["binding"] == "deadline")
+def test_what_travels_up_is_counted_where_it_is_less_or_more_than_what_came_down():
+    down = {"w": 1000}
+    sizes = {"as down": None, "less": {"w": 100}, "more": {"w": 3000}}
+    found = {
+        name: covers(
+            Workload(
+                samples=[10],
+                parameters=1000,
+                flops=lambda _: (1.0, 3.0),
+                sizes=lambda _, up=up: Sizes(kept=down, answered=up),
+                dtype="float32",
+            )
+        )(0.0)
+        for name, up in sizes.items()
+    }
+    for name, up in sizes.items():
+        assert found[name]["push_bits"] == pytest.approx(8 * frame_bytes(down, "float32"))
+        assert found[name]["pull_bits"] == pytest.approx(8 * frame_bytes(up or down, "float32"))
+
+
+@pytest.mark.parametrize("scheme", ["exact", "equal", "random"])
+def test_little_of_the_deadline_is_wasted(tmp_path, scheme):
+    for record in run_with(tmp_path, "radio.deadline_s=0.4", f"radio.scheme={scheme}"):
+        bound = [device["latency_s"] for device in record["devices"] if device["binding"] == "deadline"]
+        assert bound
+        assert all(0.98 * 0.4 <= latency <= 0.4 for latency in bound)
 
 
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
@@ -175,10 +201,14 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     """They are drawn once: drawing them again at lower and lower rates would make them ever fairer."""
     settings = ["radio.deadline_s=0.6", "radio.scheme=random"]
     job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
-    decision = job.prepared.rates.decide(1)
-    again = allocate(decision.allocation.problem, "random", seed=derive(0, "shares", 1))
+    rates = job.prepared.rates
+    decision = rates.decide(1)
+    wires = ["float32"] * rates.cell.devices
+    told = rates._problem(rates.cell, decision.channels, wires, np.full(len(wires), 0.9))
+    again = allocate(told, "random", seed=derive(0, "shares", 1))
     assert decision.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(decision.shares.values()) == again.share.tolist()
+    assert all(rate <= worst for rate, worst in zip(decision.rates.values(), again.rate, strict=True))
 
 
 def test_layer_rates_of_units_cannot_be_promised(tmp_path):

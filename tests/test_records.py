@@ -254,6 +254,17 @@ def test_an_edited_number_is_noticed(tmp_path, caplog):
     assert any("was changed since it was written" in line for line in caplog.messages)
 
 
+def test_a_last_line_that_can_be_read_but_is_not_what_was_written_is_done_again(tmp_path, caplog):
+    folder = written(tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + last.replace(b'"train_loss": 0', b'"train_loss": 7'))
+    assert path.read_bytes() != b"".join([*before, last])
+    assert reopened(folder)[1].round == 3
+    assert path.read_bytes() == b"".join(before)
+    assert any("goes on from round 3, the newest that is whole" in line for line in caplog.messages)
+
+
 def test_nan_in_a_line_is_read_as_nothing(tmp_path):
     folder = written(tmp_path / "run")
     path = folder / "metrics.jsonl"
@@ -401,6 +412,17 @@ def test_overwrite_takes_a_run_and_nothing_else(tmp_path):
     with pytest.raises(RunError, match="holds no run: only a run is overwritten"):
         RunFolder(tmp_path / "mine").check_free(overwrite=True)
     RunFolder(tmp_path / "new").check_free(overwrite=True)
+
+
+def test_a_run_whose_start_was_cut_short_is_resumed_not_overwritten(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text("rounds = 1\ndata = { devices = 2, train_limit = 40 }\n")
+    with pytest.raises(RunError, match=r"is not empty\. Name a new folder, `feddrop resume .*run`\.$"):
+        RunFolder(folder).check_free()
+    with pytest.raises(RunError, match="holds no run"):
+        RunFolder(folder).check_free(overwrite=True)
+    assert len(feddrop.resume(folder)) == 1
 
 
 def test_emptiness_is_checked_under_the_lock(tmp_path):

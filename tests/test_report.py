@@ -163,7 +163,7 @@ def test_arrays_hold_what_the_lines_say_whichever_devices_are_there(folder: Path
     lines[3]["devices"].append(dict(lines[3]["devices"][0], device=40, rate=0.125))
     lines[5]["test_accuracy"] = None
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert run.devices.tolist() == [*sorted({e["device"] for line in lines for e in line["devices"]})]
     assert run.rounds.tolist() == list(range(1, 10))
     assert np.isnan(run.by_round["test_accuracy"][5])
@@ -187,7 +187,7 @@ def test_the_saving_is_counted_frame_by_frame(folder: Path) -> None:
         for key in ("push_bytes", "pull_bytes"):
             sent += entry[key]
             full += 4 * PARAMETERS * (entry[key] > 0)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert run.saving == pytest.approx(1 - sent / full, rel=1e-12)
     rates = [e["rate"] for line in lines for e in line["devices"] if e["status"] != "left out"]
     assert run.mean_rate == pytest.approx(np.mean(rates), rel=1e-12)
@@ -198,14 +198,14 @@ def test_a_last_line_cut_off_is_left_out(folder: Path, cut: int) -> None:
     write_run(folder, rounds=4)
     path = folder / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[: -1 - cut])
-    assert report.load_run(folder).rounds.tolist() == [1, 2, 3]
+    assert report.read_log(folder).rounds.tolist() == [1, 2, 3]
 
 
 def test_numbers_that_are_none_leave_a_gap(folder: Path) -> None:
     lines = write_run(folder)
     lines[2] |= {"train_loss": float("nan"), "test_loss": float("inf")}
     write_metrics(folder, lines)
-    assert np.isnan(report.load_run(folder).by_round["test_loss"][2])
+    assert np.isnan(report.read_log(folder).by_round["test_loss"][2])
     page_of(folder)
 
 
@@ -388,7 +388,7 @@ def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
     assert "went over the deadline 2 times of 24 (using up to 125.00 % of it)" in said
     assert "the energy budget" not in said.split("went over")[1].split(".")[0]
     assert "left out of a round 1 times" in said
-    image = np.asarray(report.map_figure(report.load_run(folder), "latency_s").axes[0].images[0].get_array())
+    image = np.asarray(report.map_figure(report.read_log(folder), "latency_s").axes[0].images[0].get_array())
     orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
     assert np.argwhere(orange).tolist() == [[1, 2], [3, 4]]
 
@@ -400,7 +400,7 @@ def test_the_verdict_holds_devices_to_the_deadline_in_force(folder: Path) -> Non
     lines[4] |= {"deadline_s": 1.5}
     lines[5].pop("deadline_s")  # of a run that did not write it: the configuration's
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     np.testing.assert_array_equal(run.limit("latency_s"), np.repeat([[1.2], [1.8], [1.2], [1.2], [1.5], [1.2]], 4, 1))
     said = " ".join(page_of(folder).of("p"))
     assert "Every device kept the deadline" in said
@@ -438,7 +438,7 @@ def test_measured_costs_stand_against_the_formula_whichever_counts(folder: Path,
 
 def test_every_word_of_the_allocator_is_drawn_and_counted(folder: Path) -> None:
     write_run(folder)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     image = np.asarray(report.binding_figure(run).axes[0].images[0].get_array())
     assert (image[..., 3] > 0).all()  # every device took part in every round
     assert {tuple(pixel) for pixel in image.reshape(-1, 4)} == {
@@ -465,7 +465,7 @@ def test_refused_updates_are_counted_and_explained(folder: Path) -> None:
         lines[k]["devices"][0] |= {"status": f"device 0 failed: {word}", "loss": None}
     lines[2]["devices"][2]["status"] = "left out"
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert (run.words["status"] == "refused").sum(axis=0).tolist() == [6, 0, 3, 0]
     page = page_of(folder)
     said = " ".join(page.of("p"))
@@ -487,7 +487,7 @@ def test_suspicious_updates_are_counted_and_explained(folder: Path) -> None:
         lines[n]["devices"][3]["suspicious"] = "norm 90 times the median <b>"
     lines[1]["devices"][0]["suspicious"] = "far from all others"
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert run.suspicious.sum(axis=0).tolist() == [1, 0, 0, 3]
     page = page_of(folder)
     assert "4 of 24 updates were marked. From device 3 (3 times), 0 (1 time)." in page.of("p")
@@ -502,7 +502,7 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     for n, line in enumerate(lines):
         line |= {"test_accuracy": None, "metrics": {"mae": 3.0 - 0.25 * n, "<script>": None if n else 1.0}}
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     np.testing.assert_allclose(run.metrics["mae"], 3.0 - 0.25 * np.arange(6))
     page = page_of(folder)
     assert "Test accuracy" not in page.of("dt")
@@ -517,12 +517,12 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     assert {"test loss", "mae"} <= {*both.of("th")}
     write_metrics(folder, [lines[0] | {"metrics": {"mae": "low"}}])
     with pytest.raises(RunError, match="'mae' is 'low'"):
-        report.load_run(folder)
+        report.read_log(folder)
 
 
 def test_participation_is_shown_where_not_all_take_part(folder: Path) -> None:
     lines = write_run(folder, rounds=8, devices=6, absent=0.6, samples=[10] * 20)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert (run.population, run.has_absences) == (20, True)
     page = page_of(folder)
     assert "Devices a round" in page.of("dt")
@@ -546,7 +546,7 @@ def test_power_and_clock_are_shown_where_a_run_decides_them(folder: Path) -> Non
 
 
 def test_a_run_shows_itself_in_a_notebook(drawn: Drawn) -> None:
-    run = report.load_run(drawn[0])
+    run = report.read_log(drawn[0])
     frame = run._repr_html_()
     assert frame.startswith('<iframe sandbox="allow-same-origin" srcdoc="&lt;!doctype html&gt;')
     assert frame.count("<") == 2
@@ -555,7 +555,7 @@ def test_a_run_shows_itself_in_a_notebook(drawn: Drawn) -> None:
 
 
 def test_pdf_figures_have_truetype_fonts(drawn: Drawn, tmp_path: Path) -> None:
-    run = report.load_run(drawn[0])
+    run = report.read_log(drawn[0])
     with mpl.rc_context({"pdf.compression": 0, "pdf.fonttype": 3}):
         report.accuracy_figure(run).savefig(tmp_path / "a.pdf")
         assert mpl.rcParams["pdf.fonttype"] == 3
@@ -615,7 +615,7 @@ def test_a_huge_run_makes_a_small_page(folder: Path) -> None:
 
 def test_maps_of_runs_too_large_to_draw_are_thinned(folder: Path) -> None:
     write_run(folder, rounds=4, devices=3)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     assert [part.tolist() for part in maps.shown(run)] == [[0, 1, 2, 3], [0, 1, 2]]
     many = type("Large", (), {"rounds": np.arange(5000), "devices": np.arange(2500)})()
     rounds, devices = maps.shown(many)
@@ -727,7 +727,7 @@ def test_many_runs_are_drawn(tmp_path: Path) -> None:
     folders = [tmp_path / f"run {n}" for n in range(14)]
     for n, path in enumerate(folders):
         write_run(path, seed=n, radio=False)
-    figure = report.accuracy_figure([report.load_run(path) for path in folders])
+    figure = report.accuracy_figure([report.read_log(path) for path in folders])
     looks = {(line.get_color(), str(line._dash_pattern)) for line in figure.axes[0].lines}
     assert len(looks) == 14
 
@@ -740,7 +740,7 @@ def test_runs_that_differ_in_the_seed_are_one_group_with_a_band(tmp_path: Path) 
         path = tmp_path / f"lr{rate}-s{seed}" / "config.toml"
         path.write_text(f"seed = {seed}\n" + path.read_text())
     folders = sorted(path for path in tmp_path.iterdir())
-    groups = report.grouped([report.load_run(folder) for folder in folders])
+    groups = report.grouped([report.read_log(folder) for folder in folders])
     assert [(group.name, len(group.runs)) for group in groups] == [("lr0.1", 3), ("lr0.5", 3)]
     axes = report.accuracy_figure(groups).axes[0]
     assert len(axes.lines) == len(axes.collections) == 2
@@ -757,7 +757,7 @@ def test_runs_that_differ_in_the_seed_are_one_group_with_a_band(tmp_path: Path) 
     assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f} %" in page.of("td")
     assert "Every run" in page.of("summary")
     assert [cell for cell in page.of("td") if cell in ("seed", "train.lr", "rounds")] == ["train.lr"]
-    rounds = report.grouped([report.load_run(folder) for folder in folders[:3]])
+    rounds = report.grouped([report.read_log(folder) for folder in folders[:3]])
     assert len(rounds) == 1
     assert "Nothing: all runs have the same" in " ".join(
         Page(report.write_comparison(folders[:3], tmp_path / "d.html")).of("p")
@@ -784,7 +784,7 @@ def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -
     (tmp_path / "new" / "config.toml").write_text(new)
     (tmp_path / "old" / "config.toml").write_text(f"rounds = 6\n[train]\nlr = {lr}\n")
     (tmp_path / "other" / "config.toml").write_text(new + "\n[radio]\ndeadline_s = 5.0\n")
-    runs = [report.load_run(tmp_path / name) for name in ("old", "new", "other")]
+    runs = [report.read_log(tmp_path / name) for name in ("old", "new", "other")]
     assert report.groups.differing(report.groups.alone(runs[:2])) == {}
     assert report.groups.differing(report.grouped(runs[:2])) == {}  # once the defaults are filled in
     assert report.groups.differing(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
@@ -806,7 +806,7 @@ def test_curves_pass_through_the_numbers(folder: Path) -> None:
     lines = write_run(folder)
     lines[1]["test_accuracy"] = None
     write_metrics(folder, lines)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     line = report.accuracy_figure(run).axes[0].lines[0]
     kept = [x for x in lines if x["test_accuracy"] is not None]
     np.testing.assert_allclose(line.get_xdata(), [x["round"] for x in kept])
@@ -821,7 +821,7 @@ def test_curves_pass_through_the_numbers(folder: Path) -> None:
 
 def test_maps_carry_the_values_in_their_opacity(folder: Path) -> None:
     write_run(folder, absent=0.4)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     image = np.asarray(report.map_figure(run, "rate").axes[0].images[0].get_array())
     rate = run.by_device["rate"].T
     assert image.shape == (*rate.shape, 4)
@@ -832,7 +832,7 @@ def test_maps_carry_the_values_in_their_opacity(folder: Path) -> None:
 
 def test_budgets_of_their_own_are_drawn_as_percent(folder: Path) -> None:
     write_run(folder, budget_j=[30.0, 40.0, 50.0, None])
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     np.testing.assert_equal(run.budget_j, [30.0, 40.0, 50.0, np.nan])
     axes = report.limit_figure(run, "energy_j").axes[0]
     assert axes.get_title("left") == "energy of a device, % of its budget"
@@ -877,7 +877,7 @@ def test_a_partition_that_cannot_be_drawn_is_an_error(counts: Any) -> None:
 
 def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
     write_run(folder, radio=False)
-    run = report.load_run(folder)
+    run = report.read_log(folder)
     for draw in (report.map_figure, report.device_figure):
         with pytest.raises(ConfigError, match="no 'share' to draw"):
             draw(run, "share")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Allocation, allocate
+from feddrop.allocation import Allocation, AnyProblem, allocate, refit
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
@@ -126,9 +126,7 @@ class RadioRates:
         self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         kinds = ERRORS if work.dtype == AUTO else (work.dtype,)
-        self._covers = {
-            wire: covers(replace(work, dtype=wire), self.cell.samples) for wire in kinds if radio.costs == "measured"
-        }
+        self._covers = {wire: covers(replace(work, dtype=wire)) for wire in kinds if radio.costs == "measured"}
         self._last: tuple[int, Allocation] | None = None
 
     def decide(self, round_: int) -> Decision:
@@ -166,15 +164,25 @@ class RadioRates:
         )
 
     def _tight(self, round_: int, channels: Channels, wires: Sequence[str]) -> Allocation:
-        """Allocate, and again with closer covers as long as rates fall."""
+        """Allocate, and again with closer covers as long as rates fall: what was feasible stays so."""
         top = self._radio.max_rate
         allocation = self._allocate(round_, channels, wires, top)
-        fixed = self._radio.method in ("fixed", "random")
-        while self._covers and not fixed and (highest := _highest(allocation)) < top:
-            # The less is dropped, the closer the cover: what was feasible stays so, and rates can only fall.
+        if not self._covers or self._radio.method == "fixed":
+            return allocation
+        if self._radio.method in ("equal", "random"):
+            return self._tight_alone(allocation, channels, wires)
+        while (highest := float(np.max(_percent(allocation), where=allocation.active, initial=0.0))) < top:
             top = highest
             allocation = self._allocate(round_, channels, wires, top)
         return allocation
+
+    def _tight_alone(self, allocation: Allocation, channels: Channels, wires: Sequence[str]) -> Allocation:
+        """With given shares no device depends on another: each plans with the cover of its own rate."""
+        while True:
+            tops = np.minimum(_percent(allocation), self._radio.max_rate)
+            allocation = refit(allocation, self._problem(self.cell, channels, wires, tops))
+            if np.array_equal(np.minimum(_percent(allocation), self._radio.max_rate), tops):
+                return allocation
 
     def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
         """The conditions of the round at the powers and clocks that were chosen."""
@@ -203,20 +211,26 @@ class RadioRates:
 
     def _allocate(self, round_: int, channels: Channels, wires: Sequence[str], top: float) -> Allocation:
         """Allocate with rates up to ``top``."""
-        full = self._formula
-        if self._covers:
-            by_wire = {wire: self._covers[wire](top) for wire in dict.fromkeys(wires)}
-            full = by_wire[wires[0]] | {
-                bits: np.array([by_wire[wire][bits] for wire in wires]) for bits in ("push_bits", "pull_bits")
-            }
         return allocate(
-            replace(self.cell, max_rate=top).problem(channels, **full, choose=self._radio.chooses),
+            self._problem(replace(self.cell, max_rate=top), channels, wires, np.full(len(wires), top)),
             self._radio.method,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
             rate=self._fixed,
             warm=self._last[1] if self._last else None,
         )
+
+    def _problem(
+        self, cell: Cell, channels: Channels, wires: Sequence[str], tops: npt.NDArray[np.float64]
+    ) -> AnyProblem:
+        """The problem of a round, as long as the rate of each device is at most its top."""
+        full = self._formula
+        if self._covers:
+            of = list(zip(wires, tops.tolist(), strict=True))
+            covers = {pair: self._covers[pair[0]](pair[1]) for pair in dict.fromkeys(of)}
+            full = {bits: np.array([covers[pair][bits] for pair in of]) for bits in ("push_bits", "pull_bits", "flops")}
+            full["flops"] = full["flops"] * self.cell.samples
+        return cell.problem(channels, **full, choose=self._radio.chooses)
 
     def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Work out latency and energy of every device, from what was measured and by the paper's formula."""
@@ -244,12 +258,10 @@ class RadioRates:
         ]
 
 
-def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float], dict[str, Any]]:
+def covers(work: Workload) -> Callable[[float], dict[str, float]]:
     """Return the function from the highest rate to figures of a full model that cover every subnet's real costs.
 
-    Args:
-        work: what is trained.
-        samples: samples that each device trains on in a round, ``[num_devices]``; looked at when asked.
+    Those are the bits of a frame each way, and the FLOPs of a sample.
     """
     if work.dtype == AUTO:
         raise ConfigError('execution.wire is "auto", which is chosen for the devices of a [radio] that is simulated.')
@@ -268,19 +280,18 @@ def covers(work: Workload, samples: npt.NDArray[np.float64]) -> Callable[[float]
         up = sizes(rate).answered or sizes(rate).kept
         return 8.0 * (frame_bytes(up, work.dtype) + sizes(rate).pull_bytes)
 
+    def flops(rate: float) -> float:
+        return sizes(rate).work * work.flops(sizes(rate).kept)[1]
+
     @lru_cache
-    def cover(top: float) -> tuple[float, float, float]:
-        return (
-            covering(push, top),
-            covering(pull, top),
-            covering(lambda rate: sizes(rate).work * work.flops(sizes(rate).kept)[1], top),
-        )
+    def cover(top: float) -> dict[str, float]:
+        return {
+            "push_bits": covering(push, top),
+            "pull_bits": covering(pull, top),
+            "flops": covering(flops, top),
+        }
 
-    def full(top: float) -> dict[str, Any]:
-        push_bits, pull_bits, flops = cover(top)
-        return {"push_bits": push_bits, "pull_bits": pull_bits, "flops": flops * samples}
-
-    return full
+    return cover
 
 
 class Rates(Protocol):
@@ -341,9 +352,9 @@ def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
     return tuple(rates[row] for row in np.argsort(devices).tolist())
 
 
-def _highest(allocation: Allocation) -> float:
-    """Return the highest rate in use, rounded up to a whole percent, so that covers are few."""
-    return math.ceil(100.0 * float(np.max(allocation.rate, where=allocation.active, initial=0.0))) / 100.0
+def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:
+    """Return the rates rounded up to a whole percent, so that covers are few."""
+    return np.ceil(100.0 * allocation.rate) / 100.0
 
 
 def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone,
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.rivals import alternate, at_part
-from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status
+from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status, refit
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
 
@@ -27,6 +27,7 @@ __all__ = [
     "METHODS",
     "POLICIES",
     "Allocation",
+    "AnyProblem",
     "Multipliers",
     "PowerProblem",
     "Problem",
@@ -38,6 +39,7 @@ __all__ = [
     "alternate",
     "at_part",
     "diagnose",
+    "refit",
 ]
 
 METHODS = ("exact", "primal-dual", "equal", "random", "none", "fixed")

@@ -230,6 +230,17 @@ def finish(
     )
 
 
+def refit(allocation: Allocation, problem: AnyProblem) -> Allocation:
+    """Keep the shares, the devices and the deadline of an allocation; give the lowest rates that other costs allow."""
+    return finish(
+        replace(problem, deadline_s=allocation.problem.deadline_s),
+        share=allocation.share,
+        active=allocation.active,
+        method=allocation.method,
+        status=allocation.status,
+    )
+
+
 def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -> tuple[FloatArray, FloatArray]:
     """Clocks and powers that go with the lowest rates, block by block."""
     cpu_hz, tx_power_w = np.empty(problem.shape), np.empty(problem.shape)

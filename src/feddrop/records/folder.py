@@ -166,7 +166,9 @@ class RunFolder:
                 f"{clean(self.path)} is not empty, and holds no run: only a run is overwritten. Name a new folder."
             )
         if not overwrite:
-            more = f", `feddrop resume {clean(self.path)}`, or say overwrite=True" if is_run else ""
+            begun = (self.path / CONFIG).is_file() and not (self.path / ABOUT).exists()  # its start was cut short
+            more = ", or say overwrite=True" if is_run else ""
+            more = f", `feddrop resume {clean(self.path)}`{more}" if is_run or begun else ""
             raise RunError(f"{clean(self.path)} is not empty. Name a new folder{more}.")
 
     def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
@@ -231,7 +233,7 @@ class RunFolder:
         if data != self._bytes():
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
-        if found and found.notes.get("metrics") != self._digest.hexdigest():
+        if found and not pairs.written_before(found, data):
             log.warning("%s was changed since it was written.", clean(self.path / METRICS))
         self._best = pairs.best_round(self.records())
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,12 @@ def line_ends(data: bytes) -> list[int]:
     return ends
 
 
+def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
+    """Tell whether these are the very lines that had been written when the checkpoint was."""
+    noted = checkpoint.notes.get("metrics")
+    return noted is None or noted == hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoint | None, int]:
     """Find the newest checkpoint that is whole, with its memories and all lines of metrics before it.
 
@@ -57,6 +64,7 @@ def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoi
 
     where, last = clean(folder.parent), 0
     ends, rounds = line_ends(data), saved_rounds(folder)
+    changed: Checkpoint | None = None
     for round_ in reversed(rounds):
         try:
             found = read_checkpoint(folder, round_)
@@ -67,10 +75,18 @@ def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoi
             log.warning("the checkpoint of round %d in %s is damaged: %s.", round_, where, error)
             continue
         last = last or round_
-        if len(ends) >= round_:
-            if round_ != rounds[-1]:
-                log.warning("%s goes on from round %d, the newest that is whole.", where, round_)
-            return found, ends[round_ - 1]
+        if len(ends) < round_:
+            continue
+        if not written_before(found, data[: ends[round_ - 1]]):  # a line is not what it was, though it can be read
+            changed = changed or found
+            continue
+        if changed and round_ < rounds[-2]:  # an old line: better a record that was changed than all rounds again
+            break
+        if round_ != rounds[-1]:
+            log.warning("%s goes on from round %d, the newest that is whole.", where, round_)
+        return found, ends[round_ - 1]
+    if changed:
+        return changed, ends[changed.round - 1]
     if last:
         raise RunError(
             f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is missing or damaged. "

@@ -4,7 +4,7 @@ from feddrop.report.compare import write_comparison
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, grouped
 from feddrop.report.maps import binding_figure, map_figure
-from feddrop.report.notebook import load_run
+from feddrop.report.notebook import read_log
 from feddrop.report.page import write_report
 from feddrop.report.partition import partition_figure
 from feddrop.report.plots import bytes_figure, device_figure, limit_figure, participation_figure, traffic_figure
@@ -19,12 +19,12 @@ __all__ = [
     "device_figure",
     "grouped",
     "limit_figure",
-    "load_run",
     "loss_figure",
     "map_figure",
     "metric_figure",
     "participation_figure",
     "partition_figure",
+    "read_log",
     "traffic_figure",
     "write_comparison",
     "write_report",

@@ -16,7 +16,7 @@ from feddrop.errors import RunError
 from feddrop.report.curves import Against, accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, differing, grouped
 from feddrop.report.html import Html, document, drawing, el, folded, section, table, write_atomically
-from feddrop.report.load import load_run
+from feddrop.report.load import read_log
 from feddrop.report.quantities import NOTHING, how_many, in_bytes, in_joules, in_percent, in_seconds, plain
 from feddrop.report.runlog import RunLog
 from feddrop.report.tables import show
@@ -39,7 +39,7 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """
     if isinstance(run_dirs, str | Path) or not run_dirs:
         raise RunError(f"A comparison needs a list of run folders, not {run_dirs!r}. Give at least one.")
-    runs = [load_run(folder, RunLog) for folder in run_dirs]
+    runs = [read_log(folder, RunLog) for folder in run_dirs]
     named = [replace(run, name=name) for run, name in zip(runs, _names(run_dirs), strict=True)]
     return write_atomically(Path(out), "comparison.html", comparison_page(named))
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from feddrop.errors import RunError
 from feddrop.files import clean
-from feddrop.records import DeviceRecord, RoundRecord
-from feddrop.records import load_run as read
+from feddrop.records import DeviceRecord, RoundRecord, load_run
 from feddrop.records.types import number
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 
@@ -24,9 +23,9 @@ MOST_METRICS = 12
 """Own metrics that are drawn: more would bury the rest."""
 
 
-def load_run(run_dir: str | Path, kind: type[Log]) -> Log:
-    """Read a run folder as arrays, into this kind of log; see :func:`feddrop.report.load_run`."""
-    run = read(run_dir)
+def read_log(run_dir: str | Path, kind: type[Log]) -> Log:
+    """Read a run folder as arrays, into this kind of log; see :func:`feddrop.report.read_log`."""
+    run = load_run(run_dir)
     if not run.rounds:
         raise RunError(
             f"{clean(run.folder)} has no metrics.jsonl, or no finished round in it. Let the run finish its first "

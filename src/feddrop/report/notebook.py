@@ -20,7 +20,7 @@ class ShownRun(RunLog):
         return in_frame(run_page(self))
 
 
-def load_run(run_dir: str | Path) -> ShownRun:
+def read_log(run_dir: str | Path) -> ShownRun:
     """Read a run folder as arrays.
 
     Args:
@@ -30,4 +30,4 @@ def load_run(run_dir: str | Path) -> ShownRun:
     Raises:
         RunError: something is missing or malformed; the message says what, where, and what to do.
     """
-    return load.load_run(run_dir, ShownRun)
+    return load.read_log(run_dir, ShownRun)

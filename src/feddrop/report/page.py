@@ -11,7 +11,7 @@ import numpy as np
 
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.html import Html, document, drawing, el, folded, section, tiles, write_atomically
-from feddrop.report.load import load_run
+from feddrop.report.load import read_log
 from feddrop.report.maps import Field, map_figure, shown
 from feddrop.report.partition import is_upright, partition_figure
 from feddrop.report.plots import bytes_figure, device_figure, participation_figure, traffic_figure
@@ -43,7 +43,7 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
         ...     print(feddrop.write_report("runs/shown").name)
         report.html
     """
-    run = load_run(run_dir, RunLog)
+    run = read_log(run_dir, RunLog)
     return write_atomically(Path(run_dir if out is None else out), "report.html", run_page(run))
 
 
