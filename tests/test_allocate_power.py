@@ -218,8 +218,8 @@ def test_blocks_of_devices_change_nothing(monkeypatch):
 
     p = one_of_power(power_problems("mixed", 100, 1, seed=11), 0)
     whole = allocate(p)
-    for module in (exact_power, power_newton, solution):
-        monkeypatch.setattr(module, "BLOCK", 7)
+    for module, name in ((exact_power, "BLOCK"), (power_newton, "_BLOCK"), (solution, "BLOCK")):
+        monkeypatch.setattr(module, name, 7)
     parts = allocate(p)
     assert parts.objective == pytest.approx(whole.objective, rel=1e-12)
     np.testing.assert_allclose(parts.share, whole.share, rtol=1e-8)

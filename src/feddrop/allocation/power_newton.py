@@ -43,6 +43,9 @@ _FARTHEST, _LOST = 3.0, 15.0
 
 _NOBODY = 1e-200
 
+_BLOCK = BLOCK // 2
+"""Fewer devices than elsewhere: a pass has more arrays, and they should stay in the cache together."""
+
 
 class _FullSpeed(NamedTuple):
     """Devices with clock and power at their highest: these stay there, if the price lets them.
@@ -86,7 +89,8 @@ class _Block:
 
     Attributes:
         cap: 1/(1-θ).
-        q: the unknown of each device, at most ``top``.
+        q: the unknown of each device.
+        top: the highest q; above it clock and power are at their highest, and Newton's method could not go on.
         step: by which q would move at the same price; ``trust`` is as long as it may be.
         follows: how q moves with log μ.
         r: 1/share.
@@ -175,8 +179,8 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
     if np.any(problem.least_tx_power_w > 0):
         return None
     with np.errstate(all="ignore"):
-        starts = range(0, problem.shape[-1], BLOCK)
-        blocks = [_block(part_of(problem, slice(i, i + BLOCK)), active[..., i : i + BLOCK]) for i in starts]
+        starts = range(0, problem.shape[-1], _BLOCK)
+        blocks = [_block(part_of(problem, slice(i, i + _BLOCK)), active[..., i : i + _BLOCK]) for i in starts]
         if (settled := _settle(blocks)) is None:
             return None
         passes, log_price, band = settled
@@ -242,8 +246,7 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
     if not active.all():  # who has no part stays at full speed and asks for nothing
         nobody = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
         full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in nobody.items()})
-    # Above it nothing changes with λ, so that Newton's method could not go on from there.
-    top = c.top(passes=3) - 4e-6
+    top = c.top(passes=3) - 4e-6  # so much it may be above the true one
     return _Block(
         part=part,
         needs=c,
