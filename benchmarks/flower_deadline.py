@@ -4,7 +4,9 @@
 
 Four nodes train LeNet on the digits: a fast one, one with a slow link, one with a slow CPU, and one in between. Links
 and CPUs are slowed down by pauses in proportion to bytes; clocks are real. Nodes are threads of this process, so that
-the picture takes a minute; `--real` starts SuperLink and SuperNodes, whose messages start a process each.
+the picture takes a minute; `--real` starts SuperLink and SuperNodes. There every message starts a process that imports
+torch, some 10 seconds with four nodes on two cores that are free: pauses and deadline are longer, to stand out from
+that, and on a busy machine must be longer still (`--slower`, `--deadline`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ NODES = {
     "slow CPU": {"compute-byte-s": 30e-6},
     "in between": {"byte-s": 3e-6, "compute-byte-s": 8e-6},
 }
+SLOWER = {False: 1.0, True: 4.0}
+"""How many times as long pauses are, by whether nodes are SuperNodes."""
+DEADLINE_S = {False: 4.0, True: 25.0}
 SETTINGS = {
     "seed": 3,
     "rate": 0.0,
@@ -37,10 +42,16 @@ SETTINGS = {
     "data.train_limit": 400,
     "flower.planning": "measured",
     "flower.poll_s": 0.05,
+    "flower.timeout_s": 300.0,
 }
 
 
-def in_threads(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
+def slowed(slower: float) -> list[dict[str, float]]:
+    """Return the pauses of every node."""
+    return [{name: slower * pause for name, pause in pauses.items()} for pauses in NODES.values()]
+
+
+def in_threads(folder: Path, settings: dict[str, Any], slower: float) -> list[RoundRecord]:
     """Train over nodes that are threads here."""
     from trial.client_app import app
 
@@ -48,7 +59,7 @@ def in_threads(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
     from support.grid import FakeGrid
 
     told = [
-        {"partition-id": number, "memory": str(folder / "memory"), **slow} for number, slow in enumerate(NODES.values())
+        {"partition-id": number, "memory": str(folder / "memory"), **slow} for number, slow in enumerate(slowed(slower))
     ]
     grid = FakeGrid(app, settings, told)
     grid.parallel = True
@@ -58,14 +69,14 @@ def in_threads(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
     return records
 
 
-def in_processes(folder: Path, settings: dict[str, Any]) -> list[RoundRecord]:
+def in_processes(folder: Path, settings: dict[str, Any], slower: float) -> list[RoundRecord]:
     """Train over SuperNodes."""
     from federation import Federation, wait_for
 
     with Federation(folder, ROOT / "benchmarks" / "flower_app") as all_:
         all_.start_link()
         all_.register(*range(len(NODES)))
-        for number, slow in enumerate(NODES.values()):
+        for number, slow in enumerate(slowed(slower)):
             all_.start_node(number, **slow)
         all_.start(**settings)
         wait_for(lambda: "feddrop: done" in all_.log("run").read_text(), 3600, "the run ends", all_.log("run"))
@@ -104,16 +115,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("flower-deadline.png"))
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--deadline", type=float, default=4.0, help="seconds")
+    parser.add_argument("--deadline", type=float, help="seconds; 4, or 25 over SuperNodes")
+    parser.add_argument("--slower", type=float, help="how many times as long pauses are; 1, or 4 over SuperNodes")
     parser.add_argument("--real", action="store_true", help="over SuperNodes")
     given = parser.parse_args()
+    deadline_s, slower = given.deadline or DEADLINE_S[given.real], given.slower or SLOWER[given.real]
     with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home:
-        own = {"rounds": given.rounds, "flower.deadline_s": given.deadline, "flower.out": f"{home}/out"}
-        records = (in_processes if given.real else in_threads)(Path(home), {**SETTINGS, **own})
+        own = {"rounds": given.rounds, "flower.deadline_s": deadline_s, "flower.out": f"{home}/out"}
+        records = (in_processes if given.real else in_threads)(Path(home), {**SETTINGS, **own}, slower)
     for record in records:
         told = ", ".join(f"{d.rate:.2f} {d.latency_s or 0:.1f} s" for d in record.devices)
         print(f"round {record.round}: slowest {record.latency_s:.1f} s; rate and seconds by node: {told}")
-    draw(records, given.deadline, given.out)
+    draw(records, deadline_s, given.out)
     print(given.out)
 
 

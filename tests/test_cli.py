@@ -191,6 +191,22 @@ def test_a_run_folder_that_was_tampered_with_is_one_clear_line(here, name, conte
         assert "\x1b" not in err
 
 
+def test_resume_takes_settings_that_do_not_alter_a_round(here):
+    """As where a run goes on at another address, with more workers, or for longer; they stay for later."""
+    few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp"]
+    for _ in package.Run(RunConfig.from_toml("", few), "run"):
+        pass
+    before = Path("run", "config.toml").read_text()
+    code, _, err = here("resume", "run", "--set", "train.lr=0.5")
+    assert code == 2
+    assert "train.lr was" in err
+    assert Path("run", "config.toml").read_text() == before
+    assert here("resume", "run", "--set", "rounds=2", "--set", "execution.workers=3")[0] == 0
+    config = RunConfig.from_file("run/config.toml")
+    assert (config.rounds, config.execution.workers) == (2, 3)
+    assert "run is finished: all 2 rounds are done." in here("resume", "run")[1]
+
+
 @pytest.mark.filterwarnings("default::feddrop.FeddropWarning")
 def test_a_warning_of_ours_is_one_line(here):
     Path("d.csv").write_text("device,distance_m\n0,100\n1,200\n")

@@ -22,13 +22,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 import feddrop
 from feddrop import wire
-from feddrop.checkpoints import load_checkpoint
 from feddrop.files import flat
 from feddrop.flower import FleetConfig, client_app, train
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
 from feddrop.flower.planning import NodeRates, line, lowest
+from feddrop.methods import METHODS
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
 from feddrop.rates import Workload
@@ -64,21 +64,31 @@ def nodes(tmp_path, count=4, **more):
 
 def federation(tmp_path, given=None, *, app=None, configs=None):
     settings = {**SETTINGS, "flower.out": str(tmp_path / "run"), **(given or {})}
-    if settings.get("method.name") == "fedavg":
+    if getattr(METHODS.get(settings.get("method.name"), [None])[0], "rateless", False):
         del settings["rate"]
     return FakeGrid(app or client_app(), settings, nodes(tmp_path) if configs is None else configs), settings
 
 
-def serial(tmp_path, settings):
+TWINS: dict = {}
+
+
+def serial(tmp_path, settings, failing=None):
+    """The same training in one process, once a configuration; on demand a device fails in a round: (round, device)."""
     config, _ = read_settings(settings)
-    run = feddrop.Run(config, tmp_path / "serial")
-    for _ in run:
-        pass
-    return run.params
 
+    class Failing(feddrop.Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                head = wire.parse(parcel.frame).header
+                bad = (head.round, head.device) == failing
+                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
 
-def params_of(folder):
-    return load_checkpoint(Path(folder) / "checkpoints").groups["params"]
+    key = config.to_toml(), failing
+    if key not in TWINS:
+        TWINS[key] = feddrop.Run(config, tmp_path / "serial", **({"executor": Failing} if failing else {}))
+        for _ in TWINS[key]:
+            pass
+    return TWINS[key]
 
 
 def assert_same(one, other):
@@ -103,23 +113,30 @@ def test_a_run_over_flower_has_a_report(tmp_path, monkeypatch):
     assert "latency" in (tmp_path / "run" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"method.level": "unit"},
-        {"method.name": "fedavg"},
-        {"method.name": "heterofl", "rate": "[0.0, 0.3, 0.5, 0.7]"},
-        {"method.name": "fedrolex", "participation.count": 2},
-        {**FEDDST, "rounds": 5},
-        {"execution.wire": "int8", "server.optimizer": "fedadam", "server.lr": 0.01},
-    ],
-    ids=["unit", "fedavg", "heterofl", "fedrolex", "feddst", "int8-fedadam"],
-)
+SMALL = {
+    "feddrop": {"method.level": "unit"},
+    "feddst": {**FEDDST, "rounds": 5},
+    "fedrolex": {"participation.count": 2},
+    "fjord": {"method.distill": True},
+    "heterofl": {"rate": "[0.0, 0.3, 0.5, 0.7]"},
+    "prunefl": {"method.first_rounds": 1, "method.first_adjust_every": 1, "method.adjust_every": 1},
+}
+"""Settings that make a small case interesting; a method without a line here is run as it comes."""
+
+
+@pytest.mark.parametrize("given", [*METHODS, "test_executors:remembering", "int8"])
 def test_every_method_gives_the_bits_of_serial(tmp_path, given):
-    grid, settings = federation(tmp_path, given)
-    run = train(grid, settings)
-    assert_same(run.params, serial(tmp_path, settings))
+    """Parameters, and what devices remember: of which the server knows the names alone."""
+    name = {"int8": "feddrop"}.get(given, given)
+    more = {"execution.wire": "int8", "server.optimizer": "fedadam", "server.lr": 0.01} if given == "int8" else {}
+    grid, settings = federation(tmp_path, {"method.name": name, **SMALL.get(given, {}), **more})
+    run, twin = train(grid, settings), serial(tmp_path, settings)
+    assert_same(run.params, twin.params)
     assert set(statuses(run).values()) == {"ok"}
+    remembered = [twin._memories.get(device) for device in range(4)]
+    kept = [NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._memories.get(k).decode()) for k in range(4)]
+    assert kept == remembered
+    assert any(remembered) == (given in ("feddst", "prunefl", "test_executors:remembering"))
 
 
 def test_flower_counts_the_bytes_that_we_say(tmp_path):
@@ -244,28 +261,11 @@ def test_harm_is_named_and_left_out(tmp_path, kind, caplog):
     assert f"device {number} (node {harmful}) is left out" in caplog.text
     assert all(torch.isfinite(value).all() for value in run.params.values())
     assert run.round == 3
-    assert_same(run.params, without(tmp_path, settings, 2, number))
+    assert_same(run.params, serial(tmp_path, settings, (2, number)).params)
 
 
 def rounds(message):
     return wire.parse(unpack(message.content)[0]).header.round
-
-
-def without(tmp_path, settings, round_, device):
-    """The parameters of a serial run in which a device fails in a round."""
-    config, _ = read_settings(settings)
-
-    class Failing(feddrop.Serial):
-        def compute(self, parcels):
-            for parcel in parcels:
-                head = wire.parse(parcel.frame).header
-                bad = (head.round, head.device) == (round_, device)
-                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
-
-    run = feddrop.Run(config, tmp_path / "without", executor=Failing)
-    for _ in run:
-        pass
-    return run.params
 
 
 def test_a_duplicate_is_counted_and_changes_nothing(tmp_path, caplog):
@@ -277,7 +277,7 @@ def test_a_duplicate_is_counted_and_changes_nothing(tmp_path, caplog):
     grid.altered = altered
     with caplog.at_level(logging.INFO, "feddrop"):
         run = train(grid, settings)
-    assert_same(run.params, serial(tmp_path, settings))
+    assert_same(run.params, serial(tmp_path, settings).params)
     assert "sent a reply that nobody waits for" in caplog.text
     assert "duplicate" in caplog.text
 
@@ -357,7 +357,7 @@ def test_a_restarted_server_resumes_to_the_same_bits_with_other_nodes_numbers(tm
     again = FakeGrid(client_app(), settings, nodes(tmp_path), seed=99)
     run = train(again, settings)
     assert run.round == settings["rounds"]
-    assert_same(run.params, serial(tmp_path, settings))
+    assert_same(run.params, serial(tmp_path, settings).params)
 
 
 def test_a_node_that_lost_its_memory_is_sent_everything_anew(tmp_path):
@@ -429,14 +429,17 @@ def test_a_node_without_a_number_says_so(tmp_path, config, caplog):
     assert "partition-id" in caplog.text
 
 
-def test_a_job_for_another_device_is_refused_by_the_node(tmp_path):
-    grid, settings = federation(tmp_path)
-    train(grid, settings)
+def test_a_job_for_another_device_is_refused_by_the_node(tmp_path, monkeypatch):
+    """The one that reads frames says so; a node reads each of them once."""
+    grid, _ = federation(tmp_path)
+    read, parse = [], wire.parse
+    monkeypatch.setattr(wire, "parse", lambda data: (read.append(data), parse(data))[1])
     header = wire.Header(kind="job", round=1, device=1, seed=0, rate=0.0)
     frame = wire.encode(header, {}, {})
     node_id = next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == 0)
     answer = grid.app(Message(pack(frame), node_id, "train"), grid.contexts[node_id])
-    assert "for device 1" in unpack(answer.content)[1]["error"]
+    assert unpack(answer.content)[1]["error"] == "a job for device 1 came; a job for device 0 was due."
+    assert read == [frame]
 
 
 def test_memory_of_a_node(tmp_path):

@@ -22,7 +22,10 @@ import torch
 import feddrop
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import ExecutionConfig, Ray, actor, cluster
+from feddrop.paper import scale, store_for, weak
 from feddrop.rounds import Parcel
+from feddrop.terminal import app
+from feddrop.terminal.failures import guarded
 from test_executors import assert_same, remembering, rounds_with, serially, task_for
 from test_sweeps import deadly_loss
 from test_workers import Deadly, alive, descendants, gone
@@ -33,20 +36,50 @@ SMALL = ["rounds=6", "data.devices=4", "data.train_limit=200", "eval_every=3"]
 with_ray = pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed: pip install feddrop[ray]")
 
 
+class TwoNodes:
+    """A cluster of two nodes, each with room for one worker, that this process may join.
+
+    Attributes:
+        address: of its head.
+        raylets: process numbers of its nodes.
+        head: process number of what the head runs besides.
+    """
+
+    def __init__(self, patch):
+        command = [sys.executable, str(ROOT / "examples" / "two_nodes.py"), "--serve"]
+        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found = json.loads(next(line for line in self._server.stdout if line.startswith("{")))
+        self.address, self.raylets = found["address"], found["raylets"]
+        (self.head,) = (pid for pid in descendants(self._server.pid) if "gcs_server" in _command(pid)[0])
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", found["token"])
+
+    def whole(self):
+        return all(map(alive, [self.head, *self.raylets]))
+
+    def end(self):
+        self._server.stdin.close()
+        self._server.wait(120)
+
+
 @pytest.fixture(scope="module")
-def nodes():
-    """A cluster of two nodes, each with room for one worker, that this process may join."""
-    command = [sys.executable, str(ROOT / "examples" / "two_nodes.py"), "--serve"]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        found = json.loads(next(line for line in server.stdout if line.startswith("{")))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_AUTH_MODE", "token")
-            patch.setenv("RAY_AUTH_TOKEN", found["token"])
-            yield found
-    finally:
-        server.stdin.close()
-        server.wait(120)
+def clusters():
+    with pytest.MonkeyPatch.context() as patch:
+        kept = []
+        yield kept, patch
+        for one in kept:
+            one.end()
+
+
+@pytest.fixture
+def nodes(clusters):
+    """Two nodes for all tests of this file, started anew only where a test has killed one."""
+    kept, patch = clusters
+    if kept and not kept[0].whole():
+        kept.pop().end()
+    if not kept:
+        kept.append(TwoNodes(patch))
+    return kept[0]
 
 
 class Struck:
@@ -75,18 +108,22 @@ class Struck:
 def test_one_training_over_two_nodes(no_own_ray, nodes, tiny, digits):
     """The same bits as one core gives; also where a worker is killed in every round; and both nodes are used."""
     task = task_for(tiny, digits)
-    with contextlib.closing(Ray(task, 2, address=nodes["address"])) as executor:
+    with contextlib.closing(Ray(task, 2, address=nodes.address)) as executor:
         assert_same(rounds_with(executor, task), serially(task))
         while not all(worker.ready for worker in executor._workers):
             executor.evaluate(dict(tiny.state_dict()))
         parents = {_parent(worker.pid) for worker in executor._workers}
-        assert parents == set(nodes["raylets"])
+        assert parents == set(nodes.raylets)
         struck = Struck(executor)
         assert_same(rounds_with(struck, task), serially(task))
         assert len(struck.struck) == 2
         pids = [worker.pid for worker in executor._workers]
     assert gone(pids)
-    assert all(map(alive, nodes["raylets"]))  # the cluster is not ours to end
+    assert all(map(alive, nodes.raylets))  # the cluster is not ours to end
+
+
+def _command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def _parent(pid):
@@ -100,7 +137,7 @@ def test_a_ray_that_the_user_started_is_used_and_left(no_own_ray, nodes, tiny, d
     import ray
 
     task = task_for(tiny, digits)
-    monkeypatch.setenv("RAY_ADDRESS", nodes["address"])
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
     held = cluster.Cluster("")  # as a user would have joined
     assert not held.own
     cluster.Cluster._held.remove(held)  # it is theirs now
@@ -124,7 +161,7 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
     loss, struck = deadly_loss(tmp_path, monkeypatch)
     settings = [*SMALL, f"train.loss={loss}"]
     configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*settings, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
-    found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes["address"])
+    found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes.address)
     assert struck.exists()
     for name, config in configs.items():
         assert [record.round for record in found[name].rounds] == list(range(1, 7))
@@ -133,6 +170,28 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
         assert [r.test_loss for r in alone] == [r.test_loss for r in found[name].rounds]
     assert (tmp_path / "sweep" / "comparison.html").exists()
     assert not list((tmp_path / "sweep").glob(".ray-*"))
+
+
+@pytest.mark.slow
+@with_ray
+def test_a_machine_is_lost_and_then_the_head(no_own_ray, nodes, tiny, digits, monkeypatch):
+    """The other machine goes on, to the same bits; without a head the run ends in a line, and soon."""
+    monkeypatch.setattr(cluster, "HEAD_S", 1.0)
+    monkeypatch.setattr(cluster, "LOOK_S", 0.2)
+    task = task_for(tiny, digits)
+    with contextlib.closing(Ray(task, 2, address=nodes.address)) as executor:
+        ours = f"--raylet_socket_name={executor._cluster._raylet}"
+        (other,) = (pid for pid in nodes.raylets if ours not in _command(pid))
+
+        def lose(round_):
+            if round_ == 2:
+                os.kill(other, signal.SIGKILL)
+
+        assert_same(rounds_with(executor, task, hook=lose), serially(task))
+        assert sum(worker.ready for worker in executor._workers) == 1
+        os.kill(nodes.head, signal.SIGKILL)
+        with pytest.raises(RunError, match=r"is lost: its head has not answered for 1 s\. What is finished is saved"):
+            rounds_with(executor, task, count=1000)
 
 
 # --- a Ray of our own
@@ -170,6 +229,22 @@ def test_two_at_once(own_ray, tiny, digits):
         list(one.compute([]))
 
 
+@pytest.mark.slow
+@with_ray
+def test_the_papers_runs_over_a_ray(own_ray, tmp_path, monkeypatch):
+    """The command trains them there, and what it saves are the results of one core."""
+    monkeypatch.chdir(tmp_path)
+    words = ["paper", "weak-devices", "--scale", "smoke", "--ray", "local", "--workers", "1"]
+    assert guarded(lambda: app(words, print_error=False, exit_on_error=False)) == 0
+    over_ray = store_for("smoke", Path("results"), Path("runs/paper"))
+    alone = store_for("smoke", tmp_path / "alone", tmp_path / "alone-work")
+    for config in weak.runs(scale("smoke")):
+        list(feddrop.Run(config, alone.folder(config)))
+        alone.put(config)
+        assert over_ray.get(config).series == alone.get(config).series
+    assert "All 4 training runs are finished" in Path("runs/paper/smoke/paper.md").read_text()
+
+
 def listening(pids):
     """The addresses that processes listen on, as /proc has them."""
     inodes = set()
@@ -189,38 +264,69 @@ def listening(pids):
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+CHILD = """
+import sys
+from pathlib import Path
+import feddrop
+from feddrop import terminal
+
+def train(out):
+    for record in feddrop.Run(feddrop.RunConfig.from_file("config.toml"), out):
+        input()
+        raise ValueError("of the user's own loop")
+
+for number, how in enumerate(sys.argv[1:]):
+    sys.argv = ["feddrop", "run", "config.toml", "--out", f"run-{number}", "--json"]
+    try:
+        train(f"run-{number}") if how == "raise" else terminal.main()
+    except (ValueError, SystemExit):
+        pass
+    Path(f"over-{number}").touch()
+"""
+
+
+def _until(happened, seconds=120):
+    end = time.monotonic() + seconds
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.05)
+    return happened()
+
+
 @pytest.mark.slow
 @with_ray
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("blow", [signal.SIGTERM, signal.SIGKILL])
-def test_however_a_run_ends_nothing_is_left(tmp_path, blow):
+@pytest.mark.parametrize("ends", [("raise", signal.SIGTERM), (signal.SIGINT, signal.SIGKILL)])
+def test_however_a_run_ends_nothing_is_left(tmp_path, ends):
     """Loopback alone while it runs; afterwards no process, no folder, no shared memory."""
     (tmp_path / "config.toml").write_text(
         'rounds = 100000\n[data]\ntrain_limit = 60\n[execution]\nexecutor = "ray"\nworkers = 1\naddress = "local"\n'
     )
-    command = [sys.executable, "-m", "feddrop", "run", "config.toml", "--out", "run", "--json"]
-    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
-    parent = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", CHILD, *map(str, ends)]
+    env = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "RAY_ADDRESS")}
+    out = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(command, cwd=tmp_path, env=env, **out)
     try:
-        lines, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 300
-        while not lines.exists() and time.monotonic() < until:
-            assert parent.poll() is None
-            time.sleep(0.05)
-        below = descendants(parent.pid)
-        mine = [path.parents[1] for path in Path("/tmp").glob(f"feddrop-ray-*/r/session_*_{parent.pid}")]
-        assert len(below) > 5
-        assert mine
-        assert not any(folder.stat().st_mode & 0o077 for folder in mine)  # nobody else looks into it
-        assert listening(below) <= LOOPBACK
-        parent.send_signal(blow)
-        parent.wait(60)
-        assert gone(below, 90)
-        while any(folder.exists() for folder in mine) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert not any(folder.exists() for folder in mine)
-        assert not any(pid in below for name in Path("/dev/shm").glob("plasma*") for pid in _users(name))
+        for number, end in enumerate(ends):
+            lines, over = tmp_path / f"run-{number}" / "metrics.jsonl", tmp_path / f"over-{number}"
+            assert _until(lambda p=lines: p.exists() or child.poll() is not None)
+            below = descendants(child.pid)
+            mine = [path.parents[1] for path in Path("/tmp").glob(f"feddrop-ray-*/r/session_*_{child.pid}")]
+            assert len(below) > 5
+            assert mine
+            assert not any(folder.stat().st_mode & 0o077 for folder in mine)  # nobody else looks into it
+            assert listening(below) <= LOOPBACK
+            if end == "raise":
+                child.stdin.write(b"\n")
+                child.stdin.flush()
+            else:
+                child.send_signal(end)
+            assert _until(lambda p=over: p.exists() or child.poll() is not None)
+            assert gone(below, 0 if end != signal.SIGKILL else 90)  # it is the end of a run that waits for it
+            assert _until(lambda m=mine: not any(folder.exists() for folder in m))
+            assert not any(pid in below for name in Path("/dev/shm").glob("plasma*") for pid in _users(name))
     finally:
-        parent.kill()
+        child.kill()
+        child.wait()
 
 
 def _users(path):

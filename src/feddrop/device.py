@@ -83,11 +83,17 @@ class Task:
 
 
 class Device:
-    """The device side: a network, a method and data, of which each device sees its own part."""
+    """The device side: a network, a method and data, of which each device sees its own part.
 
-    def __init__(self, task: Task) -> None:
+    Args:
+        task: what it needs to know.
+        number: which device this is, and no other; None where it plays all of them.
+    """
+
+    def __init__(self, task: Task, number: int | None = None) -> None:
         torch.set_num_threads(task.threads)
         self.task = task
+        self._numbers = range(len(task.parts)) if number is None else range(number, number + 1)
         self.model = copy.deepcopy(task.setup.model).to(task.torch_device)  # training overwrites it
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -111,8 +117,9 @@ class Device:
         """Read the job, train its subnet on local data, write the update."""
         frame = wire.parse(data)
         head = frame.header
-        if head.kind != "job" or head.device >= len(self.task.parts):
-            raise FrameError(f"this is an {head.kind} for device {head.device}, not a job for one of ours.")
+        if head.kind != "job" or head.device not in self._numbers:
+            ours = f"device {self._numbers[0]}" if len(self._numbers) == 1 else "one of ours"
+            raise FrameError(f"a {head.kind} for device {head.device} came; a job for {ours} was due.")
         known = unpack_sections(memory)
         payload = {name: section.tensor(known.get(name)) for name, section in frame.sections.items()}
         job = Job(round=head.round, device=head.device, seed=head.seed, rate=head.rate, payload=payload)

@@ -66,7 +66,7 @@ class ActorWorker:
         self.ready = False
         self.generation = self.failures = 0
         self.pid = 0
-        self._ray, self._build, self._timeout_s = cluster.ray, build, timeout_s
+        self.cluster, self._ray, self._build, self._timeout_s = cluster, cluster.ray, build, timeout_s
         self._class = cluster.ray.remote(Seat).options(
             num_cpus=0 if cluster.own else cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -83,16 +83,18 @@ class ActorWorker:
     def start(self) -> None:
         """Start it, anew if need be; it will answer when it is ready."""
         self.end()
-        self._actor = self._class.remote()
-        self.generation += 1
         build, *arguments = self._build
         path = [folder or str(Path.cwd()) for folder in sys.path]
-        self.answer = self._actor.start.remote(path, versions(), pickle.dumps(build), *arguments)
+        with self.cluster.reached():
+            self._actor = self._class.remote()
+            self.answer = self._actor.start.remote(path, versions(), pickle.dumps(build), *arguments)
+        self.generation += 1
         self._left = START_S
 
     def send(self, *call: Any) -> None:
         """Send a call; that the worker is gone will show when its answer is received."""
-        self.answer = self._actor.call.remote(*call)
+        with self.cluster.reached():
+            self.answer = self._actor.call.remote(*call)
         self._left = self._timeout_s
 
     def receive(self) -> Any:
@@ -127,7 +129,7 @@ class ActorWorker:
 
     def end(self) -> None:
         """Kill it, also where it hangs."""
-        if self._actor is not None and self._ray.is_initialized():
+        if self._actor is not None and self._ray.is_initialized() and not self.cluster.lost:
             with contextlib.suppress(Exception):  # it may be gone with its machine
                 self._ray.kill(self._actor)
         self._actor = self.answer = None
@@ -170,10 +172,11 @@ def wait(workers: Sequence[ActorWorker], timeout_s: float | None) -> list[ActorW
     if not workers:
         return []
     refs = {worker.answer: worker for worker in workers}
-    ray, end = workers[0]._ray, math.inf if timeout_s is None else time.monotonic() + timeout_s
+    ray, end = workers[0].cluster.ray, math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         step = max(0.0, min(TICK_S, end - time.monotonic()))
-        found = ray.wait(list(refs), num_returns=1, timeout=step)[0]
+        with workers[0].cluster.reached():
+            found = ray.wait(list(refs), num_returns=1, timeout=step)[0]
         if found:
             return [refs[found[0]]]
         late = [worker for worker in workers if worker.tick(step)]

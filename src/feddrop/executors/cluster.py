@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -31,6 +32,11 @@ log = logging.getLogger("feddrop")
 
 REACH_S = 10.0
 """Longest time to reach a cluster's head; Ray itself would go on trying for 12 minutes."""
+HEAD_S = 20.0
+"""Longest time without a head; Ray itself would end this process, with all that it holds, after 60 seconds. That its
+raylet on this machine is gone would be the end after 15."""
+LOOK_S = 4.0
+"""How often it is looked whether the head is there."""
 LONGEST_FOLDER = 38
 """Characters of a folder for Ray: sockets lie below it, whose names may have 107 in all."""
 STORE = 128 * 2**20
@@ -123,6 +129,10 @@ class Cluster:
                 self._start = _Joined(self.ray, self.address)
             self._held.append(self)
         self.own = isinstance(self._start, _Own)
+        self._head = str(self.ray.get_runtime_context().gcs_address)
+        self._raylet = str(getattr(self.ray._private.worker._global_node, "raylet_socket_name", ""))
+        self.lost = False
+        self._seen = self._looked = time.monotonic()
 
     def close(self) -> None:
         """Let go of it; the last one ends what was started here."""
@@ -131,6 +141,29 @@ class Cluster:
                 self._held.remove(self)
                 if not self._held:
                     self._start.end()
+
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[None]:
+        """Say in our own words that Ray is lost: Ray itself would end this process in the midst of what it is at."""
+        if time.monotonic() - self._looked > LOOK_S:
+            self._looked = time.monotonic()
+            if _answers(self._head):
+                self._seen = self._looked
+            if self._looked - self._seen > HEAD_S:
+                raise self._lost(f"its head has not answered for {HEAD_S:g} s")
+            if not _answers(self._raylet):
+                raise self._lost("its raylet on this machine has ended")
+        try:
+            yield
+        except (OSError, self.ray.exceptions.RaySystemError) as error:
+            raise self._lost(f"a call to it failed ({_first_line(error)})") from None
+
+    def _lost(self, why: str) -> RunError:
+        self.lost = True
+        return RunError(
+            f"the Ray at {self._head} is lost: {why}. What is finished is saved: start Ray again, then resume the run, "
+            "or give the command of the sweep again."
+        )
 
     def seats(self, cpus: float, gpus: float) -> int:
         """Count the workers of this size that all its machines have room for, taken or not."""
@@ -196,8 +229,8 @@ class _Joined:
 
     def end(self) -> None:
         """Leave the cluster; it stays."""
-        self._hush.end()
         self._ray.shutdown()
+        self._hush.end()
 
 
 class _Own:
@@ -239,9 +272,9 @@ class _Own:
 
     def end(self) -> None:
         """End it, and wait until nothing of it is left."""
+        self._ray.shutdown()
         if self._hush is not None:
             self._hush.end()
-        self._ray.shutdown()
         with contextlib.suppress(OSError):
             self._reaper.stdin.close()  # type: ignore[union-attr]
         try:
@@ -306,6 +339,20 @@ def _forget_token() -> None:
 def _has_token() -> bool:
     files = [os.environ.get("RAY_AUTH_TOKEN_PATH", ""), str(Path.home() / ".ray" / "auth_token")]
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or any(name and Path(name).is_file() for name in files)
+
+
+def _answers(address: str) -> bool:
+    """Tell whether somebody listens at ``host:port``, or at a socket that is a file; yes where no address is known."""
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK_S).close()
+        elif address.startswith("/"):
+            with socket.socket(socket.AF_UNIX) as found:
+                found.connect(address)
+    except OSError:
+        return False
+    return True
 
 
 def _reach(host: str, port: int) -> None:

@@ -204,4 +204,5 @@ class Pool(Generic[W]):
                     f"a worker process {lost} while it started, {TRIES} times in a row. Finished rounds are saved: "
                     "resume the run, with fewer workers if memory is short."
                 ) from None
+            log.warning("a worker process %s; it is started again.", lost)
             worker.start()

@@ -79,7 +79,8 @@ class Ray(Spread):
         return Put(self._cluster.ray.put(flat.view(torch.uint8).numpy()), tensor.dtype, tuple(tensor.shape))
 
     def _handed_out(self, values: dict[str, Any]) -> Any:
-        return self._cluster.ray.put(values)
+        with self._cluster.reached():
+            return self._cluster.ray.put(values)
 
 
 class Put(NamedTuple):

@@ -201,6 +201,8 @@ class RunFolder:
         data = self._bytes()
         found, size = pairs.newest_pair(self.path / CHECKPOINTS, data, self.memories)
         self._cut(data[:size], found)
+        if before and now["config"] != before.get("config"):
+            self._write(CONFIG, config.to_toml().encode())
         if now != before:
             self._write(ABOUT, json.dumps(now, indent=1).encode())
         return found

@@ -65,20 +65,31 @@ def run(
     _drive(lambda: Run(settings, folder, command=command), folder, json_)
 
 
-def resume(folder: Path, *, json_: Json = False) -> None:
+def resume(
+    folder: Path,
+    *,
+    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 -- cyclopts copies it
+    json_: Json = False,
+) -> None:
     """Go on with a run where it stopped; the outcome is that of a run never interrupted.
 
     Parameters
     ----------
     folder:
         Run folder.
+    set_:
+        Change one setting that does not alter what a round does, e.g. --set execution.workers=4 or --set rounds=200;
+        may be repeated. It stays for later.
     json_:
         Print one JSON line a round and nothing else.
     """
+    from feddrop.config import RunConfig
     from feddrop.runs import Run, read_config
 
     settings = read_config(folder)
     _refuse_own(folder)
+    if set_:
+        settings = RunConfig.from_toml(settings.to_toml(), set_)
     _drive(lambda: Run(settings, folder, resume=True), folder, json_)
 
 
