@@ -100,6 +100,7 @@ def conic(p: PowerProblem):
     b = {name: np.broadcast_to(getattr(p, name), p.shape) for name in p.numbers}
     nats = b["upload_bits"] * LN2 / b["bandwidth_hz"] * devices
     noise = 1.0 / b["gain_to_noise"]
+    most = np.log1p(b["tx_power_w"] / noise)
     fastest = b["cycles"] / b["cpu_hz"]
     joules = b["cpu_constant"] * b["cycles"] * b["cpu_hz"] ** 2
     seconds, energy = b["deadline_s"], b["budget_j"]
@@ -109,14 +110,17 @@ def conic(p: PowerProblem):
         + cp.multiply(fastest / seconds, slow)
         + cp.multiply(nats / seconds, v)
         <= z,
-        cp.multiply(joules / energy, cp.power(slow, -2)) + cp.multiply(nats * noise / energy, y - v) <= z,
-        cp.constraints.ExpCone(inverse, v, y),  # v exp(inverse / v) <= y
+        cp.multiply(joules / energy, cp.power(slow, -2))
+        + cp.multiply(nats * noise * np.exp(most) / energy, y)
+        - cp.multiply(nats * noise / energy, v)
+        <= z,
+        cp.constraints.ExpCone(inverse - cp.multiply(most, v), v, y),  # v exp(inverse / v) <= y exp(most)
         cp.inv_pos(units) <= inverse,
         cp.sum(units) <= devices,
         z >= 1,
         z <= 1.0 / (1.0 - b["max_rate"]),
         slow >= 1,
-        cp.multiply(np.log1p(b["tx_power_w"] / noise), v) >= inverse,
+        cp.multiply(most, v) >= inverse,
     ]
     if b["least_cpu_hz"].any():
         rules += [cp.multiply(b["least_cpu_hz"] / b["cpu_hz"], slow) <= 1]
@@ -125,7 +129,7 @@ def conic(p: PowerProblem):
     return cp.Problem(cp.Minimize(b["weight"] @ z), rules)
 
 
-def conic_optimum(p: PowerProblem) -> float | None:
+def conic_optimum(p: PowerProblem, tolerance: float = 1e-10) -> float | None:
     """The optimum by Clarabel; inf where it finds the problem infeasible, None where it gives up."""
     import cvxpy as cp
 
@@ -133,7 +137,7 @@ def conic_optimum(p: PowerProblem) -> float | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=tolerance, tol_gap_rel=tolerance, tol_feas=tolerance)
         except cp.SolverError:
             return None
     if problem.status not in ("optimal", "infeasible"):

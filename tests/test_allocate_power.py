@@ -10,7 +10,7 @@ import pytest
 
 import feddrop
 from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, alternate, at_part, diagnose
-from feddrop.allocation.pace import inverse_log_phi, log_phi, pace
+from feddrop.allocation.pace import hurry, inverse_log_phi, log_phi, needs, pace
 from feddrop.errors import ConfigError, InfeasibleError
 from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
@@ -51,9 +51,8 @@ def test_a_conic_solver_finds_the_same(kind):
             reference = conic_optimum(one_of_power(p, row))
             if reference is not None:
                 compared += 1
-                assert value <= reference * (1 + 1e-7)
-                assert value == pytest.approx(reference, rel=1e-5 if kind == "cap" else 1e-6)
-    assert compared >= 4
+                assert value == pytest.approx(reference, rel=1e-7)
+    assert compared >= 6
     over = one_of_power(power_problems(kind, 3, 1, seed=1, load=1.3), 0)
     assert diagnose(over) is not None
     assert conic_optimum(over) in (None, np.inf)
@@ -143,6 +142,25 @@ def test_phi_and_its_inverse():
         if value is not None:
             assert np.exp(log_phi(np.asarray(x))) == pytest.approx(value, rel=1e-9)
     np.testing.assert_allclose(np.exp(inverse_log_phi(log_phi(mp_like))), mp_like, rtol=1e-12)
+    x = np.geomspace(1e-9, 600.0, 500)
+    above = inverse_log_phi(log_phi(x), passes=3) - np.log(x)
+    assert -1e-13 < above.min() < above.max() < 4e-6
+
+
+def test_how_clock_and_power_change_with_q():
+    """The derivatives that Newton's steps are made of, by differences."""
+    p = power_problems("mixed", 6, 20, seed=16)
+    with np.errstate(all="ignore"):
+        c = needs(p, p.link(np.ones(p.shape)))
+        q = c.top() - np.random.default_rng(0).uniform(0.05, 1.5, p.shape)
+        low, here, high = (hurry(q + step, c) for step in (-1e-5, 0.0, 1e-5))
+        log_odds = np.log(high.odds / low.odds)
+        np.testing.assert_allclose(here.per_q, log_odds / 2e-5, rtol=1e-6)
+        np.testing.assert_allclose(here.bend, np.log(high.per_q / low.per_q) / 2e-5, atol=1e-6)
+        smooth = ((low.d_tau != 0) == (high.d_tau != 0)) & ((low.d_x != 0) == (high.d_x != 0))  # no limit in between
+        np.testing.assert_allclose(here.d_tau[smooth], ((high.tau - low.tau) / log_odds)[smooth], rtol=1e-5, atol=1e-9)
+        np.testing.assert_allclose(here.d_x[smooth], ((high.x - low.x) / log_odds)[smooth], rtol=1e-5, atol=1e-9)
+    assert smooth.mean() > 0.9
 
 
 def test_by_lamberts_function():
@@ -196,12 +214,12 @@ def test_a_batch_is_its_rounds_one_by_one():
 
 
 def test_blocks_of_devices_change_nothing(monkeypatch):
-    from feddrop.allocation import exact_power, solution
+    from feddrop.allocation import exact_power, power_newton, solution
 
     p = one_of_power(power_problems("mixed", 100, 1, seed=11), 0)
     whole = allocate(p)
-    for module in (exact_power, solution):
-        monkeypatch.setattr(module, "BLOCK", 7)
+    for module, name in ((exact_power, "BLOCK"), (power_newton, "_BLOCK"), (solution, "BLOCK")):
+        monkeypatch.setattr(module, name, 7)
     parts = allocate(p)
     assert parts.objective == pytest.approx(whole.objective, rel=1e-12)
     np.testing.assert_allclose(parts.share, whole.share, rtol=1e-8)
@@ -275,7 +293,7 @@ def test_the_quick_iteration_is_the_safe_one():
                 settled += 1
                 assert quick.objective == pytest.approx(safe.objective, rel=1e-10)
                 np.testing.assert_allclose(quick.share, safe.share, rtol=1e-6)
-    assert settled > 24
+    assert settled > 36
 
 
 def test_rivals_are_feasible_and_never_better():

@@ -61,6 +61,7 @@ class _Block:
     active: BoolArray
     r_low: FloatArray
     r_high: FloatArray
+    bounds: tuple[FloatArray, FloatArray]
     q: FloatArray
     share: FloatArray
     slope: FloatArray | float = 0.0
@@ -122,7 +123,7 @@ class _Block:
             return found.gap, found.slope
 
         ends = self.ends(price)
-        self.q = root(gap, self.needs.low, self.needs.high, first, tolerance=TOLERANCE, ends=ends)
+        self.q = root(gap, *self.bounds, first, tolerance=TOLERANCE, ends=ends)
         found = self.at(self.q, price)
         # At an end, where one load alone decides, λ does not move.
         alone = ends[0] | ends[1]
@@ -209,6 +210,7 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         active=active,
         r_low=r_low,
         r_high=r_high,
+        bounds=c.bounds(),
         q=0.5 * (q_high + q_low),
         share=1.0 / r_high,
     )

@@ -78,30 +78,41 @@ class Link(NamedTuple):
 class Needs(NamedTuple):
     """What devices need, as parts of deadline and budget, and what does not depend on λ.
 
-    ``tau`` and ``x`` are at the limits of clock and power: ``fast`` at the highest, ``slow`` at the lowest. q is looked
-    for between ``low`` and ``high``; from ``top`` on, clock and power are at their highest.
+    ``tau`` and ``x`` are at the limits of clock and power: ``fast`` at the highest, ``slow`` at the lowest. ``ratio``
+    is radio/up; from the λ ``full_odds`` on, clock and power are at their highest.
     """
 
     down: FloatArray
     up: FloatArray
     radio: FloatArray
     clock: FloatArray
+    twice_clock: FloatArray
     ratio: FloatArray
     log_ratio: FloatArray
-    twice_clock: FloatArray
     fast_tau: FloatArray
     slow_tau: FloatArray
     fast_x: FloatArray
     slow_x: FloatArray
     fast_grown: FloatArray
     slow_grown: FloatArray
-    low: FloatArray
-    top: FloatArray
-    high: FloatArray
+    full_odds: FloatArray
 
     def even(self) -> FloatArray:
         """About the q at which deadline and energy weigh the same."""
         return _above(-self.log_ratio)
+
+    def top(self, passes: int = 5) -> FloatArray:
+        """The q from which on clock and power are at their highest."""
+        return inverse_log_phi(np.log(self.full_odds) - self.log_ratio, passes)
+
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """A q so low, and one so high, that what would change beyond them does not matter."""
+        still = np.log(self.twice_clock) - 3.0 * np.log(self.slow_tau) - self.log_ratio
+        still = np.where((self.slow_tau < np.inf) & (self.clock > 0), still, np.inf)
+        floor = np.where(self.slow_x > 0, log_phi(self.slow_x), np.inf)
+        even, full = -self.log_ratio, np.log(self.full_odds) - self.log_ratio
+        least = np.minimum(np.minimum(floor, still), np.minimum(even, full)) - 60.0
+        return _below(least), _above(np.maximum(full, even) + 45.0)
 
     def full_speed(self) -> tuple[FloatArray, ...]:
         """Parts of deadline and budget on the air, then to compute, with clock and power at their highest."""
@@ -117,7 +128,7 @@ class Needs(NamedTuple):
 
 
 def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -> Needs:
-    """Work out what devices need, and where to look for q.
+    """Work out what devices need.
 
     Args:
         problem: a round or a batch of rounds.
@@ -126,34 +137,28 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
     """
     deadline_s = np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS)
     budget_j = np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES)
-    clock = problem.cpu_constant * problem.cycles**3 / deadline_s**2 / budget_j
-    log_clock = np.log(2.0 * clock)
-    log_ratio = np.log(air.noise_w) + np.log(deadline_s) - np.log(budget_j)
+    clock = problem.cpu_constant * problem.cycles**2 * problem.cycles / deadline_s**2 / budget_j
+    ratio = air.noise_w * (deadline_s / budget_j)
     fast = np.maximum(problem.cycles / problem.cpu_hz / deadline_s, _NO_TIME)
     slow = np.where(clock > 0, np.fmax(problem.cycles / problem.least_cpu_hz / deadline_s, fast), fast)
-    by_power, by_clock = log_phi(air.x_high), log_clock - 3.0 * np.log(fast) - log_ratio
-    full = np.maximum(by_power, by_clock) + 1e-9  # a hair more: there both are at their highest exactly
-    floor = np.where(air.x_low > 0, log_phi(air.x_low), np.inf)
-    still = np.where((slow < np.inf) & (clock > 0), log_clock - 3.0 * np.log(slow) - log_ratio, np.inf)
-    most = np.maximum(full, -log_ratio) + 45.0
-    least = np.minimum(np.minimum(floor, still), np.minimum(-log_ratio, full)) - 60.0
+    grown = np.expm1(air.x_high)
+    by_power = ratio * (_rest(air.x_high, grown) * (1.0 + grown))
+    by_clock = np.where(slow > fast, 2.0 * clock / fast**2 / fast, 0.0)
     return Needs(
         down=air.down_s / deadline_s,
         up=air.nats / deadline_s,
         radio=air.noise_w * air.nats / budget_j,
         clock=clock,
-        ratio=np.exp(log_ratio),
-        log_ratio=log_ratio,
         twice_clock=2.0 * clock,
+        ratio=ratio,
+        log_ratio=np.log(ratio),
         fast_tau=fast,
         slow_tau=slow,
         fast_x=air.x_high,
         slow_x=air.x_low,
-        fast_grown=np.expm1(air.x_high),
+        fast_grown=grown,
         slow_grown=np.expm1(air.x_low),
-        low=_below(least),
-        top=inverse_log_phi(full),
-        high=_above(most),
+        full_odds=np.maximum(by_power, by_clock) * (1.0 + 1e-9),  # a hair more: there both are at their highest exactly
     )
 
 
@@ -163,6 +168,7 @@ class Hurry(NamedTuple):
     Attributes:
         odds: λ, and κ/(1-κ), how deadline and energy split the weight of the device.
         per_q: d log λ / d q.
+        bend: d log(per_q) / d q.
         tau: part of the deadline to compute.
         x: spectral efficiency in nats.
         d_tau: d tau / d log λ.
@@ -173,6 +179,7 @@ class Hurry(NamedTuple):
 
     odds: FloatArray
     per_q: FloatArray
+    bend: FloatArray
     tau: FloatArray
     x: FloatArray
     d_tau: FloatArray
@@ -190,10 +197,18 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
     free = np.exp(np.log(c.twice_clock / odds) / 3.0)
     tau = np.minimum(np.maximum(free, c.fast_tau), c.slow_tau)
     x = np.minimum(np.maximum(p, c.slow_x), c.fast_x)
-    within = x == p
-    d_tau = (tau == free) * (tau / -3.0)
-    power = np.where(within, grown, np.where(x < p, c.fast_grown, c.slow_grown))
-    return Hurry(odds, p * p / rest, tau, x, d_tau, within * (rest / p), c.down + c.up / x, c.radio * (power / x))
+    power = np.minimum(np.maximum(grown, c.slow_grown), c.fast_grown)
+    return Hurry(
+        odds=odds,
+        per_q=(per_q := p * p / rest),
+        bend=2.0 + p - per_q,
+        tau=tau,
+        x=x,
+        d_tau=(tau == free) * (tau / -3.0),
+        d_x=(x == p) * (rest / p),
+        on_d=c.down + c.up / x,
+        on_e=c.radio * (power / x),
+    )
 
 
 class Pace(NamedTuple):
@@ -235,6 +250,7 @@ def pace(
     with np.errstate(all="ignore"):
         air = problem.link(share)
         c = needs(problem, air, stretch)
+        low, top = c.bounds()[0], c.top()
 
         def gap(deadline: FloatArray, energy: FloatArray) -> FloatArray:
             return np.log(deadline) - np.maximum(np.log(energy), _IDLE) + _TIE
@@ -251,12 +267,12 @@ def pace(
         if (ease := c.at_ease()) is not None:
             ends = gap(ease[0] + ease[2], ease[1] + ease[3]) <= 0, ends[1]
         # At the top nothing changes with λ, so that Newton's method could not begin there.
-        first = np.fmin(c.even() if guess is None else guess, c.top - 1e-6)
-        q = root(apart, c.low, c.top, first, tolerance=TOLERANCE, ends=ends)
+        first = np.fmin(c.even() if guess is None else guess, top - 1e-6)
+        q = root(apart, low, top, first, tolerance=TOLERANCE, ends=ends)
         h = hurry(q, c)
-        even = np.where(q >= c.top, 1.0, np.where(q <= c.low, 0.0, 1.0 - 1.0 / (1.0 + h.odds)))
+        even = np.where(q >= top, 1.0, np.where(q <= low, 0.0, 1.0 - 1.0 / (1.0 + h.odds)))
         fall_s, fall_j = air.falls(h.x)
-        cpu_hz, tx_power_w = chosen(problem, h, c, stretch, air)
+        cpu_hz, tx_power_w = chosen(problem, h.tau, h.x, c, stretch, air)
         return Pace(
             cpu_hz=cpu_hz,
             tx_power_w=tx_power_w,
@@ -268,22 +284,28 @@ def pace(
 
 
 def chosen(
-    problem: PowerProblem, h: Hurry, c: Needs, stretch: FloatArray | float = 1.0, air: Link | None = None
+    problem: PowerProblem,
+    tau: FloatArray,
+    x: FloatArray,
+    c: Needs,
+    stretch: FloatArray | float = 1.0,
+    air: Link | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Clock in hertz and power in watts, exactly at a limit where they are at one.
 
     Args:
         problem: a round or a batch of rounds.
-        h: how fast the devices hurry.
-        c: what they need.
+        tau: part of the deadline to compute.
+        x: spectral efficiency in nats.
+        c: what the devices need.
         stretch: a factor on the deadline.
         air: what the air takes; may be left out where noise does not depend on the share.
     """
     p, noise_w = problem, air.noise_w if air else 1.0 / problem.gain_to_noise
-    clock = p.cycles / (h.tau * (p.deadline_s * stretch))
+    clock = p.cycles / (tau * (p.deadline_s * stretch))
     return (
-        _within(clock, h.tau, c.fast_tau, c.slow_tau, p.cpu_hz, p.least_cpu_hz),
-        _within(noise_w * np.expm1(h.x), -h.x, -c.fast_x, -c.slow_x, p.tx_power_w, p.least_tx_power_w),
+        _within(clock, tau, c.fast_tau, c.slow_tau, p.cpu_hz, p.least_cpu_hz),
+        _within(noise_w * np.expm1(x), -x, -c.fast_x, -c.slow_x, p.tx_power_w, p.least_tx_power_w),
     )
 
 
@@ -302,6 +324,7 @@ def reach(
         c: what the devices need over the whole band, where it is known.
     """
     c = c or needs(problem, problem.link(np.ones(problem.shape)), stretch)
+    low, top = c.bounds()[0], c.top()
     z = z * MARGIN
 
     def sides(h: Hurry) -> tuple[FloatArray, FloatArray]:
@@ -320,11 +343,10 @@ def reach(
     fastest = np.maximum(np.sqrt(c.clock / z), c.fast_tau)
     middle = np.sqrt(fastest * np.minimum(z, c.slow_tau))
     first = inverse_log_phi(np.log(c.twice_clock) - 3.0 * np.log(middle) - c.log_ratio)
-    first = np.minimum(np.maximum(np.where(np.isfinite(first), first, c.top), c.low), c.top - 1e-6)
+    first = np.minimum(np.maximum(np.where(np.isfinite(first), first, top), low), top - 1e-6)
     seconds, joules = sides(hurry(first, c))
     hopeless = ~((seconds > 0) & (joules > 0))  # if not there, then nowhere
-    low, high = np.where(hopeless, first, c.low), np.where(hopeless, first, c.top)
-    q = root(apart, low, high, first, tolerance=TOLERANCE)
+    q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=TOLERANCE)
     h = hurry(q, c)
     seconds, joules = sides(h)
     return np.maximum(np.fmin(seconds / h.on_d, joules / h.on_e), 0.0), q
@@ -335,11 +357,11 @@ def log_phi(x: FloatArray) -> FloatArray:
     return x + np.log(_rest(x, np.expm1(x)))
 
 
-def inverse_log_phi(value: FloatArray) -> FloatArray:
-    """Logarithm of the x at which log φ has this value."""
+def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
+    """Logarithm of the x at which log φ has this value; after 3 passes up to 4e-6 above it, after 5 exact."""
     # log φ is convex in log x, and we begin at the right of the root: Newton's steps come down to it.
     q = _above(value)
-    for _ in range(6):
+    for _ in range(passes):
         p = np.exp(q)
         rest = _rest(p, np.expm1(p))
         q = q - (p + np.log(rest) - value) * rest / (p * p)

@@ -155,7 +155,8 @@ class PowerProblem:
 
     def _limits(self, gain_to_noise: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Spectral efficiency in nats at the lowest and at the highest power."""
-        return np.log1p(self.least_tx_power_w * gain_to_noise), np.log1p(self.tx_power_w * gain_to_noise)
+        least = self.least_tx_power_w * gain_to_noise if self.least_tx_power_w.any() else np.zeros(())
+        return np.log1p(least), np.log1p(self.tx_power_w * gain_to_noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

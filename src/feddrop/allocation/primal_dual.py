@@ -65,13 +65,8 @@ def solve(
     weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
     floor = _FLOOR * weighty
     rho = _of(active, 1.0 / count)
-    lam = nu = 0.5 * weighty
-    mu = total(p.w * np.maximum(p.a, p.c)) * count + _SMALL
-    if warm is not None:
-        lam, nu, mu = _first_guess(warm, weighty, mu)
-    best = _Best(rho, mu)
-    history = []
-    status = Status.UNCONVERGED
+    lam, nu, mu = _first_guess(warm, weighty, total(p.w * np.maximum(p.a, p.c)) * count + _SMALL)
+    best, history, status = _Best(rho, mu), [], Status.UNCONVERGED
     with np.errstate(divide="ignore", invalid="ignore"):
         for number in range(1, limit + 1):
             on_air, at_home = lam * p.a + nu * p.c, lam * p.b + nu * p.d
@@ -88,10 +83,8 @@ def solve(
                     status = Status.CONVERGED
                     break
             between = (x > p.x_least) & (x < 1.0)
-            answering = total(np.where(between, rho, 0.0))
-            factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 0.01), -0.1), 0.1)
+            factor, along = _price_step(rho, band, between)
             mu = np.maximum(mu * factor, _SMALL)
-            along = np.where(between, 1.0, factor)
             lam = np.maximum(lam * along * (1.0 + np.minimum(late, 1.0)), floor)
             nu = np.maximum(nu * along * (1.0 + np.minimum(spent, 1.0)), floor)
     return finish(
@@ -104,6 +97,13 @@ def solve(
         price=best.price,
         history=np.asarray(history),
     )
+
+
+def _price_step(rho: FloatArray, band: FloatArray, between: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Factor on μ, and on λ and ν of each device: those whose rate is at a bound go along with the price."""
+    answering = total(np.where(between, rho, 0.0))
+    factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 0.01), -0.1), 0.1)
+    return factor, np.where(between, 1.0, factor)
 
 
 class _Scaled(NamedTuple):
@@ -172,8 +172,12 @@ def _into_band(share: FloatArray, least: FloatArray, spare: FloatArray) -> Float
     return least + above * (spare / np.maximum(total(above), _SMALL))
 
 
-def _first_guess(warm: Allocation, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _first_guess(
+    warm: Allocation | None, weighty: FloatArray, mu: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multipliers of P2, the problem in x, from those of an earlier allocation, which are of P1 in z: λ z, ν z, μ."""
+    if warm is None:
+        return 0.5 * weighty, 0.5 * weighty, mu
     multipliers = warm.multipliers
     if multipliers is None or warm.share.shape != weighty.shape:
         raise ConfigError(
