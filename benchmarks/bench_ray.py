@@ -23,9 +23,9 @@ from feddrop.models import Shapes, build
 from feddrop.rounds import run_round
 
 SMALL = "--small" in sys.argv
-WORKERS = 2
+WORKERS = 1 if SMALL else 2
 SIZES = (
-    {"LeNet round": (2, 8), "devices of one sample": (4, 1)}
+    {"LeNet round": (2, 8)}
     if SMALL
     else {
         "LeNet round": (10, 1000),

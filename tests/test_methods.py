@@ -385,7 +385,8 @@ def test_stopped_and_resumed_is_never_stopped(case, tmp_path, tiny, small, optim
 def test_worker_processes_give_the_same_bits(case, tmp_path, tiny, small):
     ends = []
     for name in ("serial", "processes"):
-        job = Run(config_of(case, f"execution.executor={name}"), tmp_path / name, model=tiny, dataset=small)
+        settings = ("execution.workers=1",) if name == "processes" else ()
+        job = Run(config_of(case, f"execution.executor={name}", *settings), tmp_path / name, model=tiny, dataset=small)
         list(job)
         ends.append(outcome(job))
     same_outcome(*ends)
