@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -722,3 +723,12 @@ def test_committed_results_are_what_they_say():
         assert np.isfinite(result.accuracy)
         if config.radio is not None and config.data.partition == "iid":  # equal weights: Jensen's inequality
             assert np.all(result.values("objective") >= 0.9999 / (1.0 - result.values("mean_rate")))
+
+
+def test_the_page_on_power_repeats_the_numbers_of_the_papers_page():
+    paper, power = ((Path(__file__).parents[1] / "docs" / name).read_text() for name in ("paper.md", "power.md"))
+    section = re.split(r"^## ", paper, flags=re.MULTILINE)
+    (told,) = [text for text in section if text.startswith("Power and clock chosen too")]
+    rows = [line for line in told.splitlines() if line.startswith("|")]
+    assert len(rows) > 30
+    assert [row for row in rows if row not in power] == []
