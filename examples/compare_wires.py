@@ -17,7 +17,7 @@ CELLS = {
     "radio binds: urban-micro, 0.3 s": ["radio.preset=urban-micro"],
     "radio binds hard: urban-micro, 0.1 s": ["radio.preset=urban-micro", "radio.deadline_s=0.1"],
     "compute binds: indoor, ESP32, 1 s": ["radio.preset=indoor", "radio.devices=esp32", "radio.deadline_s=1.0"],
-    "nothing binds: urban-micro, 5 s": ["radio.preset=urban-micro", "radio.deadline_s=5.0"],
+    "hardly anything binds: urban-micro, 5 s": ["radio.preset=urban-micro", "radio.deadline_s=5.0"],
 }
 WIRES = ("float32", "float16", "int8", "auto")
 SMALL = ["data.train_limit=600", "train.batch_size=8"]
