@@ -104,6 +104,29 @@ def test_import_does_not_load_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_embedded_data_are_read_without_importing_scikit_learn():
+    """Its import would take longer than all the rest of the set-up; the tables are those that it gives itself."""
+    code = (
+        "import sys, numpy as np\n"
+        "from feddrop.data.embedded import _table, diabetes, digits\n"
+        "digits(), diabetes()\n"
+        "assert not {'sklearn', 'scipy', 'pandas', 'torch'} & set(sys.modules)\n"
+        "from sklearn.datasets import load_diabetes, load_digits\n"
+        "found, real = _table('digits.csv.gz', ','), load_digits()\n"
+        "assert np.array_equal(found, np.column_stack([real.data, real.target]))\n"
+        "x, y = load_diabetes(return_X_y=True, scaled=False)\n"
+        "assert np.array_equal(_table('diabetes_data_raw.csv.gz'), x)\n"
+        "assert np.array_equal(_table('diabetes_target.csv.gz'), y)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_scikit_learn_the_embedded_data_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(data.embedded, "find_spec", lambda _: None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        data.load("digits")
+
+
 # --- archives: small ones of the same form, written here
 
 

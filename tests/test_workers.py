@@ -188,7 +188,7 @@ def run(out):
 def test_what_a_notebook_defines_goes_by_value_or_is_refused_in_one_line(tmp_path, cloud):
     if cloud:
         pytest.importorskip("cloudpickle")
-    hide = "" if cloud else "import sklearn.datasets\nsys.modules['cloudpickle'] = None\n"  # scikit-learn wants it
+    hide = "" if cloud else "sys.modules['cloudpickle'] = None\n"
     code = (
         NOTEBOOK + hide + "try:\n    print(run(sys.argv[1])[0]['metrics'])\nexcept feddrop.RunError as e:\n    print(e)"
     )
