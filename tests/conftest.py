@@ -38,6 +38,12 @@ class TinyNet(nn.Module):
         return self.fc2(x)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes minutes and mostly waits, so that no core is idle at the end."""
+    long = ("test_flower_processes.py", "test_ray.py", "test_soak.py")
+    items.sort(key=lambda item: item.path.name not in long)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Networks that a test builds start from the same weights in every run."""
