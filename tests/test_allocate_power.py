@@ -316,3 +316,12 @@ def test_rivals_are_feasible_and_never_better():
         at_part(one, 1.5)
     with pytest.raises(ConfigError, match="one round"):
         alternate(p)
+
+
+def test_a_device_that_is_nearly_at_a_kink_is_judged_by_the_price():
+    """Full power, deadline and budget meet to within 1e-8 at one device: its power says nothing of its multipliers."""
+    one = one_of_power(feasible(power_problems("fixed clock", 30, 11, seed=20, subband=True)), 5)
+    found = allocate(one)
+    near = 1.0 - found.tx_power_w / one.tx_power_w
+    assert ((near > 1e-9) & (near < 1e-7)).any()
+    assert found.residual <= 1e-8

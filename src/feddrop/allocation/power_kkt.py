@@ -11,7 +11,8 @@ from feddrop.allocation.pace import log_phi
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, positive
 
-_TIE = 1e-9
+_TIE = 1e-7
+"""What counts as equal when the multipliers are chosen; how far it is from equal then counts against the answer."""
 
 
 def fit(
@@ -63,8 +64,9 @@ def limits_off(
     """The largest violation of the conditions on clock and power, of the problem's shape; same units as the weight."""
 
     def off(value: FloatArray, least: FloatArray, most: FloatArray, multiplier: FloatArray) -> FloatArray:
-        at_most, at_least = np.maximum(-multiplier, 0.0), np.maximum(multiplier, 0.0)
-        at_limit = np.where(value > 0.5 * (least + most), at_most, at_least)
+        upper = value > 0.5 * (least + most)
+        slack = np.abs(value - np.where(upper, most, least)) / most
+        at_limit = np.maximum(np.where(upper, -multiplier, multiplier), np.abs(multiplier) * slack)
         found = np.where(_between(value, least, most), np.abs(multiplier), at_limit)
         return np.where(least >= most, 0.0, found)
 
