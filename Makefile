@@ -24,7 +24,7 @@ check: $(READY)  ## Lint, types, import rules.
 	$(BIN)/pytest tests/test_imports.py
 
 test: check  ## Everything CI runs: check, then all tests.
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/pytest --numprocesses 3 --dist worksteal
 
 bench: $(READY)  ## Speed, as ratios to a peer or a physical limit measured in the same run.
 	$(BIN)/python benchmarks/run_all.py
