@@ -179,9 +179,9 @@ class RadioRates:
     def _tight_alone(self, allocation: Allocation, channels: Channels, wires: Sequence[str]) -> Allocation:
         """With given shares no device depends on another: each plans with the cover of its own rate."""
         while True:
-            tops = np.minimum(_percent(allocation), self._radio.max_rate)
+            tops = _percent(allocation)
             allocation = refit(allocation, self._problem(self.cell, channels, wires, tops))
-            if np.array_equal(np.minimum(_percent(allocation), self._radio.max_rate), tops):
+            if np.array_equal(_percent(allocation), tops):
                 return allocation
 
     def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
@@ -353,8 +353,8 @@ def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
 
 
 def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:
-    """Return the rates rounded up to a whole percent, so that covers are few."""
-    return np.ceil(100.0 * allocation.rate) / 100.0
+    """Return the rates rounded up to a whole percent, so that covers are few; at most θ."""
+    return np.minimum(np.ceil(100.0 * allocation.rate) / 100.0, allocation.problem.max_rate)
 
 
 def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
