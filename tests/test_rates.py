@@ -174,6 +174,20 @@ def test_little_of_the_deadline_is_wasted(tmp_path, scheme):
         assert all(0.98 * 0.4 <= latency <= 0.4 for latency in bound)
 
 
+def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
+    """Layers that stay whole cost more of a small subnet: each device plans with the cost at its own rate."""
+
+    def objectives(deadline_s, scheme):
+        settings = ["method.layers=linear", f"radio.deadline_s={deadline_s}", f"radio.scheme={scheme}"]
+        job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / f"{deadline_s}-{scheme}")
+        return np.array([job.prepared.rates.decide(round_).objective for round_ in range(1, 6)])
+
+    for deadline_s in (0.3, 0.4, 0.5):
+        joint, equal = objectives(deadline_s, "exact"), objectives(deadline_s, "equal")
+        assert np.all(joint < equal), (deadline_s, joint, equal)
+        assert np.all(objectives(deadline_s, "primal-dual") <= joint * (1 + 1e-3))
+
+
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
     """Primal-dual warm starts are replayed round by round, each once, and in order."""
     job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
@@ -204,7 +218,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     rates = job.prepared.rates
     decision = rates.decide(1)
     wires = ["float32"] * rates.cell.devices
-    told = rates._problem(rates.cell, decision.channels, wires, np.full(len(wires), 0.9))
+    told = rates._problem(decision.channels, wires, np.full(len(wires), 0.9))
     again = allocate(told, "random", seed=derive(0, "shares", 1))
     assert decision.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(decision.shares.values()) == again.share.tolist()

@@ -164,25 +164,23 @@ class RadioRates:
         )
 
     def _tight(self, round_: int, channels: Channels, wires: Sequence[str]) -> Allocation:
-        """Allocate, and again with closer covers as long as rates fall: what was feasible stays so."""
-        top = self._radio.max_rate
-        allocation = self._allocate(round_, channels, wires, top)
+        """Allocate, and again with every device under the cover of its own rate, as long as rates fall.
+
+        No rate rises above that of the allocation before, so that what was feasible stays so. Shares that are given
+        or drawn stay as they are: drawn again at lower rates they would become ever fairer.
+        """
+        tops = np.full(len(wires), self._radio.max_rate)
+        allocation = self._allocate(round_, self._problem(channels, wires, tops))
         if not self._covers or self._radio.method == "fixed":
             return allocation
-        if self._radio.method in ("equal", "random"):
-            return self._tight_alone(allocation, channels, wires)
-        while (highest := float(np.max(_percent(allocation), where=allocation.active, initial=0.0))) < top:
-            top = highest
-            allocation = self._allocate(round_, channels, wires, top)
-        return allocation
-
-    def _tight_alone(self, allocation: Allocation, channels: Channels, wires: Sequence[str]) -> Allocation:
-        """With given shares no device depends on another: each plans with the cover of its own rate."""
-        while True:
-            tops = _percent(allocation)
-            allocation = refit(allocation, self._problem(self.cell, channels, wires, tops))
-            if np.array_equal(_percent(allocation), tops):
-                return allocation
+        while not np.array_equal(lower := _percent(allocation), tops):
+            tops, problem = lower, self._problem(channels, wires, lower)
+            if self._radio.method in ("equal", "random"):
+                allocation = refit(allocation, problem)
+            else:
+                allocation = self._allocate(round_, replace(problem, max_rate=tops))
+        theta = np.asarray(self._radio.max_rate)
+        return replace(allocation, problem=replace(allocation.problem, max_rate=theta))
 
     def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
         """The conditions of the round at the powers and clocks that were chosen."""
@@ -209,10 +207,9 @@ class RadioRates:
             )
         return replace(channels, present=present)
 
-    def _allocate(self, round_: int, channels: Channels, wires: Sequence[str], top: float) -> Allocation:
-        """Allocate with rates up to ``top``."""
+    def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
         return allocate(
-            self._problem(replace(self.cell, max_rate=top), channels, wires, np.full(len(wires), top)),
+            problem,
             self._radio.method,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
@@ -220,9 +217,7 @@ class RadioRates:
             warm=self._last[1] if self._last else None,
         )
 
-    def _problem(
-        self, cell: Cell, channels: Channels, wires: Sequence[str], tops: npt.NDArray[np.float64]
-    ) -> AnyProblem:
+    def _problem(self, channels: Channels, wires: Sequence[str], tops: npt.NDArray[np.float64]) -> AnyProblem:
         """The problem of a round, as long as the rate of each device is at most its top."""
         full = self._formula
         if self._covers:
@@ -230,7 +225,7 @@ class RadioRates:
             covers = {pair: self._covers[pair[0]](pair[1]) for pair in dict.fromkeys(of)}
             full = {bits: np.array([covers[pair][bits] for pair in of]) for bits in ("push_bits", "pull_bits", "flops")}
             full["flops"] = full["flops"] * self.cell.samples
-        return cell.problem(channels, **full, choose=self._radio.chooses)
+        return self.cell.problem(channels, **full, choose=self._radio.chooses)
 
     def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Work out latency and energy of every device, from what was measured and by the paper's formula."""

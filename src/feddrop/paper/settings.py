@@ -15,10 +15,6 @@ _SOLVERS = {
     "equal": "<code>equal</code>",
     "fixed": "<code>fixed</code> (one rate for all, the rest left out)",
 }
-_COVER = (
-    "; <code>random</code> plans with costs that cover every subnet up to rate θ, the others up to their own highest "
-    "rate, so that its rates are higher than its frames need"
-)
 _NOISES = {"density": "a density: variance = density · B", "literal": "a variance", "subband": "density · ρ · B"}
 
 
@@ -47,7 +43,7 @@ def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
     bits = (
         f"costs by the paper's formula, Q = {radio.bits_per_parameter:g} bits"
         if radio.costs == "formula"
-        else "costs as measured: frames of 32 bits a value, counted FLOPs"
+        else "costs as measured: frames of 32 bits a value, counted FLOPs, for every device those at its own rate"
     )
     losses = (radio.path_loss,) if isinstance(radio.path_loss, float) else radio.path_loss
     many = len(losses) > 1
@@ -58,7 +54,6 @@ def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
         f"= {radio.cpu_hz[0] / 1e9:g} to {radio.cpu_hz[1] / 1e9:g} GHz, P = {radio.tx_power_w[0]:g} to "
         f"{radio.tx_power_w[1]:g} W; κ = {radio.kappa:g}, path loss {loss}; infeasible rounds: {radio.policy}; shares: "
         + ", ".join(_SOLVERS[scheme] for scheme in schemes)
-        + _COVER * (radio.costs == "measured" and "random" in schemes)
     )
 
 

@@ -121,13 +121,6 @@ class Store:
     def _path(self, config: RunConfig) -> Path:
         return self.results / f"{key_of(config)}.json"
 
-    def rounds_done(self, config: RunConfig) -> int:
-        """Count the rounds of a configuration that are saved, finished or not."""
-        if self._path(config).exists():
-            return config.rounds
-        metrics = self.folder(config) / "metrics.jsonl"
-        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
     def put(self, config: RunConfig) -> Result:
         """Turn the finished run folder of a configuration into a result."""
         folder = self.folder(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
 from feddrop.paper.store import Store, key_of
-from feddrop.sweeps import Job, train_all
+from feddrop.sweeps import Job, rounds_done, train_all
 
 Watcher = Callable[[int, int], None]
 """Told now and then how many rounds are done, and how many there are."""
@@ -37,6 +37,7 @@ def sweep(
         for config in wanted.values()
         if store.get(config) is None
     }
+    found = total - sum(job.config.rounds for job in missing.values())
     failed: dict[str, str] = {}
     if missing:
         train_all(
@@ -45,7 +46,7 @@ def sweep(
             ray=ray,
             finished=lambda job: store.put(job.config),
             failed=failed,
-            tick=lambda: watch(sum(store.rounds_done(config) for config in wanted.values()), total),
+            tick=lambda: watch(found + sum(map(rounds_done, missing.values())), total),
         )
     if failed:
         told = [f"{name}: {reason}" for name, reason in failed.items()]
