@@ -591,7 +591,7 @@ CELL = (
 )
 BILLS = {
     "underfitting": "costs by the paper's formula, Q = 256 bits",
-    "overfitting": "costs as measured: frames of 32 bits a value, counted FLOPs, for every device those at its own rate",
+    "overfitting": "costs as measured: frames of 32 bits a value, counted FLOPs, for each device at its own rate",
 }
 ENDS = (
     r"( \(the optimum, by our own solver, not by Algorithm 1\)| \(Algorithm 1\)"

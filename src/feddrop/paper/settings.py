@@ -43,7 +43,7 @@ def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
     bits = (
         f"costs by the paper's formula, Q = {radio.bits_per_parameter:g} bits"
         if radio.costs == "formula"
-        else "costs as measured: frames of 32 bits a value, counted FLOPs, for every device those at its own rate"
+        else "costs as measured: frames of 32 bits a value, counted FLOPs, for each device at its own rate"
     )
     losses = (radio.path_loss,) if isinstance(radio.path_loss, float) else radio.path_loss
     many = len(losses) > 1
