@@ -7,9 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from feddrop.config import RunConfig
+from feddrop.paper.drawing import draw_seeds, legend, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from feddrop.paper.published import RATES, TABLE
 from feddrop.paper.scales import MOVING, Scale
@@ -231,22 +230,16 @@ def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False)
 
 
 def _draw(lines: Table) -> Figure:
-    from feddrop.paper.drawing import legend, panels
     from feddrop.report.style import SERIES
 
     figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
     colours = {name: iter(SERIES) for name in MODELS}
     for row, cells in lines.items():
         panel, colour = axes[0 if row.scenario == "underfitting" else 1], next(colours[row.scenario])
-        points = {rate: [v for v in values if v is not None] for rate, values in cells.items()}
-        known = {rate: values for rate, values in points.items() if values}
+        known = any(value is not None for values in cells.values() for value in values)
         label = title(row).split(", ", 1)[1] + " (not run)" * (not known)
         panel.plot([], [], color=colour, marker="o", label=label)
-        if known:
-            errors = [float(np.std(v, ddof=1)) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in known.values()]
-            panel.errorbar(
-                list(known), [np.mean(v) for v in known.values()], yerr=errors, color=colour, marker="o", capsize=2
-            )
+        draw_seeds(panel, list(cells), list(cells.values()), color=colour, marker="o")
         if not row.moving and row != LITERAL:
             published = TABLE[MODELS[row.scenario], row.partition, row.method]
             shown = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]

@@ -12,7 +12,7 @@ from feddrop.config import RunConfig
 from feddrop.paper.asked import judge_rounds
 from feddrop.paper.cells import whole_network
 from feddrop.paper.curves import CONVERGED, HALF, SHARES, WINDOW, Curves, Reading, curves_of
-from feddrop.paper.drawing import legend, not_run, panels
+from feddrop.paper.drawing import draw_seeds, legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, markdown_table
 from feddrop.paper.resources import SCHEMES, bandwidth_spots, latency_spots, no_dropout, runs_of, with_seeds
 from feddrop.paper.scales import SCENARIOS, Scale
@@ -138,20 +138,19 @@ def _draw(panel: Axes, of: Curves, axis: str) -> None:
 
     late, x = of.limit + 1.0, [spot.x for spot in of.spots]
 
-    def heights(scheme: str, share: int) -> list[float]:
-        rows = [[min(r.rounds[share], late) for r in row if r is not None] for row in of.schemes[scheme]]
-        return [float(np.mean(row)) if row else np.nan for row in rows]
+    def heights(scheme: str, share: int) -> list[list[float]]:
+        return [[min(r.rounds[share], late) for r in row if r is not None] for row in of.schemes[scheme]]
 
-    if np.isnan([heights(scheme, HALF) for scheme in SCHEMES]).all():
+    if not any(row for scheme in SCHEMES for row in heights(scheme, HALF)):
         not_run(panel)
         return
     for scheme, colour in zip(SCHEMES, SERIES, strict=False):
         y = heights(scheme, CONVERGED)
-        panel.plot(x, y, color=colour, marker="o", label=SCHEMES[scheme])
-        panel.plot(x, heights(scheme, HALF), color=colour, marker="o", markersize=3, linestyle="--", linewidth=1)
-        never = [(at, height) for at, height in zip(x, y, strict=True) if height == late]
+        draw_seeds(panel, x, y, color=colour, marker="o", label=SCHEMES[scheme])
+        draw_seeds(panel, x, heights(scheme, HALF), color=colour, marker="o", markersize=3, linestyle="--", linewidth=1)
+        never = [(at, late) for at, row in zip(x, y, strict=True) if row and min(row) == late]
         if never:
-            panel.plot(*zip(*never, strict=True), "o", markerfacecolor=SURFACE, markeredgecolor=colour)
+            panel.plot(*zip(*never, strict=True), "o", markerfacecolor=SURFACE, markeredgecolor=colour, zorder=3)
     panel.annotate(f"not within {of.limit} rounds", (x[0], late), (0, 8), textcoords="offset points", color=MUTED)
     base = [r.rounds[CONVERGED] for r in of.base if r is not None]
     if base:

@@ -9,7 +9,7 @@ import numpy as np
 
 from feddrop.config import RunConfig
 from feddrop.paper.cells import deadline_for, radio
-from feddrop.paper.drawing import legend, not_run, panels
+from feddrop.paper.drawing import draw_seeds, legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, mean_of, percents, spread
 from feddrop.paper.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
 from feddrop.paper.scales import SCENARIOS, Scale
@@ -37,7 +37,7 @@ class Ends(NamedTuple):
         schemes: accuracy by scheme, at every deadline.
         base: accuracy without dropout.
         loose: accuracy of random shares under a deadline so loose that they drop almost nothing.
-        loose_s: that deadline.
+        loose_s: that deadline; 0 where it was not asked for.
     """
 
     spots: list[Spot]
@@ -72,12 +72,13 @@ def runs(scale: Scale) -> list[RunConfig]:
 def ends_of(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> Ends:
     """Read where the runs of a scenario end."""
     spots, loose = latency_spots(scale, scenario, costs), loose_run(scale, scenario)
+    asked = costs is None
     return Ends(
         spots=spots,
         schemes={s: [percents(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},
         base=percents(by_seed(find, no_dropout(scale, scenario), scale.seeds)),
-        loose=percents(by_seed(find, loose, scale.seeds)),
-        loose_s=loose.radio.deadline_s if loose.radio else 0.0,
+        loose=percents(by_seed(find, loose, scale.seeds)) if asked else [],
+        loose_s=loose.radio.deadline_s if asked and loose.radio else 0.0,
     )
 
 
@@ -105,7 +106,8 @@ def _table(ends: Ends) -> str:
         [f"{spot.x:g}", *(spread(ends.schemes[scheme][i]) or "not run" for scheme in SCHEMES), spread(ends.base)]
         for i, spot in enumerate(ends.spots)
     ]
-    rows.append([f"{ends.loose_s:g}", "drops nothing", spread(ends.loose) or "not run", "", spread(ends.base)])
+    if ends.loose_s:
+        rows.append([f"{ends.loose_s:g}", "drops nothing", spread(ends.loose) or "not run", "", spread(ends.base)])
     return markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows)
 
 
@@ -135,7 +137,7 @@ def _draw(panel: Axes, ends: Ends) -> None:
         not_run(panel)
         return
     for (scheme, rows), colour in zip(ends.schemes.items(), SERIES, strict=False):
-        panel.plot(x, [mean_of(row) for row in rows], color=colour, marker="o", label=SCHEMES[scheme])
+        draw_seeds(panel, x, rows, color=colour, marker="o", label=SCHEMES[scheme])
     panel.axhline(mean_of(ends.base), color="grey", linestyle=":", label="without dropout")
     panel.set_xlabel("deadline, s")
 

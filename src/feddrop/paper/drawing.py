@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +23,19 @@ def panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
         soften(panel)
         panel.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=12)
     return figure, axes
+
+
+def draw_seeds(panel: Axes, x: Sequence[float], rows: Sequence[Sequence[float | None]], **style: Any) -> None:
+    """Draw the mean over seeds at every x, with a bar of its standard error; nothing where nothing was run."""
+    points = [(at, [v for v in row if v is not None]) for at, row in zip(x, rows, strict=True)]
+    known = [
+        (at, np.mean(row), np.std(row, ddof=1) / np.sqrt(len(row)) if len(row) > 1 else 0.0)
+        for at, row in points
+        if row
+    ]
+    if known:
+        at, means, errors = zip(*known, strict=True)
+        panel.errorbar(at, means, yerr=errors, capsize=2, **style)
 
 
 def not_run(panel: Axes) -> None:

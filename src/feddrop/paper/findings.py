@@ -171,7 +171,7 @@ def _ends(scale: Scale, find: Lookup) -> dict[str, str]:
         for word, costs in (("", None), (", by the formula", "formula")):
             ends = deadline.ends_of(scale, find, scenario, costs)
             found[f"{scenario}, without dropout"] = _percent(ends.base)
-            found[f"{scenario}, loose"] = _percent(ends.loose)
+            found[f"{scenario}, loose{word}"] = _percent(ends.loose)
             for scheme, rows in ends.schemes.items():
                 for spot, row in zip(ends.spots, rows, strict=True):
                     found[f"{scenario}, {scheme}, {spot.x:g}{word}"] = _percent(row)
