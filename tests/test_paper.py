@@ -36,7 +36,7 @@ from feddrop.paper import (
     store_for,
     weak,
 )
-from feddrop.paper.asked import differences
+from feddrop.paper.asked import differences, until
 from feddrop.paper.cells import (
     deadline_for,
     feasible_rounds,
@@ -254,26 +254,36 @@ def test_convergence_round_by_hand():
 
 
 def test_what_is_spent_until_a_share_is_reached():
-    result = fake([0.0] * 5 + [0.4] * 5, push_bytes=[1e6] * 10, pull_bytes=[2e6] * 10, latency_s=[3.0] * 10)
+    rates = {"mean_rate": [0.25] * 10, "devices": [8.0] * 10}
+    result = fake([0.0] * 5 + [0.4] * 5, push_bytes=[1e6] * 10, pull_bytes=[2e6] * 10, latency_s=[3.0] * 10, **rates)
     found = reading(result, 0.4)
     assert found.rounds == (8, 10, 10, 10)  # means of five: .08, .16, .24, .32, .4 from round 6 on
     assert found.megabytes == pytest.approx((24, 30, 30, 30))
     assert found.seconds == pytest.approx((24, 30, 30, 30))
-    assert found.round_megabytes == pytest.approx(3.0)
+    assert found.passes == pytest.approx((48, 60, 60, 60))
+    assert (found.trained, found.all_seconds, found.all_megabytes, found.all_passes) == pytest.approx((10, 30, 30, 60))
     assert reading(result, None) is None
     assert reading(None, 0.4) is None
     assert reading(result, 0.9).megabytes == (np.inf,) * 4
 
 
-def never(rounds: float) -> Reading:
-    return Reading((rounds,) * 4, (rounds,) * 4, (rounds,) * 4, 0.0, 0.0)
+def after(rounds: float, second_s: float) -> Reading:
+    """A run of 40 rounds, each of so many seconds, that comes up after so many rounds."""
+    seconds = rounds * second_s
+    return Reading((rounds,) * 4, (seconds,) * 4, (rounds,) * 4, (rounds,) * 4, 0.0, 40, 40 * second_s, 40.0, 40.0)
 
 
 def test_what_was_never_reached_is_a_bound_or_says_nothing():
-    first = lambda one: one.rounds[0]  # noqa: E731
-    late, early, not_run = never(np.inf), never(10.0), None
-    assert differences([late, early, late, not_run], [early, late, late, early], first, 41) == (31.0, -31.0)
-    assert differences([late, early], [early, early], first) == (0.0,)  # without a bound, infinity says nothing
+    rounds, seconds = until(0, "rounds"), until(0, "seconds")
+    late, early, not_run = after(np.inf, 1.0), after(10.0, 1.0), None
+    assert differences([late, late, not_run], [early, late, early], rounds) == ((31.0,), "≥")
+    assert differences([early], [late], rounds) == ((-31.0,), "≤")
+    assert differences([early, late], [late, early], rounds) == ((-31.0, 31.0), "≤≥")
+    assert differences([late], [early], seconds) == ((30.0,), "≥")  # 40 s and more against 10 s
+    slow, unknown = after(10.0, 9.0), after(10.0, np.nan)
+    assert differences([slow], [late], seconds) == ((), "")  # 90 s against 40 s and more: it says nothing
+    assert differences([late], [slow], seconds) == ((), "")
+    assert differences([unknown, early], [early, early], seconds) == ((0.0,), "")
 
 
 # The rule: made-up data, in all four ways.
@@ -337,13 +347,21 @@ def test_an_undecided_point_says_why():
         Point(at="", differences=(0.3,), within=1.0),
         Point(at="", certain=True),
         Point(at=""),
-        Point(at="", ran=True),
+        Point(at="", ran=3),
         Point(at="", differences=(-3.0, 3.0, 0.1)),
+        Point(at="", differences=(3.0, 3.1), ran=3),
+        Point(at="", ran=2),
+        Point(at="", estimate=(0.19, 0.01), within=0.2),
+        Point(at="", estimate=(0.15, 0.01), within=0.2),
+        Point(at="", estimate=(0.25, 0.01), within=0.2),
     ]
     made = verdict("claim", points).answers
     few, noise = "few seeds", "within the noise"
-    assert [answer.why for answer in made] == [few, few, few, "", "not run", "not reached", noise]
-    assert [answer.leaning for answer in made] == [YES, NO, YES, "", "", "", ""]
+    late = "not reached"
+    assert [answer.why for answer in made] == [few, few, few, "", "not run", late, noise, late, few, noise, "", ""]
+    assert [answer.leaning for answer in made] == [YES, NO, YES, *[""] * 9]
+    assert [answer.says for answer in made[-2:]] == [YES, NO]
+    assert [answer.seeds > 1 or np.isnan(answer.error) for answer in made[:9]] == [True] * 9
     assert reason(made) == ""  # one point is certain
     assert [reason(made[4:5]), reason(made[4:6]), reason(made[1:6:4]), reason(made[4:7])] == [
         "not run",
@@ -384,7 +402,8 @@ def test_the_runs_that_are_listed_can_decide_every_claim():
         kept = [store.fact(experiment.name, lambda: {})] if experiment.measure else []
         for made in experiment.make(cpu, find, *kept).verdicts:
             for answer in made.answers:
-                assert answer.point.certain is not None or answer.seeds >= 3, (made.claim, answer.point.at)
+                told = answer.point.certain is not None or answer.point.estimate is not None
+                assert told or answer.seeds >= 3, (made.claim, answer.point.at)
 
 
 def test_a_certain_point_answers_without_seeds():

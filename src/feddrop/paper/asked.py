@@ -11,49 +11,54 @@ from feddrop.paper.curves import CONVERGED, HALF, Curves, Reading
 from feddrop.paper.verdicts import Point, Verdict, verdict
 
 JUDGED = {HALF: "half-way", CONVERGED: "95 %"}
-Pick = Callable[[Reading], float]
 Readings = Sequence[Reading | None]
+Spent = Callable[[Reading], tuple[float, float]]
+"""What a run spent until it reached something, infinite if it never did; and what it had spent by its end."""
 
 
-def differences(more: Readings, less: Readings, pick: Pick, ceiling: float = np.inf) -> tuple[float, ...]:
-    """Return more - less by seed, in what ``pick`` reads.
+def until(share: int, what: str) -> Spent:
+    """Return what reads the rounds, seconds, megabytes or passes until a share of the level is reached."""
+    if what == "rounds":
+        return lambda r: (r.rounds[share], r.trained + 1.0)
+    return lambda r: (getattr(r, what)[share], getattr(r, f"all_{what}"))
 
-    What was never reached counts as ``ceiling``, a bound from below; where neither was reached, or no bound is known,
-    the seed says nothing.
+
+def a_round(what: str) -> Spent:
+    """Return what reads the megabytes or passes of a round, on average."""
+    return lambda r: (getattr(r, f"all_{what}") / r.trained, np.inf)
+
+
+def differences(more: Readings, less: Readings, spent: Spent) -> tuple[tuple[float, ...], str]:
+    """Return more - less by seed, and ``"≥"`` or ``"≤"`` where some of them are bounds.
+
+    What was never reached has taken at least what the run took in all. So a difference to it is a bound, which says
+    something only if it points where it bounds: *at least 3 more* does, *at most 3 more* does not. Where neither was
+    reached, the seed says nothing.
     """
-    found = []
+    found, bounds = [], set()
     for one, other in zip(more, less, strict=True):
-        if one is not None and other is not None:
-            a, b = min(pick(one), ceiling), min(pick(other), ceiling)
-            if np.isfinite(a) and np.isfinite(b) and not (np.isinf(pick(one)) and np.isinf(pick(other))):
-                found.append(a - b)
-    return tuple(found)
+        if one is None or other is None:
+            continue
+        (a, a_by_end), (b, b_by_end) = spent(one), spent(other)
+        difference = (a_by_end if np.isinf(a) else a) - (b_by_end if np.isinf(b) else b)
+        if np.isnan(difference) or np.isinf([a, b]).all():
+            continue
+        if (np.isinf(a) and difference <= 0) or (np.isinf(b) and difference >= 0):
+            continue
+        bounds |= {"≥"} if np.isinf(a) else {"≤"} if np.isinf(b) else set()
+        found.append(difference)
+    return tuple(found), "".join(sorted(bounds))
 
 
-def _point(
-    at: str, more: Readings, less: Readings, pick: Pick, *, unit: str, pool: str, grain: float, ceiling: float = np.inf
-) -> Point:
-    """Return the question whether ``more`` needs more than ``less``; it knows whether there are runs at all."""
-    return Point(
-        at=at,
-        differences=differences(more, less, pick, ceiling),
-        unit=unit,
-        pool=pool,
-        grain=grain,
-        ran=any(one is not None and other is not None for one, other in zip(more, less, strict=True)),
-    )
-
-
-def _rounds(share: int) -> Pick:
-    return lambda reading: reading.rounds[share]
-
-
-def _seconds(share: int) -> Pick:
-    return lambda reading: reading.seconds[share]
+def _point(at: str, more: Readings, less: Readings, spent: Spent, *, unit: str, pool: str, grain: float) -> Point:
+    """Return the question whether ``more`` needs more than ``less``; it knows how many runs there are."""
+    found, bound = differences(more, less, spent)
+    ran = sum(one is not None and other is not None for one, other in zip(more, less, strict=True))
+    return Point(at=at, differences=found, unit=unit, pool=pool, grain=grain, ran=ran, bound=bound)
 
 
 def judge_rounds(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdict]:
-    """Judge the claims about rounds to converge; with the latency figure, about time, bytes and phases as well."""
+    """Judge the claims about rounds to converge; with the latency figure, about time, overhead and phases as well."""
     falls: list[Point] = []
     fewer: list[Point] = []
     for scenario, of in curves.items():
@@ -62,15 +67,20 @@ def judge_rounds(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdi
         for share, word in JUDGED.items():
             where = f"{scenario}, {word}"
             span = f"{where}: {_x(of, first)} against {_x(of, last)} {_unit(axis)}"
-            ask = partial(_point, unit="rounds", pool=where, grain=1.0, ceiling=of.limit + 1.0)
-            falls.append(ask(span, exact[first], exact[last], _rounds(share)))
+            ask = partial(_point, spent=until(share, "rounds"), unit="rounds", pool=where, grain=1.0)
+            falls.append(ask(span, exact[first], exact[last]))
             for i in dict.fromkeys((first, last)):
-                at = f"{where}, {_x(of, i)} {_unit(axis)}"
-                fewer.append(ask(at, random[i], exact[i], _rounds(share)))
+                fewer.append(ask(f"{where}, {_x(of, i)} {_unit(axis)}", random[i], exact[i]))
     same = "the run without dropout does not depend on the resource, so that this is the claim above in other words"
     verdicts = [verdict(claim, falls), verdict("fewer-rounds", fewer), verdict("gap-narrows", falls, same)]
     if claim == "rounds-latency":
-        verdicts += [_time(curves), _overhead(curves), _phases(curves["overfitting"])]
+        passes = "counted as the paper does, (1-γ) of a pass by the whole network; dense kernels save none of it"
+        verdicts += [
+            _time(curves),
+            _overhead(curves, "less-overhead", "megabytes", "bytes", "MB"),
+            _overhead(curves, "less-compute", "passes", "computing", "passes", passes),
+            _phases(curves["overfitting"]),
+        ]
     return verdicts
 
 
@@ -94,25 +104,23 @@ def _time(curves: dict[str, Curves]) -> Verdict:
             ):
                 at = f"{pool}: {name} against {_x(of, first)} s"
                 grain = max(of.spots[first].x, round_s)
-                points.append(_point(at, other, mine, _seconds(share), unit="s", pool=pool, grain=grain))
+                points.append(_point(at, other, mine, until(share, "seconds"), unit="s", pool=pool, grain=grain))
     return verdict("less-time", points)
 
 
-def _overhead(curves: dict[str, Curves]) -> Verdict:
-    """Ask what the proposed scheme sends, a round and until half of the plateau, beside the others."""
+def _overhead(curves: dict[str, Curves], claim: str, what: str, word: str, unit: str, note: str = "") -> Verdict:
+    """Ask what the proposed scheme sends or computes, a round and until half-way, beside the others."""
     points = []
     for scenario, of in curves.items():
         for i in dict.fromkeys(_ends(of)):
             mine = of.schemes["exact"][i]
-            for what, other, pick in (
-                ("a round, against bandwidth-aware", of.schemes["random"][i], lambda r: r.round_megabytes),
-                ("to half-way, against bandwidth-aware", of.schemes["random"][i], lambda r: r.megabytes[HALF]),
-                ("to half-way, against no dropout", of.base, lambda r: r.megabytes[HALF]),
-            ):
-                rounds = [r.round_megabytes for r in (*mine, *other) if r is not None and what.startswith("to")]
-                at, grain = f"{scenario}, {_x(of, i)} s: bytes {what}", max(rounds, default=0.0)
-                points.append(_point(at, other, mine, pick, unit="MB", pool=f"{scenario}, {what}", grain=grain))
-    return verdict("less-overhead", points, "where half-way was never reached with random shares, nothing can be said")
+            for name, other in (("bandwidth-aware", of.schemes["random"][i]), ("no dropout", of.base)):
+                step = max((a_round(what)(r)[0] for r in (*mine, *other) if r is not None), default=0.0)
+                for when, spent, grain in (("a round", a_round(what), 0.0), ("to half-way", until(HALF, what), step)):
+                    at = f"{scenario}, {_x(of, i)} s: {word} {when}, against {name}"
+                    pool = f"{scenario}, {when}, against {name}"
+                    points.append(_point(at, other, mine, spent, unit=unit, pool=pool, grain=grain))
+    return verdict(claim, points, note)
 
 
 def _phases(of: Curves) -> Verdict:
@@ -120,10 +128,10 @@ def _phases(of: Curves) -> Verdict:
     *_, low, middle, high = range(len(of.spots)) if len(of.spots) > 2 else (0, 0, 0, 0)
     if low == high:
         return verdict("two-phases", [Point(at="fewer than three deadlines")])
-    found, ran, x = [], False, [of.spots[i].x for i in (low, middle, high)]
+    found, ran, x = [], 0, [of.spots[i].x for i in (low, middle, high)]
     for readings in zip(*(of.schemes["exact"][i] for i in (low, middle, high)), strict=True):
         if None not in readings:
-            ran = True
+            ran += 1
             a, b, c = (reading.rounds[HALF] for reading in readings if reading is not None)
             if np.isfinite([a, b, c]).all():
                 found.append((a - b) / (x[1] - x[0]) - (b - c) / (x[2] - x[1]))

@@ -17,7 +17,7 @@ from feddrop.radio import RadioConfig, cost
 from feddrop.seeds import derive
 
 _SHAPES = {"cifar100": ((3, 32, 32), 100, 50_000), "digits": ((1, 32, 32), 10, 1438)}
-_ROUNDS = range(1, 21)
+ROUNDS = range(1, 21)
 BAND_HZ = 10e6
 
 
@@ -50,7 +50,7 @@ def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
     """Return the mean rate of a scheme over the first rounds; 1 if a round is infeasible."""
     parameters, flops = size_of(setting)
     cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
-    channels = cell.draw(list(_ROUNDS), derive(seed, "channels"))
+    channels = cell.draw(list(ROUNDS), derive(seed, "channels"))
     try:
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
         found = allocate(problem, config.scheme, seed=derive(seed, "shares"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from feddrop.config import RunConfig
 from feddrop.paper.asked import judge_rounds
-from feddrop.paper.cells import whole_network
+from feddrop.paper.cells import ROUNDS, whole_network
 from feddrop.paper.curves import CONVERGED, HALF, SHARES, WINDOW, Curves, Reading, curves_of
 from feddrop.paper.drawing import draw_seeds, legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, markdown_table
@@ -47,17 +47,21 @@ def _page(scale: Scale, find: Lookup, whole: dict[str, Any] | None = None, *, ax
     legend(axes[0])
     shares = " / ".join(f"{share:.0%}" for share in SHARES)
     text = (
-        f"Rounds until test accuracy (mean of {WINDOW} rounds) reaches {shares} of the plateau that the run without "
-        "dropout reaches with the same seed; – not within the rounds trained. A row a seed. In brackets the mean rate; "
+        f"Rounds until test accuracy (mean of {WINDOW} rounds) reaches {shares} of the best such mean of the run "
+        "without dropout with the same seed; – not within the rounds trained. A row a seed. In brackets the mean rate; "
         f"in the last column, the cell's time until the proposed scheme, or the run without dropout, reaches "
         f"{SHARES[HALF]:.0%} / {SHARES[CONVERGED]:.0%} of it.\n\n"
     )
     if whole:
-        text += _inside(whole)
+        targets = ", ".join(f"{target:g}" for target in scale.target_rates)
+        text += (
+            "Deadlines are those at which the proposed scheme's mean rate by the paper's formula is "
+            f"{targets} over the first {len(ROUNDS)} rounds of the first seed's cell.\n\n" + _inside(whole)
+        )
     for scenario, of in curves.items():
         text += _table(scale, scenario, of, axis)
     text += _by_formula(scale, find, spots_of(scale, "overfitting", "formula"), axis)
-    text += f"Filled: {SHARES[CONVERGED]:.0%} of the plateau; small and dashed: half of it. Means over seeds.\n\n"
+    text += f"Filled: {SHARES[CONVERGED]:.0%}; small and dashed: half-way. Means over seeds ± standard error.\n\n"
     text += f"![Rounds to converge]({name}.png)\n"
     return Page(text=text, figures={f"{name}.png": figure}, verdicts=judge_rounds(curves, axis, name))
 

@@ -14,7 +14,7 @@ from feddrop.paper.scales import Scale
 from feddrop.paper.store import Result
 
 SHARES = (0.5, 0.9, 0.95, 0.98)
-"""Shares of the plateau without dropout."""
+"""Shares of the plateau: the best running mean without dropout, whether or not it is still rising."""
 HALF, CONVERGED = 0, 2
 """Which of the shares is half-way, and which is what "converged" means."""
 WINDOW = 5
@@ -27,15 +27,23 @@ class Reading(NamedTuple):
         rounds: infinite where a share is never reached.
         seconds: the cell's time; NaN where it is not known.
         megabytes: sent both ways by all devices.
+        passes: computed by all devices, in passes over their data by the whole network: Σ (1-γ).
         rate: mean rate.
-        round_megabytes: sent in a round, on average.
+        trained: rounds that were trained; what they took in seconds, megabytes and passes follows.
+        all_seconds: of all rounds.
+        all_megabytes: likewise.
+        all_passes: likewise.
     """
 
     rounds: tuple[float, ...]
     seconds: tuple[float, ...]
     megabytes: tuple[float, ...]
+    passes: tuple[float, ...]
     rate: float
-    round_megabytes: float
+    trained: int
+    all_seconds: float
+    all_megabytes: float
+    all_passes: float
 
 
 class Curves(NamedTuple):
@@ -81,13 +89,19 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
     if result is None or plateau is None:
         return None
     rounds = tuple(convergence_round(result, plateau, share) for share in SHARES)
+    seconds = result.values("latency_s")
     sent = (result.values("push_bytes") + result.values("pull_bytes")) / 1e6
+    passes = (1.0 - result.values("mean_rate")) * result.values("devices")
     return Reading(
         rounds=rounds,
-        seconds=_until(result.values("latency_s"), rounds),
+        seconds=_until(seconds, rounds),
         megabytes=_until(sent, rounds),
+        passes=_until(passes, rounds),
         rate=float(np.nanmean(result.values("mean_rate"))),
-        round_megabytes=float(np.nanmean(sent)) if not np.isnan(sent).all() else np.nan,
+        trained=len(sent),
+        all_seconds=float(seconds.sum()),
+        all_megabytes=float(sent.sum()),
+        all_passes=float(passes.sum()),
     )
 
 
@@ -116,7 +130,10 @@ def curves_of(
 
     plain = readings(base)
     if whole_s:
-        plain = [r and r._replace(seconds=_until(np.array(s), r.rounds)) for r, s in zip(plain, whole_s, strict=True)]
+        plain = [
+            r and r._replace(seconds=_until(np.array(s), r.rounds), all_seconds=float(np.sum(s)))
+            for r, s in zip(plain, whole_s, strict=True)
+        ]
     return Curves(
         spots=spots,
         schemes={s: [readings(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},

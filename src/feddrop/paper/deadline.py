@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from feddrop.config import RunConfig
-from feddrop.paper.cells import deadline_for, radio
+from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.drawing import draw_seeds, legend, not_run, panels
 from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, mean_of, percents, spread
 from feddrop.paper.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
@@ -38,6 +38,7 @@ class Ends(NamedTuple):
         base: accuracy without dropout.
         loose: accuracy of random shares under a deadline so loose that they drop almost nothing.
         loose_s: that deadline; 0 where it was not asked for.
+        loose_rate: mean rate of the proposed scheme there.
     """
 
     spots: list[Spot]
@@ -45,6 +46,7 @@ class Ends(NamedTuple):
     base: Seeds
     loose: Seeds
     loose_s: float
+    loose_rate: float
 
 
 def loose_run(scale: Scale, scenario: str) -> RunConfig:
@@ -72,13 +74,14 @@ def runs(scale: Scale) -> list[RunConfig]:
 def ends_of(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> Ends:
     """Read where the runs of a scenario end."""
     spots, loose = latency_spots(scale, scenario, costs), loose_run(scale, scenario)
-    asked = costs is None
+    setting, asked = scale.settings[scenario], costs is None
     return Ends(
         spots=spots,
         schemes={s: [percents(by_seed(find, spot.runs[s], scale.seeds)) for spot in spots] for s in SCHEMES},
         base=percents(by_seed(find, no_dropout(scale, scenario), scale.seeds)),
         loose=percents(by_seed(find, loose, scale.seeds)) if asked else [],
         loose_s=loose.radio.deadline_s if asked and loose.radio else 0.0,
+        loose_rate=mean_rate(setting, replace(loose.radio, scheme="exact")) if asked and loose.radio else 0.0,
     )
 
 
@@ -107,7 +110,8 @@ def _table(ends: Ends) -> str:
         for i, spot in enumerate(ends.spots)
     ]
     if ends.loose_s:
-        rows.append([f"{ends.loose_s:g}", "drops nothing", spread(ends.loose) or "not run", "", spread(ends.base)])
+        mine = f"drops {ends.loose_rate:.1%}" if ends.loose_rate else "drops nothing"
+        rows.append([f"{ends.loose_s:g}", mine, spread(ends.loose) or "not run", "", spread(ends.base)])
     return markdown_table(["deadline, s", *SCHEMES.values(), "without dropout"], rows)
 
 
@@ -148,7 +152,7 @@ def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
     grows: list[Point] = []
     gain: list[Point] = []
     alike: list[Point] = []
-    beyond: list[Point] = []
+    whole: list[Point] = []
     for scenario, ends in found.items():
         mine, theirs, even = ends.schemes["exact"], ends.schemes["random"], ends.schemes["equal"]
         chosen = [i for i, spot in enumerate(ends.spots) if spot.repeated]
@@ -156,8 +160,7 @@ def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
             at = f"{scenario}, {ends.spots[i].x:g} s"
             above.append(Point(at=at, differences=matched(mine[i], theirs[i]), pool=scenario))
             equal.append(Point(at=at, differences=matched(mine[i], even[i]), pool=scenario))
-            if scenario == "overfitting":
-                beyond.append(Point(at=at, differences=matched(mine[i], ends.base), pool=scenario))
+            whole.append(Point(at=at, differences=matched(mine[i], ends.base), pool=scenario))
         first, last = chosen[0], chosen[-1]
         span = f"{scenario}, {ends.spots[last].x:g} against {ends.spots[first].x:g} s"
         grows.append(Point(at=span, differences=matched(mine[last], mine[first]), pool=scenario))
@@ -171,11 +174,15 @@ def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
                 within=ALMOST_EQUAL,
             )
         )
-    nothing = "the proposed scheme drops nothing there, so that it is the run without dropout"
+    nothing = (
+        f"almost equal means within {ALMOST_EQUAL:g} point; the deadline is that at which random shares drop "
+        f"{ALMOST_NOTHING:.0%} on average; the proposed scheme's own run there is taken to be the one without dropout"
+    )
     return [
         verdict("accuracy-scheme", above),
         verdict("equal-split", equal),
-        verdict("accuracy-overfit", beyond),
+        verdict("accuracy-overfit", [replace(point) for point in whole if point.at.startswith("overfitting")]),
+        verdict("accuracy-whole", whole),
         verdict("accuracy-grows", grows),
         verdict("gain-grows", gain),
         verdict("loose-equal", alike, nothing),

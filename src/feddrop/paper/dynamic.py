@@ -118,7 +118,7 @@ def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
         ]
         span = f"{scenario}, {pairs[-1].deadline_s:g} against {pairs[0].deadline_s:g} s"
         wider.append(Point(at=span, differences=matched(*gaps), pool=scenario))
-    level = f"rounds to {SHARES[CONVERGED]:.0%} of the plateau that the same seed reaches with non-IID data"
+    level = f"rounds to {SHARES[CONVERGED]:.0%} of the best 5-round mean that the same seed reaches with non-IID data"
     return [verdict("iid-above", above), verdict("iid-faster", faster, level), verdict("iid-gap", wider)]
 
 

@@ -66,7 +66,7 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
         ],
         f"LeNet, non-IID, sparsity {RATE:g}: FedDST": [
             (
-                "as its paper says (its mask stays)",
+                "as its paper says",
                 under.run(figure=True, rate=RATE, partition="dirichlet", method="feddst"),
             ),
             (

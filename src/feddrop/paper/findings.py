@@ -59,7 +59,6 @@ BEFORE = {
 """What an earlier edition of the page said, which judged by one seed."""
 WHY = {
     "beats-feddst": "FedDST's mask never moved in those runs; it is judged by runs in which it does",
-    "feddst-alexnet": "likewise, and by one seed",
     "gap-narrows": "it is the claim on rounds in other words, and judged by the same points",
     "two-phases": "the text speaks of rounds; it was judged by accuracy",
     "loose-equal": "“does not hold” was relabelled; no deadline was loose enough",
@@ -130,7 +129,7 @@ def difference(answer: Answer) -> str:
     digits = answer.point.digits
     error = "" if math.isnan(answer.error) else f" ± {answer.error:.{digits}f}"
     unit = "" if answer.point.unit == "points" else f" {answer.point.unit}"
-    return f"{answer.mean:+.{digits}f}{error}{unit} ({seeds})"
+    return f"{answer.point.bound} {answer.mean:+.{digits}f}{error}{unit} ({seeds})".strip()
 
 
 def changes(judged: Sequence[Judged]) -> str:
@@ -192,10 +191,24 @@ def _facts(scale: Scale, find: Lookup, facts: dict[str, dict[str, Any]]) -> dict
     sent = remark.as_trained(scale, find)
     more = [drop / dst - 1 for at, (drop, dst) in sent.items() if at.startswith("AlexNet")]
     return {
-        "alexnet sends more, least": f"{min(more):.1%}",
-        "alexnet sends more, most": f"{max(more):.1%}",
+        "alexnet sends more, least": f"{min(more):.1%}" if more else "not run",
+        "alexnet sends more, most": f"{max(more):.1%}" if more else "not run",
         "the paper's peak": f"{peak:.1f}",
         "theta": f"{facts['theory']['theta']['rate']:.2g}",
         "theta measured": f"{facts['theory']['theta_measured']['rate']:.2g}",
+        "empty bounds": f"{sum(bound > 0 for bound in facts['theory']['bound'])} of {len(facts['theory']['bound'])}",
+        "held by the deadline": f"{np.mean(facts['energy']['exact']['held_deadline']):.0%}",
+        "held by energy": f"{np.mean(facts['energy']['exact']['held_energy']):.0%}",
+        "lenet moves, still": _moves(scale, find, moving=False),
+        "lenet moves, moving": _moves(scale, find, moving=True),
         "whole network, s": f"{np.mean(facts['rounds-latency']['underfitting']['seconds']):.1f}",
     }
+
+
+def _moves(scale: Scale, find: Lookup, *, moving: bool) -> str:
+    """Say how many weights entered LeNet's mask in a run, over the runs of a row."""
+    found = accuracy.weights_moved(scale, find, accuracy.Row("underfitting", "dirichlet", "feddst", moving=moving))
+    if not found:
+        return "not run"
+    least, most = min(found), max(found)
+    return f"{least:,}" + f" to {most:,}" * (most > least) + f" a run ({len(found)} runs)"

@@ -105,6 +105,7 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
             differences=tuple(first - second for first, second in halves[rate]),
             unit="of ‖g‖²",
             digits=4,
+            pool=f"{rate:g}",
         )
         for rate in RATES
     ]
@@ -117,7 +118,8 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
         )
         for low, high in pairwise(RATES)
     ]
-    return [verdict("norm-falls", falls), verdict("norm-rate", larger)]
+    note = "the theorem bounds the mean over a run whose learning rate falls with its length, not the course of one run"
+    return [verdict("norm-falls", falls, note), verdict("norm-rate", larger)]
 
 
 def _draw(facts: dict[str, Any]) -> Figure:

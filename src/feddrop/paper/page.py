@@ -65,16 +65,18 @@ _ALLOCATOR = (
 """Claims about the allocator are settled by tests/test_allocate_claims.py and tests/test_paper.py, not by training."""
 
 _RULE = (
-    "Runs that are compared share a seed; every seed gives one difference, positive as the claim says. With mean d and "
-    "standard error e over the seeds (spread pooled over the points of a claim that are of one kind; at least that of "
-    "rounding, where whole rounds are counted), the margin is m = t·e, t the two-sided 95 % point of Student's "
-    "distribution with the degrees of freedom of the pooled spread. A point says *yes* if d > m, *no* if d < -m, and "
-    "is *undecided* otherwise, and always with fewer than three seeds. Where two things are to be alike, yes means |d| "
-    "+ m within the stated tolerance. A claim *holds* if every point says yes, *does not hold* if a point says no and "
-    "none yes, *holds in part* if some but not all say yes, and is *undecided* otherwise. Why it is undecided stands "
-    "beside it: *within the noise* with three seeds or more, *few seeds* with fewer, *not reached* if no run came to "
-    "what is compared, *not run*. The number of points is not corrected for. What has no chance in it, such as a count "
-    "of bytes, says yes or no for certain.\n"
+    "Runs that are compared share a seed; every seed gives one difference, positive as the claim says. With mean d "
+    "and standard error e over the seeds (spread pooled over the points of a claim that are of one kind; at least "
+    "that of rounding, where whole rounds are counted), the margin is m = t·e, t the two-sided 95 % point of "
+    "Student's distribution with the degrees of freedom of the pooled spread. A point says *yes* if d > m, *no* if d "
+    "< -m, and is *undecided* otherwise, and always with fewer than three seeds. Where two things are to be alike, "
+    "yes means |d| + m within the tolerance in the note, no |d| - m beyond it. A claim *holds* if every point says "
+    "yes, *does not hold* if a point says no and none yes, *holds in part* if some but not all say yes, and is "
+    "*undecided* otherwise. Why it is undecided stands beside it: *within the noise* with three seeds or more, *few "
+    "seeds* with fewer, *not reached* if fewer than three seeds came to what is compared, *not run*. The number of "
+    "points is not corrected for: of twenty points without any effect, one says yes or no by chance. What has no "
+    "chance in it, such as a count of bytes, says yes or no for certain; what is estimated from many masks has twice "
+    "its standard error for a margin.\n"
 )
 MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
 EVIDENCE = "The evidence, point by point"
@@ -186,7 +188,11 @@ def _evidence(judged: Sequence[Judged]) -> list[str]:
                 rows.append([one.claim.name, answer.point.at, *_numbers(answer), says])
     if not rows:
         return []
-    text = "Differences are in points of test accuracy where no unit is given, and positive as the claim says.\n"
+    text = (
+        "Differences are in points of test accuracy where no unit is given, and positive as the claim says. ≥, ≤: one "
+        "side was not reached within the rounds, so that the truth lies further from 0. Without seeds: an estimate "
+        "from many masks.\n"
+    )
     header = ["claim", "point", "difference", "error", "margin", "seeds", "says"]
     return [f"\n## {EVIDENCE}\n", text, markdown_table(header, rows) + "\n"]
 
@@ -198,7 +204,8 @@ def _numbers(answer: Answer) -> list[str]:
         "" if math.isnan(value) else f"{value:{sign}.{digits}f}"
         for value, sign in ((answer.mean, "+"), (answer.error, ""), (answer.margin, ""))
     )
-    return [f"{mean} {unit}" if mean and unit != "points" else mean, *others, str(answer.seeds)]
+    mean = f"{answer.point.bound} {mean}".strip()
+    return [f"{mean} {unit}" if mean and unit != "points" else mean, *others, str(answer.seeds or "")]
 
 
 def _images(page: Page) -> str:

@@ -15,9 +15,10 @@ A point answers
 - *undecided* otherwise, and always with fewer than three seeds.
 
 A point that asks whether two things are alike (``within``) answers yes if |d| + m is at most the tolerance that is
-stated, no if |d| - m is above it. A point without chance (a count of bytes, an algebraic fact) answers for certain.
-An undecided point says why: *not run* without any seed, *not reached* if there are runs but none came to what is
-compared, *few seeds* with one or two, *within the noise* otherwise.
+stated, no if |d| - m is above it. A point without chance (a count of bytes, an algebraic fact) answers for certain. One
+that is estimated from many draws in place of seeds (``estimate``) has twice its standard error for a margin.
+An undecided point says why: *not run* without any seed, *few seeds* if fewer than three were run, *not reached* if
+enough were run but fewer than three came to what is compared, *within the noise* otherwise.
 
 A claim then
 
@@ -59,8 +60,10 @@ class Point:
         digits: with which they are shown.
         pool: points of one kind, whose spread is pooled; within a claim.
         grain: the step in which both sides are counted; 0 for a measure.
-        ran: whether there are runs, even if none gives a difference.
+        ran: seeds with which both sides were run, whether they give a difference or not.
+        bound: ``"≥"`` or ``"≤"`` where a side was not reached within the rounds, so that the truth is further from 0.
         within: for "alike": the tolerance.
+        estimate: mean and standard error over many draws, in place of differences by seed.
         certain: the answer, where there is no chance in it.
     """
 
@@ -70,8 +73,10 @@ class Point:
     digits: int = 2
     pool: str = ""
     grain: float = 0.0
-    ran: bool = False
+    ran: int = 0
+    bound: str = ""
     within: float | None = None
+    estimate: tuple[float, float] | None = None
     certain: bool | None = None
 
 
@@ -81,7 +86,7 @@ class Answer(NamedTuple):
     Attributes:
         point: the question.
         mean: of the differences; NaN without any.
-        error: standard error of the mean, from the pooled spread; NaN if no point has two seeds.
+        error: standard error of the mean, from the pooled spread; NaN with fewer than two seeds.
         margin: what the mean is held against; NaN likewise.
         says: ``"yes"``, ``"no"`` or ``"undecided"``.
     """
@@ -102,14 +107,15 @@ class Answer(NamedTuple):
         """Why the answer is undecided; empty if it is not."""
         if self.says != UNDECIDED:
             return ""
-        if not self.seeds:
-            return NOT_REACHED if self.point.ran else NOT_RUN
-        return FEW_SEEDS if self.seeds < LEAST_SEEDS else IN_NOISE
+        if self.seeds >= LEAST_SEEDS or self.point.estimate is not None:
+            return IN_NOISE
+        ran = max(self.point.ran, self.seeds)
+        return NOT_REACHED if ran >= LEAST_SEEDS else FEW_SEEDS if ran else NOT_RUN
 
     @property
     def leaning(self) -> str:
-        """Where too few seeds point to; empty if the answer is not undecided for want of seeds."""
-        if self.why != FEW_SEEDS:
+        """Where too few seeds point to; empty if the answer is not undecided for want of seeds, or there are none."""
+        if self.why != FEW_SEEDS or not self.seeds:
             return ""
         good = abs(self.mean) <= self.point.within if self.point.within is not None else self.mean > 0
         return YES if good else NO
@@ -172,9 +178,12 @@ def _pooled(points: Sequence[Point]) -> tuple[float, int]:
 def _answer(point: Point, spread: float, freedom: int) -> Answer:
     if point.certain is not None:
         return Answer(point, math.nan, math.nan, math.nan, YES if point.certain else NO)
+    if point.estimate is not None:
+        mean, error = point.estimate
+        return Answer(point, mean, error, 2.0 * error, _says(point, mean, 2.0 * error))
     count = len(point.differences)
     mean = float(np.mean(point.differences)) if count else math.nan
-    error = max(spread, point.grain / math.sqrt(6.0)) / math.sqrt(count) if count and freedom else math.nan
+    error = max(spread, point.grain / math.sqrt(6.0)) / math.sqrt(count) if count > 1 and freedom else math.nan
     margin = STUDENT[min(freedom, len(STUDENT)) - 1] * error if freedom else math.nan
     return Answer(point, mean, error, margin, _says(point, mean, margin) if count >= LEAST_SEEDS else UNDECIDED)
 
