@@ -188,6 +188,37 @@ def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
         assert np.all(objectives(deadline_s, "primal-dual") <= joint * (1 + 1e-3))
 
 
+def decided(tmp_path, *settings):
+    config = RunConfig.from_toml("", ["rounds=1", "data.train_limit=300", *settings])
+    return Run(config, tmp_path / f"{len(list(tmp_path.iterdir()))}").prepared.rates.decide(1)
+
+
+def test_closer_covers_come_to_an_end(tmp_path):
+    """At the unit level a cover can rise a little as its top falls: then the one before is kept."""
+    units = ["method.level=unit", "radio.deadline_s=0.24", "data.devices=6"]
+    for scheme in ("equal", "random", "exact"):
+        assert 0 < max(decided(tmp_path, *units, f"radio.scheme={scheme}").rates.values()) < 0.9
+    alone = ["method.level=unit", "data.devices=1", "data.train_limit=50", "radio.deadline_s=0.02"]
+    assert decided(tmp_path, *alone).rates[0] == pytest.approx(0.74, abs=0.005)  # what was feasible stays so
+
+
+@pytest.mark.parametrize("scheme", ["exact", "primal-dual", "equal"])
+def test_closer_covers_do_not_change_who_takes_part(tmp_path, scheme):
+    weak = ["data.devices=2", "data.train_limit=100", "radio.path_loss=[1e-4, 7e-5]", "radio.deadline_s=0.06"]
+    decision = decided(tmp_path, *weak, "radio.policy=leave-out", f"radio.scheme={scheme}")
+    assert decision.left_out == [1]
+    assert decision.binding == {0: "deadline"}
+    assert decision.objective == pytest.approx(3.33, rel=1e-2)
+
+
+def test_fixed_rates_are_billed_at_those_rates(tmp_path):
+    """Layers that stay whole weigh more in a smaller subnet: the cost at θ is not that of rate 0.5."""
+    settings = ["data.devices=6", "method.layers=linear", "radio.scheme=fixed", "rate=0.5", "radio.deadline_s=0.3"]
+    assert len(decided(tmp_path, *settings).rates) == 6
+    with pytest.raises(InfeasibleError):
+        decided(tmp_path, *settings[:-1], "radio.deadline_s=0.28")
+
+
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
     """Primal-dual warm starts are replayed round by round, each once, and in order."""
     job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
@@ -218,7 +249,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     rates = job.prepared.rates
     decision = rates.decide(1)
     wires = ["float32"] * rates.cell.devices
-    told = rates._problem(decision.channels, wires, np.full(len(wires), 0.9))
+    told = rates._problem(decision.channels, rates._full(wires, np.full(len(wires), 0.9)))
     again = allocate(told, "random", seed=derive(0, "shares", 1))
     assert decision.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(decision.shares.values()) == again.share.tolist()

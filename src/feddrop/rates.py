@@ -166,21 +166,25 @@ class RadioRates:
     def _tight(self, round_: int, channels: Channels, wires: Sequence[str]) -> Allocation:
         """Allocate, and again with every device under the cover of its own rate, as long as rates fall.
 
-        No rate rises above that of the allocation before, so that what was feasible stays so. Shares that are given
-        or drawn stay as they are: drawn again at lower rates they would become ever fairer.
+        Who takes part, and until when, is decided once: at rate θ, where the first cover is exact. No rate rises above
+        that of the allocation before, so that what was feasible stays so. Shares that are given or drawn stay as they
+        are: drawn again at lower rates they would become ever fairer.
         """
-        tops = np.full(len(wires), self._radio.max_rate)
-        allocation = self._allocate(round_, self._problem(channels, wires, tops))
+        tops = np.full(len(wires), self._radio.max_rate) if self._fixed is None else np.asarray(self._fixed)
+        full = self._full(wires, tops)
+        first = allocation = self._allocate(round_, self._problem(channels, full))
         if not self._covers or self._radio.method == "fixed":
-            return allocation
-        while not np.array_equal(lower := _percent(allocation), tops):
-            tops, problem = lower, self._problem(channels, wires, lower)
+            return first
+        while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
+            tops, closer = lower, self._full(wires, lower)
+            full = {name: np.minimum(full[name], closer[name]) for name in full}  # what covers more covers less too
+            problem = replace(self._problem(channels, full), deadline_s=first.problem.deadline_s)
             if self._radio.method in ("equal", "random"):
                 allocation = refit(allocation, problem)
             else:
-                allocation = self._allocate(round_, replace(problem, max_rate=tops))
-        theta = np.asarray(self._radio.max_rate)
-        return replace(allocation, problem=replace(allocation.problem, max_rate=theta))
+                allocation = self._allocate(round_, replace(problem, max_rate=tops, present=first.active))
+        plain = replace(allocation.problem, max_rate=first.problem.max_rate, present=first.problem.present)
+        return replace(allocation, problem=plain, left_out=first.left_out)
 
     def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
         """The conditions of the round at the powers and clocks that were chosen."""
@@ -217,14 +221,16 @@ class RadioRates:
             warm=self._last[1] if self._last else None,
         )
 
-    def _problem(self, channels: Channels, wires: Sequence[str], tops: npt.NDArray[np.float64]) -> AnyProblem:
-        """The problem of a round, as long as the rate of each device is at most its top."""
-        full = self._formula
-        if self._covers:
-            of = list(zip(wires, tops.tolist(), strict=True))
-            covers = {pair: self._covers[pair[0]](pair[1]) for pair in dict.fromkeys(of)}
-            full = {bits: np.array([covers[pair][bits] for pair in of]) for bits in ("push_bits", "pull_bits", "flops")}
-            full["flops"] = full["flops"] * self.cell.samples
+    def _full(self, wires: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:
+        """The figures of the full model, as long as the rate of each device is at most its top."""
+        if not self._covers:
+            return self._formula
+        of = list(zip(wires, tops.tolist(), strict=True))
+        covers = {pair: self._covers[pair[0]](pair[1]) for pair in dict.fromkeys(of)}
+        full = {name: np.array([covers[pair][name] for pair in of]) for name in ("push_bits", "pull_bits", "flops")}
+        return full | {"flops": full["flops"] * self.cell.samples}
+
+    def _problem(self, channels: Channels, full: dict[str, Any]) -> AnyProblem:
         return self.cell.problem(channels, **full, choose=self._radio.chooses)
 
     def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
