@@ -12,6 +12,7 @@ import feddrop
 from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, alternate, at_part, diagnose
 from feddrop.allocation.pace import hurry, inverse_log_phi, log_phi, needs, pace
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.radio import Cell
 from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = (1, 2, 3, 10, 30, 100)
@@ -312,6 +313,9 @@ def test_rivals_are_feasible_and_never_better():
                 assert (np.diff(found.history[:, 1]) <= 0).all()
                 worst = max(worst, found.objective / best - 1)
     assert worst > 0.02  # it stops short of the optimum
+    cell = Cell.paper(devices=3, seed=0, deadline_s=6.0, budget_j=60.0)
+    half = cell.problem(cell.draw(1, seed=0), parameters=69_656, forward_flops=1_318_560, choose=("power",))
+    assert at_part(half, 0.5).objective >= allocate(half).objective * (1 - 1e-9)  # the clock is fixed, not halved
     with pytest.raises(ConfigError, match=r"part is 1\.5"):
         at_part(one, 1.5)
     with pytest.raises(ConfigError, match="one round"):

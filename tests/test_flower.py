@@ -27,7 +27,7 @@ from feddrop.flower import FleetConfig, client_app, train
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
-from feddrop.flower.planning import NodeRates, line, lowest
+from feddrop.flower.planning import Costs, NodeRates, line, lowest
 from feddrop.methods import METHODS
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
@@ -454,6 +454,19 @@ def test_memory_of_a_node(tmp_path):
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_method_answers_with_is_planned_for():
+    work = Workload(
+        samples=[10],
+        parameters=1000,
+        flops=lambda _: (1.0, 3.0),
+        sizes=lambda _: Sizes(kept={"w": 1000}, answered={"w": 3000}),
+        dtype="float32",
+    )
+    costs = Costs.of(work, 0.5)
+    assert costs.push[0] == wire.frame_bytes({"w": 1000}, "float32")
+    assert costs.pull[0] == wire.frame_bytes({"w": 3000}, "float32")
 
 
 def test_the_line_through_points():

@@ -373,6 +373,8 @@ def test_numpy_rounds_are_rounds():
         (b"round,device,uplink\n1," + b"9" * 400 + b",1e-3", "no gain of device 0 in round 1"),
         (b"round,device,uplink\n1,0\n", "line 2: 2 cells for 3 columns"),
         (b"round,round,device,uplink\n1,1,0,1\n", "two columns named 'round'"),
+        (b"round,device,uplink_db,downlink_dB\n1,0,-90,-60\n", "is 'downlink_dB'; .+ Did you mean 'downlink_db'"),
+        (b"round,device,uplink,uplink_db\n1,0,1e-9,-90\n", "uplink and uplink_db, a gain twice"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path, bytes_, message):
@@ -475,6 +477,19 @@ def test_bad_tables_of_devices(tmp_path, text, message):
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
         RadioConfig(devices_csv="d.csv").cell(2, 10, seed=0, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("cpu_hz,tx_power_w\n1e9,0.1\n2e9,0.2\n", {"dynamic": True}, "cpu_hz and tx_power_w, which .+ draws anew"),
+        ("distance_m\n10\n20\n", {"distances_m": (30.0, 40.0), "noise": "literal"}, "leave out one of them"),
+    ],
+)
+def test_columns_that_would_have_no_effect(tmp_path, text, settings, message):
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        RadioConfig(devices_csv="d.csv", **settings).cell(2, 10, seed=0, folder=tmp_path)
 
 
 def test_a_table_of_devices_says_whose_row_it_is(tmp_path):

@@ -27,6 +27,8 @@ _STILL = 1e-10
 def at_part(problem: PowerProblem, part: float = 1.0) -> Allocation:
     """Solve the paper's problem: optimal rates and shares, power and clock at ``part`` of their highest.
 
+    What is fixed, or may not be that low, stays at the least it may be.
+
     Args:
         problem: one round, or a batch of rounds.
         part: above 0, at most 1.
@@ -45,8 +47,8 @@ def at_part(problem: PowerProblem, part: float = 1.0) -> Allocation:
     """
     if not 0 < part <= 1:
         raise ConfigError(f"part is {part:g}; it must be above 0 and at most 1.")
-    cpu_hz = np.broadcast_to(part * problem.cpu_hz, problem.shape)
-    tx_power_w = np.broadcast_to(part * problem.tx_power_w, problem.shape)
+    cpu_hz = np.broadcast_to(np.maximum(part * problem.cpu_hz, problem.least_cpu_hz), problem.shape)
+    tx_power_w = np.broadcast_to(np.maximum(part * problem.tx_power_w, problem.least_tx_power_w), problem.shape)
     found = _paper(problem.at(cpu_hz, tx_power_w), everyone(problem))
     return _of(problem, found, cpu_hz, tx_power_w, f"at {part:g} of power and clock")
 

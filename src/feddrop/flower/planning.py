@@ -91,11 +91,12 @@ class Costs:
             )
         rates = np.linspace(0.0, max_rate, STEPS + 1)
         sizes = [work.sizes(float(rate)) for rate in rates]
-        frames = np.array([frame_bytes(one.kept, work.dtype) for one in sizes], dtype=np.float64)
         return cls(
             rate=rates,
-            push=frames + [one.push_bytes for one in sizes],
-            pull=frames + [one.pull_bytes for one in sizes],
+            push=np.array([frame_bytes(one.kept, work.dtype) + one.push_bytes for one in sizes], dtype=np.float64),
+            pull=np.array(
+                [frame_bytes(one.answered or one.kept, work.dtype) + one.pull_bytes for one in sizes], dtype=np.float64
+            ),
             flops=np.array([one.work * work.flops(one.kept)[1] for one in sizes]),
         )
 

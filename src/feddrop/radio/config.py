@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -156,12 +157,13 @@ class RadioConfig:
     def without_effect(self) -> list[str]:
         """Say which settings differ from their defaults and change nothing, a line each."""
         near = not self.distances_m and not self.devices_csv
+        measured = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
         idle = {
             "min_devices": "" if self.dynamic else "it is for radio.dynamic = true",
             "path_loss_exponent": "it is for devices with distances, radio.distances_m" if near else "",
             "reference_m": "it is for devices with distances, radio.distances_m" if near else "",
-            "kappa": "radio.gains_csv has the gains" if self.gains_csv else "",
-            "path_loss": "radio.gains_csv has the gains" if self.gains_csv else "",
+            "kappa": f"radio.{measured} has the gains" if measured else "",
+            "path_loss": f"radio.{measured} has the gains" if measured else "",
         }
         default = RadioConfig()
         return [
@@ -275,6 +277,7 @@ class RadioConfig:
             gains: measured gains, in place of those that the configuration names.
         """
         table = read_devices(Path(folder) / self.devices_csv, devices) if self.devices_csv else {}
+        self._check_table(table)
         drawn = self._draw(devices, seed)
         distances = table.get("distance_m", np.asarray(self.distances_m))
         if note := self.noise_note(bool(distances.size) or gains is not None):
@@ -300,6 +303,19 @@ class RadioConfig:
             max_rate=self.max_rate,
             dynamics=changing if self.dynamic else None,
         )
+
+    def _check_table(self, table: Mapping[str, object]) -> None:
+        """Refuse columns of the devices' table that would have no effect, or leave a setting without one."""
+        anew = [name for name in ("cpu_hz", "tx_power_w") if name in table]
+        if self.dynamic and anew:
+            raise ConfigError(
+                f"radio.devices_csv gives {' and '.join(anew)}, which radio.dynamic = true draws anew in every round. "
+                "Leave the columns out and give ranges, or set radio.dynamic = false."
+            )
+        if self.distances_m and "distance_m" in table:
+            raise ConfigError(
+                "radio.devices_csv has a column distance_m, and radio.distances_m is given too; leave out one of them."
+            )
 
     def _draw(self, devices: int, seed: int) -> Drawn:
         """Draw the devices: from the kinds that were named, and from the ranges that were given."""

@@ -206,6 +206,9 @@ def _unreadable(path: Path, why: object) -> ConfigError:
     return ConfigError(f"cannot read the gains {str(path)!r}: {told}. Write it with np.save or np.savez.")
 
 
+_LINKS = ("uplink", "downlink")
+
+
 def read_gains(path: str | Path) -> Measured:
     """Read measured gains from a CSV file.
 
@@ -215,6 +218,12 @@ def read_gains(path: str | Path) -> Measured:
     devices from 0. Round r of a run takes round r of the table, and begins again with round 1 after the last.
     """
     columns, rows = read_table(path, "gains")
+    for name in columns:
+        one_of(f"a column of {str(path)!r}", name, ("round", "device", *_LINKS, *(f"{link}_db" for link in _LINKS)))
+        if f"{name}_db" in columns:
+            raise ConfigError(
+                f"{str(path)!r} has the columns {name} and {name}_db, a gain twice; leave out one of them."
+            )
     up = next((name for name in ("uplink", "uplink_db") if name in columns), None)
     if up is None or not {"round", "device"} <= set(columns) or not rows:
         raise ConfigError(
