@@ -25,7 +25,8 @@ class MeanConfig:
     Attributes:
         kind: ``"mean"``, weighted by samples; ``"trimmed"``, without the smallest and the largest values of every
             entry; or ``"median"`` of every entry. The last two give every device one vote.
-        trim: share of the values that is cut off at either end.
+        trim: share of the values that is cut off at either end: at least one value of 3 and more, and none of 1 or 2,
+            of which nobody can tell the wrong one.
     """
 
     kind: str = "mean"
@@ -94,11 +95,10 @@ class Mean:
         )
         rows = rows.sort(dim=0).values
         holders = (rows < torch.inf).sum(dim=0)
-        cut = (holders - 1).clamp(min=0) // 2 if self._config.kind == "median" else _floor(holders * self._config.trim)
+        cut = (holders - 1).clamp(min=0) // 2
+        if self._config.kind == "trimmed":
+            share = (holders * self._config.trim + 1e-9).floor().long()
+            cut = cut.minimum(share.clamp(min=1 if self._config.trim else 0))
         place = torch.arange(len(rows)).reshape(-1, *[1] * like.ndim)
         counted = (place >= cut) & (place < holders - cut)
         return torch.where(counted, rows, 0.0).sum(dim=0) / counted.sum(dim=0).clamp(min=1)
-
-
-def _floor(counts: Tensor) -> Tensor:
-    return (counts + 1e-9).floor().long()
