@@ -192,10 +192,21 @@ def test_means_are_plain_loops(kind, over, devices):
         np.testing.assert_allclose(mean.held["w"].numpy().reshape(-1), held)
 
 
-def test_a_mean_of_nothing_changes_nothing():
-    for kind in ("mean", "trimmed", "median"):
-        mean = Mean({"w": torch.ones(3)}, MeanConfig(kind=kind), over="holders")
-        assert torch.equal(mean.mean()["w"], torch.zeros(3))
+@pytest.mark.parametrize("over", ["all", "holders"])
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])
+def test_a_mean_of_nothing_changes_nothing(kind, over):
+    mean = Mean({"w": torch.ones(3)}, MeanConfig(kind=kind), over=over)
+    assert torch.equal(mean.mean()["w"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("over", ["all", "holders"])
+def test_weights_are_any_numbers_and_none_at_all_is_no_change(over):
+    for weights, wanted in (([0.0, 0.0], 0.0), ([0.125, 0.375], 7.0), ([0.0, 3.0], 8.0)):
+        mean = Mean({"w": torch.ones(3)}, over=over)
+        for value, weight in zip((4.0, 8.0), weights, strict=True):
+            mean.add("w", torch.full((3,), value), whole((3,)), weight)
+            mean.count(weight)
+        assert torch.equal(mean.mean()["w"], torch.full((3,), wanted))
 
 
 @pytest.mark.parametrize("kind", ["trimmed", "median"])

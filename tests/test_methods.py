@@ -221,6 +221,17 @@ def test_no_change_is_no_change(task):
         assert torch.equal(gather(merged[name], piece), gather(original[name], piece))
 
 
+@pytest.mark.parametrize("mean", ["mean", "median"])
+def test_a_round_of_nobody_is_no_change(case, tiny, small, mean):
+    """As where a method around this one leaves everybody out."""
+    name, settings = case
+    method = method_of(task := task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings))
+    whole, state, _ = start(method, task)
+    merged, _ = method.merge(state, whole, iter(()))
+    assert list(merged) == list(whole)
+    assert all(torch.equal(merged[name], whole[name]) for name in whole)
+
+
 def test_merge_writes_to_nothing_it_was_given(task):
     method = method_of(task)
     whole, state, (job, *_) = start(method, task, round_=2)
