@@ -44,6 +44,11 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.zero_()
 
 
+def is_variance(name: str) -> bool:
+    """Tell whether a tensor of this name is the variance that a norm remembers."""
+    return name.rpartition(".")[2] == "running_var"
+
+
 def count_parameters(model: nn.Module) -> int:
     """Number of parameters of any network, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
