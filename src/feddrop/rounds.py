@@ -16,7 +16,7 @@ from feddrop.device import Reply
 from feddrop.errors import FrameError, RunError
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update
-from feddrop.params import Params
+from feddrop.params import Params, with_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
 
@@ -219,6 +219,7 @@ def run_round(
     replies = executor.compute(sent.parcels(jobs))
     updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
     new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
+    new = with_variances(params, new)
     return RoundResult(new, new_state, [sent.done[device] for device in sorted(sent.done)])
 
 

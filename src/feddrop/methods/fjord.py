@@ -232,7 +232,8 @@ class _Fjord:
                     mean.add(_key(number), change, whole(tuple(old.shape)), update.num_samples)
         changes = mean.mean()
         after = {name: before[name] + changes[name] for name in before}
-        return after, {**{key: old + changes[key] for key, old in apart.items()}, "steps": steps}
+        kept = {_key(n): self.levels[n].moved(state[_key(n)], changes[_key(n)]) for n in self._apart(len(self.levels))}
+        return after, {**kept, "steps": steps}
 
     def sizes(self, rate: float) -> Sizes:
         top = self.config.widest(rate)
@@ -310,6 +311,10 @@ class _Level:
         """Return norm statistics by name from all of them one after another."""
         parts = torch.split(flat, list(self.statistics.values()))
         return dict(zip(self.statistics, parts, strict=True))
+
+    def moved(self, flat: Tensor, change: Tensor) -> Tensor:
+        """Return norm statistics after a change, all of them one after another; rounding takes none below 0."""
+        return torch.cat(list(params.with_variances(self.split(flat), self.split(flat + change)).values()))
 
 
 class _Draws:
