@@ -151,6 +151,36 @@ def test_a_last_round_that_diverges_is_told(tmp_path, small, caplog):
     assert "Training diverged: in round 1" in (tmp_path / "run" / "report.html").read_text()
 
 
+class Drawing(nn.Module):
+    """Draws random numbers, also when it is tested."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(x.flatten(1), 0.5))
+
+
+def test_what_is_drawn_in_tests_follows_from_the_seed_alone(tmp_path, small):
+    """Neither from the caller's generator, nor from how often the run was stopped; and that generator stays."""
+    net = Drawing()
+
+    def losses(name, *settings, stops=1):
+        before = torch.get_rng_state()
+        for stop in range(stops):
+            job = feddrop.Run(config(*settings), tmp_path / name, resume=stop > 0, model=net, dataset=small)
+            for _ in zip(range(3 - stops), job, strict=False):
+                pass
+        assert torch.equal(torch.get_rng_state(), before)
+        return [record.test_loss for record in job.records]
+
+    first = losses("first")
+    torch.rand(3)
+    assert losses("again") == losses("stopped", stops=2) == first
+    assert losses("other", "seed=1") != first
+
+
 def test_a_network_that_works_in_place_leaves_the_test_set_alone(tmp_path, small):
     net = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(256, 10))
     before = small.test_x.clone(), small.train_x.clone()
