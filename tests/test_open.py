@@ -110,6 +110,21 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
     assert named[0].train_loss == pytest.approx(plain[0].train_loss / 2, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("loss", "feddrop", "metrics has 'loss', which a record holds already. Give it another name"),
+        ("test_loss", "feddrop", "metrics has 'test_loss', which a record holds"),
+        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method notes itself. Give it another name"),
+    ],
+)
+def test_a_metric_has_a_name_of_its_own(tmp_path, tiny, small, name, method, said):
+    chosen = config("rate=0.5", f"method={method}")
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(chosen, tmp_path / "run", model=tiny, dataset=small, metrics={name: halved})
+    assert not (tmp_path / "run").exists()
+
+
 def halved(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets) / 2
 
