@@ -86,6 +86,18 @@ def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, settin
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), None])
+def test_a_mistyped_argument_is_named_with_the_nearest(tmp_path, small, given):
+    with pytest.raises(ConfigError, match=r"an argument is 'modle'; it must be .* Did you mean 'model'\?"):
+        feddrop.run(config(), tmp_path / "run", dataset=small, modle=given)
+    with pytest.raises(ConfigError, match=r"an argument is 'overwirte'; .* Did you mean 'overwrite'\?"):
+        feddrop.Run(config(), tmp_path / "run", overwirte=given)
+    assert not (tmp_path / "run").exists()
+    feddrop.Run(config(), tmp_path / "run", dataset=small)
+    with pytest.raises(ConfigError, match=r"an argument is 'datset'; .* Did you mean 'dataset'\?"):
+        feddrop.resume(tmp_path / "run", datset=given)
+
+
 def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)

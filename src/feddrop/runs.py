@@ -20,7 +20,7 @@ from feddrop.callbacks import Callbacks
 from feddrop.callbacks import named as named_callbacks
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
@@ -75,6 +75,8 @@ class Run:
         command: str = "",
         **brought: Unpack[Brought],
     ) -> None:
+        for name in brought:
+            one_of("an argument", name, (*NAMES, "callbacks", "command", "overwrite", "resume"))
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:
