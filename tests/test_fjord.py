@@ -192,15 +192,26 @@ def test_statistics_travel_beside_the_values_and_are_counted(tiny, digits):
         assert entry.pull_bytes == 64 + values + apart + 4 + 4 + 8 + 4 * (top + 1)
 
 
-def test_steps_below_zero_are_refused(tiny, digits):
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda payload: {"steps": -payload["steps"]}, "device 0 .* steps at its widths"),
+        (lambda payload: {"statistics/1": payload["statistics/1"] + 2e6}, "device 0 .* width 0.4 that change by 2e.06"),
+        (lambda payload: {"statistics/1": payload["statistics/1"] * 3e37}, "device 0 .* that change by"),
+        (lambda payload: {"statistics/0": -payload["statistics/0"].abs()}, "device 0 .* width 0.2 .* variance is -"),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny, digits, spoil, said):
     task = task_for(tiny, few(digits), "fjord")
     method, whole = method_of(task), params.from_model(tiny)
     (job,) = method.plan(method.init(whole), whole, 1, {0: 0.0}, 7)
     frame, _ = answered(Device(task), method, whole, job)
     update = pull(method, frame, job, method.cut(job))
-    spoiled = {**update.payload, "steps": -update.payload["steps"]}
-    with pytest.raises(FrameError, match="steps at its widths"):
+    spoiled = {**update.payload, **spoil(update.payload)}
+    with pytest.raises(FrameError, match=said):
         pull(method, rewritten(frame, update.subnet, payload=spoiled), job, method.cut(job))
+    with pytest.raises(FrameError, match="device 0"):
+        method.answer(job, {**update.payload, "statistics/0": update.payload["statistics/0"] * torch.nan})
 
 
 def test_a_network_whose_full_width_nobody_trains_is_told_of(tmp_path, caplog):

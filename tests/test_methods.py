@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from feddrop import params, wire
 from feddrop.config import RunConfig
+from feddrop.data import from_arrays
 from feddrop.device import Device
 from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.executors import Serial
@@ -219,6 +221,17 @@ def test_no_change_is_no_change(task):
     original = params.from_model(task.setup.model)
     for name, piece in method.cut(jobs[0]).items():
         assert torch.equal(gather(merged[name], piece), gather(original[name], piece))
+
+
+@pytest.mark.parametrize("mean", ["mean", "median"])
+def test_a_round_of_nobody_is_no_change(case, tiny, small, mean):
+    """As where a method around this one leaves everybody out."""
+    name, settings = case
+    method = method_of(task := task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings))
+    whole, state, _ = start(method, task)
+    merged, _ = method.merge(state, whole, iter(()))
+    assert list(merged) == list(whole)
+    assert all(torch.equal(merged[name], whole[name]) for name in whole)
 
 
 def test_merge_writes_to_nothing_it_was_given(task):
@@ -436,6 +449,31 @@ def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
     assert [device.status == "ok" for device in result.devices] == [not held for held in holders]
     assert all("too large for float16" in d.status for d, held in zip(result.devices, holders, strict=True) if held)
     assert all(d.push_bytes == 0 for d, held in zip(result.devices, holders, strict=True) if held)
+
+
+def test_no_variance_of_a_norm_falls_below_zero_by_rounding(tmp_path):
+    """Channels of very unequal variances share one int8 scale; without a guard the first test is NaN in round 2."""
+    x = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0)
+    data = from_arrays(x[:120], y[:120], x[120:], y[120:])
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    with torch.no_grad():
+        net[0].weight.mul_(torch.logspace(-2, 1.3, 16)[:, None])
+    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { wire = 'int8' }"
+    job = Run(RunConfig.from_toml(text), tmp_path / "run", model=net, dataset=data)
+    for record in job:
+        assert math.isfinite(record.test_loss)
+        assert float(job.params["1.running_var"].min()) >= 0
+
+
+def test_a_variance_that_would_fall_below_zero_stays_as_it_was():
+    before = {"norm.running_var": torch.tensor([1.0, 2.0, 3.0]), "norm.running_mean": torch.zeros(1)}
+    after = {"norm.running_var": torch.tensor([-1.0, 0.0, 4.0]), "norm.running_mean": torch.tensor([-1.0])}
+    kept = params.with_variances(before, after)
+    assert {name: tensor.tolist() for name, tensor in kept.items()} == {
+        "norm.running_var": [1.0, 0.0, 4.0],
+        "norm.running_mean": [-1.0],
+    }
 
 
 def test_an_absurd_learning_rate_is_an_error_not_ok(tmp_path, tiny, small):

@@ -86,6 +86,18 @@ def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, settin
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), None])
+def test_a_mistyped_argument_is_named_with_the_nearest(tmp_path, small, given):
+    with pytest.raises(ConfigError, match=r"an argument is 'modle'; it must be .* Did you mean 'model'\?"):
+        feddrop.run(config(), tmp_path / "run", dataset=small, modle=given)
+    with pytest.raises(ConfigError, match=r"an argument is 'overwirte'; .* Did you mean 'overwrite'\?"):
+        feddrop.Run(config(), tmp_path / "run", overwirte=given)
+    assert not (tmp_path / "run").exists()
+    feddrop.Run(config(), tmp_path / "run", dataset=small)
+    with pytest.raises(ConfigError, match=r"an argument is 'datset'; .* Did you mean 'dataset'\?"):
+        feddrop.resume(tmp_path / "run", datset=given)
+
+
 def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)
@@ -108,6 +120,21 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
     assert "top3" not in plain[-1].metrics
     named = feddrop.run(config('train.loss="test_open:halved"'), tmp_path / "named", dataset=small)
     assert named[0].train_loss == pytest.approx(plain[0].train_loss / 2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("loss", "feddrop", "metrics has 'loss', which a record holds already. Give it another name"),
+        ("test_loss", "feddrop", "metrics has 'test_loss', which a record holds"),
+        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method notes itself. Give it another name"),
+    ],
+)
+def test_a_metric_has_a_name_of_its_own(tmp_path, tiny, small, name, method, said):
+    chosen = config("rate=0.5", f"method={method}")
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(chosen, tmp_path / "run", model=tiny, dataset=small, metrics={name: halved})
+    assert not (tmp_path / "run").exists()
 
 
 def halved(outputs, targets):
@@ -149,6 +176,36 @@ def test_a_last_round_that_diverges_is_told(tmp_path, small, caplog):
     (line,) = [line for line in caplog.messages if "diverged" in line]
     assert line.startswith("round 1: the test loss is")
     assert "Training diverged: in round 1" in (tmp_path / "run" / "report.html").read_text()
+
+
+class Drawing(nn.Module):
+    """Draws random numbers, also when it is tested."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(x.flatten(1), 0.5))
+
+
+def test_what_is_drawn_in_tests_follows_from_the_seed_alone(tmp_path, small):
+    """Neither from the caller's generator, nor from how often the run was stopped; and that generator stays."""
+    net = Drawing()
+
+    def losses(name, *settings, stops=1):
+        before = torch.get_rng_state()
+        for stop in range(stops):
+            job = feddrop.Run(config(*settings), tmp_path / name, resume=stop > 0, model=net, dataset=small)
+            for _ in zip(range(3 - stops), job, strict=False):
+                pass
+        assert torch.equal(torch.get_rng_state(), before)
+        return [record.test_loss for record in job.records]
+
+    first = losses("first")
+    torch.rand(3)
+    assert losses("again") == losses("stopped", stops=2) == first
+    assert losses("other", "seed=1") != first
 
 
 def test_a_network_that_works_in_place_leaves_the_test_set_alone(tmp_path, small):

@@ -285,12 +285,26 @@ def test_best_and_last_two_are_kept_also_after_a_resume(tmp_path):
     assert RunFolder(folder).checkpoint().round == 6
 
 
-def test_without_classes_the_best_has_the_lowest_loss(tmp_path):
+@pytest.mark.parametrize("worst", [float("nan"), float("inf")])
+def test_without_classes_the_best_has_the_lowest_loss(tmp_path, worst):
+    """What is no number is never best, also in the first round; a folder that is read again says the same."""
+    disk, losses = RunFolder(tmp_path), (worst, 3.0, 1.0, 2.0, worst, 2.0, 2.0)
+    with disk.locked():
+        disk.begin(RunConfig(), FACTS)
+        for round_, loss in enumerate(losses, 1):
+            disk.save(record(round_, test_loss=loss), groups(round_))
+            if round_ == 1:
+                with pytest.raises(RunError, match="no round with a test result"):
+                    disk.checkpoint(best=True)
+    assert disk.checkpoint(best=True).round == reopened(tmp_path)[0].checkpoint(best=True).round == 3
+
+
+def test_an_accuracy_that_is_no_number_is_never_best(tmp_path):
     disk = RunFolder(tmp_path)
     with disk.locked():
         disk.begin(RunConfig(), FACTS)
-        for round_, loss in enumerate((3.0, 1.0, 2.0, float("nan"), 2.0), 1):
-            disk.save(record(round_, test_loss=loss), groups(round_))
+        for round_, accuracy in enumerate((float("nan"), 0.5, 0.25, 0.25), 1):
+            disk.save(record(round_, accuracy, test_loss=1.0), groups(round_))
     assert disk.checkpoint(best=True).round == 2
 
 

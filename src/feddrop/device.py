@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -102,9 +103,8 @@ class Device:
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
         """Do what a frame asks for. Whatever happens on a device, the server and the other devices go on."""
         started = time.perf_counter()
-        where = torch.device(self.task.torch_device)
         try:
-            with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+            with self._own_draws():
                 answer, remembered = self._handle(frame, memory)
         except FeddropError as failure:
             return Reply(error=str(failure), memory=memory, seconds=time.perf_counter() - started)
@@ -131,6 +131,11 @@ class Device:
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
         return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
 
+    def _own_draws(self) -> AbstractContextManager[None]:
+        """Leave the caller's generators as they are."""
+        where = torch.device(self.task.torch_device)
+        return torch.random.fork_rng(devices=[where] if where.type == "cuda" else [])
+
     def _seed(self, seed: int) -> None:
         """Seed what draws. torch.manual_seed writes down the call stack for every kind of accelerator: slow."""
         if torch.device(self.task.torch_device).type == "cpu":
@@ -150,12 +155,17 @@ class Device:
         params.load_into(self.model, values)
 
     def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return the sum of the loss and of every measure over one chunk of the test set; and its size."""
+        """Return the sum of the loss and of every measure over one chunk of the test set; and its size.
+
+        What the network draws follows from the run's seed and the chunk: it is the same in every round and wherever.
+        """
         samples, where = self.task.samples, self.task.torch_device
         stop = min(start + TEST_CHUNK, len(samples.test_y))
         cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
         batches = ((taken(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
-        return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
+        with self._own_draws():
+            self._seed(derive(self.task.setup.seed, "test", start))
+            return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
 
 
 def check_torch_device(name: str) -> None:

@@ -44,6 +44,23 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.zero_()
 
 
+def with_variances(before: Params, after: Params) -> Params:
+    """Return the parameters after a merge, where a norm's variance that fell below 0 stays as it was before.
+
+    Nothing guards it from that: a change that int8 rounds or a rate scales may take more from a small variance than
+    there is of it, and a norm would give NaN.
+    """
+    return {
+        name: torch.where(tensor < 0, before[name], tensor) if is_variance(name) else tensor
+        for name, tensor in after.items()
+    }
+
+
+def is_variance(name: str) -> bool:
+    """Tell whether a tensor of this name is the variance that a norm remembers."""
+    return name.rpartition(".")[2] == "running_var"
+
+
 def count_parameters(model: nn.Module) -> int:
     """Number of parameters of any network, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
 from feddrop.radio import Measured, gains_from
 from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
+from feddrop.records import RoundRecord
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
 
@@ -215,10 +217,19 @@ def device_task(
         factory=brought.get("method") or config.method.factory(),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
-        measures={**measures_for(loss), **(brought.get("metrics") or {})},
+        measures={**measures_for(loss), **_metrics(brought)},
         threads=config.execution.threads,
         torch_device=config.execution.device,
     )
+
+
+def _metrics(brought: Brought) -> Mapping[str, Loss]:
+    """Return the user's own metrics; one that has the name of something in the record would stand in its place."""
+    given = brought.get("metrics") or {}
+    for name in given:
+        if name in ("loss", *(one.name for one in dataclasses.fields(RoundRecord))):
+            raise ConfigError(f"metrics has {name!r}, which a record holds already. Give it another name.")
+    return given
 
 
 def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:

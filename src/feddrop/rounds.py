@@ -14,14 +14,11 @@ from typing import NamedTuple, Protocol
 from feddrop import wire
 from feddrop.device import Reply
 from feddrop.errors import FrameError, RunError
-from feddrop.learning.guard import Guard
+from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update
-from feddrop.params import Params
+from feddrop.params import Params, with_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
-
-LARGEST = 1e6
-"""No honest update changes a weight by more; what is larger would overflow the network of all."""
 
 
 class Parcel(NamedTuple):
@@ -222,6 +219,7 @@ def run_round(
     replies = executor.compute(sent.parcels(jobs))
     updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
     new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
+    new = with_variances(params, new)
     return RoundResult(new, new_state, [sent.done[device] for device in sorted(sent.done)])
 
 

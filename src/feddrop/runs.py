@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,11 +20,11 @@ from feddrop.callbacks import Callbacks
 from feddrop.callbacks import named as named_callbacks
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
-from feddrop.methods.method import State
+from feddrop.methods.method import Method, State
 from feddrop.params import Params
 from feddrop.preparation import NAMES, Brought, prepare
 from feddrop.rates import Decision
@@ -75,6 +75,8 @@ class Run:
         command: str = "",
         **brought: Unpack[Brought],
     ) -> None:
+        for name in brought:
+            one_of("an argument", name, (*NAMES, "callbacks", "command", "overwrite", "resume"))
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:
@@ -86,6 +88,7 @@ class Run:
         self._method = self.prepared.method
         start = params.from_model(self.prepared.model)
         self.state: State = self._method.init(start)
+        _check_metrics(brought.get("metrics") or {}, self._method, self.state)
         self.params: Params = self._settled(start, self.state)
         self._step: Params = first_state(config.server, self.params)
         self._learned = [name for name, p in self.prepared.model.named_parameters() if p.requires_grad]
@@ -303,6 +306,13 @@ def _check_brought(about: Mapping[str, Any], brought: Brought) -> None:
         raise RunError(
             f"the run was started with {' and '.join(missing)} of your own: feddrop.resume(folder, {given})."
         )
+
+
+def _check_metrics(own: Collection[str], method: Method, state: State) -> None:
+    """Raise where a metric of the user's has the name of something that the method notes: one of them would vanish."""
+    for name in method.notes(state) if own and method.notes else ():
+        if name in own:
+            raise ConfigError(f"metrics has {name!r}, which the method notes itself. Give it another name.")
 
 
 def _finish(job: Run) -> list[Record]:

@@ -18,6 +18,9 @@ import torch
 from feddrop.errors import RunError
 from feddrop.subnets.piece import Subnet, scatter
 
+LARGEST = 1e6
+"""No honest update changes a weight by more; what is larger would overflow the network of all."""
+
 STANDS_OUT = 7.0
 """An update so many times larger than the median of the last round is marked as suspicious; honest ones of rates from 0
 to 0.9 were seen to be up to 5 times as large."""

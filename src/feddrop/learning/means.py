@@ -25,7 +25,8 @@ class MeanConfig:
     Attributes:
         kind: ``"mean"``, weighted by samples; ``"trimmed"``, without the smallest and the largest values of every
             entry; or ``"median"`` of every entry. The last two give every device one vote.
-        trim: share of the values that is cut off at either end.
+        trim: share of the values that is cut off at either end: at least one value of 3 and more, and none of 1 or 2,
+            of which nobody can tell the wrong one.
     """
 
     kind: str = "mean"
@@ -40,9 +41,13 @@ class MeanConfig:
 class Mean:
     """A mean of updates, entry by entry.
 
-    Over ``"all"``, an entry that a device does not hold counts as zero; over ``"holders"``, it does not count, and what
-    nobody holds has the mean 0. The robust kinds find the middle of the *holders'* values, and multiply it by the share
-    of the weight that holds the entry where zeros count.
+    Over ``"all"``, an entry that a device does not hold counts as zero; over ``"holders"``, it does not count. What
+    nobody holds, or nobody with a weight, has the mean 0: no change. The robust kinds find the middle of the *holders'*
+    values, and multiply it by the share of the weight that holds the entry where zeros count.
+
+    Attributes:
+        weight: of all contributors.
+        held: of those that hold each entry, where that is needed.
     """
 
     def __init__(self, like: Params, config: MeanConfig | None = None, *, over: str) -> None:
@@ -51,7 +56,7 @@ class Mean:
         self._total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
         self.held = {name: torch.zeros_like(tensor) for name, tensor in like.items()} if self._needs_held else {}
         self._votes: dict[str, list[tuple[Tensor, Piece]]] = {name: [] for name in like}
-        self._weight = 0.0
+        self.weight = 0.0
 
     @property
     def _needs_held(self) -> bool:
@@ -68,18 +73,20 @@ class Mean:
 
     def count(self, weight: float) -> None:
         """Count a contributor of this weight."""
-        self._weight += weight
+        self.weight += weight
 
     def mean(self) -> Params:
         """Return the mean of what was added."""
+        weight = self.weight or 1.0  # where nobody has any, totals are 0
         if self._config.kind == "mean":
             if self._over == "all":
-                return {name: total / self._weight for name, total in self._total.items()}
-            return {name: total / self.held[name].clamp(min=1.0) for name, total in self._total.items()}
+                return {name: total / weight for name, total in self._total.items()}
+            held = self.held
+            return {name: total / torch.where(held[name] > 0, held[name], 1.0) for name, total in self._total.items()}
         middle = {name: self._middle(votes, self._total[name]) for name, votes in self._votes.items()}
         if self._over == "holders":
             return middle
-        return {name: value * (self.held[name] / self._weight) for name, value in middle.items()}
+        return {name: value * (self.held[name] / weight) for name, value in middle.items()}
 
     def _middle(self, votes: list[tuple[Tensor, Piece]], like: Tensor) -> Tensor:
         """Return the trimmed mean or the median of every entry over those that hold it; 0 where nobody does."""
@@ -94,11 +101,10 @@ class Mean:
         )
         rows = rows.sort(dim=0).values
         holders = (rows < torch.inf).sum(dim=0)
-        cut = (holders - 1).clamp(min=0) // 2 if self._config.kind == "median" else _floor(holders * self._config.trim)
+        cut = (holders - 1).clamp(min=0) // 2
+        if self._config.kind == "trimmed":
+            share = (holders * self._config.trim + 1e-9).floor().long()
+            cut = cut.minimum(share.clamp(min=1 if self._config.trim else 0))
         place = torch.arange(len(rows)).reshape(-1, *[1] * like.ndim)
         counted = (place >= cut) & (place < holders - cut)
         return torch.where(counted, rows, 0.0).sum(dim=0) / counted.sum(dim=0).clamp(min=1)
-
-
-def _floor(counts: Tensor) -> Tensor:
-    return (counts + 1e-9).floor().long()

@@ -40,7 +40,7 @@ class ServerConfig:
         tau: how adaptive the adaptive ones are: smaller is more.
         mean: ``"mean"``, weighted by samples; ``"trimmed"`` or ``"median"`` of every entry, which resist devices that
             send nonsense and hold all updates of a round.
-        trim: for ``"trimmed"``: share of the values that is cut off at either end.
+        trim: for ``"trimmed"``: share of the values that is cut off at either end; at least one of 3 values and more.
         clip: largest size of an update, as a multiple of the median of the last round; 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum that lie closest together are used
             (multi-Krum); 0 uses all.

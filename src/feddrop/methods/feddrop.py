@@ -83,7 +83,7 @@ def feddrop(setup: Setup, config: FeddropConfig) -> Method:
                 mean.add(name, values, piece, update.num_samples)
             mean.count(update.num_samples)
         if config.rule == "model":
-            return mean.mean(), state
+            return mean.mean() if mean.weight else params, state
         return {name: params[name] + step for name, step in mean.mean().items()}, state
 
     def sizes(rate: float) -> Sizes:

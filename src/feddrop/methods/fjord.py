@@ -23,6 +23,7 @@ from torch.func import functional_call
 from feddrop import params
 from feddrop.errors import ConfigError, FrameError, TrainingError
 from feddrop.learning.batches import Inputs, laid_out
+from feddrop.learning.guard import LARGEST
 from feddrop.learning.local import call
 from feddrop.methods.method import (
     Batches,
@@ -200,7 +201,19 @@ class _Fjord:
         steps = payload["steps"]
         if int(steps.min()) < 0:
             raise FrameError(f"device {job.device} says it took {steps.tolist()} steps at its widths.")
+        for number in self._apart(len(steps) - 1):
+            self._check_statistics(job, number, payload[_key(number)])
         return self.cut(job)
+
+    def _check_statistics(self, job: Job, number: int, new: Tensor) -> None:
+        """Raise unless a device may have met activations of these statistics, by the same limit as weights have."""
+        who = f"device {job.device} answered with norm statistics at width {self.config.widths[number]:g}"
+        largest = float((new - job.payload[_key(number)]).abs().max())
+        if not largest <= LARGEST:
+            raise FrameError(f"{who} that change by {largest:.3g}: training diverged. Lower the learning rate.")
+        for name, part in self.levels[number].split(new).items():
+            if params.is_variance(name) and float(part.min()) < 0:
+                raise FrameError(f"{who} of which a variance is {float(part.min()):.3g}; it must be at least 0.")
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         """Average every entry over the devices that hold it: those with p_max ≥ p, for what width p adds."""
@@ -219,7 +232,8 @@ class _Fjord:
                     mean.add(_key(number), change, whole(tuple(old.shape)), update.num_samples)
         changes = mean.mean()
         after = {name: before[name] + changes[name] for name in before}
-        return after, {**{key: old + changes[key] for key, old in apart.items()}, "steps": steps}
+        kept = {_key(n): self.levels[n].moved(state[_key(n)], changes[_key(n)]) for n in self._apart(len(self.levels))}
+        return after, {**kept, "steps": steps}
 
     def sizes(self, rate: float) -> Sizes:
         top = self.config.widest(rate)
@@ -297,6 +311,10 @@ class _Level:
         """Return norm statistics by name from all of them one after another."""
         parts = torch.split(flat, list(self.statistics.values()))
         return dict(zip(self.statistics, parts, strict=True))
+
+    def moved(self, flat: Tensor, change: Tensor) -> Tensor:
+        """Return norm statistics after a change, all of them one after another; rounding takes none below 0."""
+        return torch.cat(list(params.with_variances(self.split(flat), self.split(flat + change)).values()))
 
 
 class _Draws:

@@ -181,10 +181,10 @@ class RoundRecord(_Record):
 
     @property
     def score(self) -> float | None:
-        """How good the network is on the test set, higher is better: accuracy, or else minus the loss."""
-        if self.test_accuracy is not None:
+        """How good the network is on the test set, higher is better: accuracy, or else minus the loss; if finite."""
+        if self.test_accuracy is not None and math.isfinite(self.test_accuracy):
             return self.test_accuracy
-        return None if self.test_loss is None else -self.test_loss
+        return -self.test_loss if self.test_loss is not None and math.isfinite(self.test_loss) else None
 
     @property
     def diverged(self) -> bool:
