@@ -21,7 +21,8 @@ import feddrop
 from feddrop import files
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
-from feddrop.records import DeviceRecord, RoundRecord, RunFolder, about, export, load_model, load_run
+from feddrop.records import DeviceRecord, RoundRecord, RunFolder, about, export, load_model, load_run, tables
+from feddrop.records.types import kinds
 from feddrop.runs import Run, resume, run
 
 FACTS = {"parameters": 3, "data_crc32": 7, "samples": [2, 1], "own": []}
@@ -527,6 +528,16 @@ def test_tables_hold_a_row_a_round_or_a_row_a_device(tmp_path):
         assert len(text.splitlines()) == len(table) + 1
     with pytest.raises(ConfigError, match=r"'\.parquet' or '\.csv'"):
         export(tmp_path / "run", tmp_path / "x.xlsx")
+
+
+def test_every_field_of_a_device_has_a_place_in_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    values = {"int": 3, "float": 0.5, "str": "int8"}
+    device = DeviceRecord(**{name: values[kind] for name, kind in kinds(DeviceRecord).items()})
+    rounds = [RoundRecord(round=1, devices=(device,))]
+    back = pandas.read_parquet(tables.write(rounds, tmp_path / "x.parquet", devices=True))
+    for table in (tables.to_pandas(rounds, devices=True), back):
+        assert table.iloc[0].to_dict() == {"round": 1, **{name: getattr(device, name) for name in device}}
 
 
 def test_the_command_writes_a_table(tmp_path):

@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self
 
 from feddrop.errors import RunError
 from feddrop.files import clean, plain
 from feddrop.learning.config import GROWN
 
-_COUNTS = frozenset({"push_bytes", "pull_bytes", "samples"})
-_WORDS = frozenset({"binding", "status", "suspicious", "wire"})
 _EDITED = "Was it edited by hand?"
 
 
@@ -235,17 +234,23 @@ def _fits(value: float) -> bool:
     return True
 
 
+@cache
+def kinds(cls: type[Any]) -> dict[str, str]:
+    """Return what the fields of a record hold: ``"int"``, ``"float"``, ``"str"``, whether or not they may be None."""
+    return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
+
+
 def _values(cls: type[Any], item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a record that are there, each of its type."""
     found: dict[str, Any] = {}
-    for name in (one.name for one in dataclasses.fields(cls) if one.name not in but):
+    for name, kind in kinds(cls).items():
         value = item.get(name)
-        if value is None:
+        if value is None or name in but:
             continue
-        if name in _WORDS:
+        if kind == "str":
             found[name] = str(value)
         else:
             checked = number(item, name, where)
             if checked is not None:
-                found[name] = int(checked) if name in _COUNTS else checked
+                found[name] = int(checked) if kind == "int" else checked
     return found
