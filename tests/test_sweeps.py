@@ -111,6 +111,22 @@ def test_what_is_varied_is_not_set(tmp_path):
         read_sweep(path, ["seed=3"])
 
 
+@pytest.mark.parametrize(
+    ("text", "given", "varied"),
+    [
+        ('[grid]\nmethod = ["fedavg", "feddrop"]', "method.name=heterofl", "method"),
+        ('[grid]\n"data.alpha" = [0.1, 0.9]', "data = {devices = 2}", "data.alpha"),
+        ('[[variants]]\nname = "a"\nmethod = { name = "feddst", alpha = 0.1 }', "method=heterofl", "method.alpha"),
+    ],
+)
+def test_neither_a_section_nor_a_key_of_what_is_varied_is_set(tmp_path, text, given, varied):
+    """The runs would all be the same, under names that say otherwise."""
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^{varied} is varied by the sweep, and given by --set (method|data)"):
+        read_sweep(path, [given])
+    assert read_sweep(path, ["data.devices=2"])
+
+
 def test_names_and_folders(tmp_path):
     for name in ("", "a/b", "..", ".hidden"):
         with pytest.raises(ConfigError, match="a folder can have"):
