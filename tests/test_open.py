@@ -13,6 +13,7 @@ import feddrop
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
 from feddrop.methods.fedavg import FedavgConfig
+from feddrop.rates import GivenRates
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
 
@@ -71,6 +72,17 @@ def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, ti
         "data.train_limit: without effect, since dataset=... was given.",
         "data.devices: without effect, since parts=... was given.",
     ]
+
+
+def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_path, caplog):
+    class Taking(GivenRates):
+        takes = ("rate",)
+
+    for decider in (GivenRates, Taking):
+        feddrop.Run(
+            config("rate=0.5"), tmp_path / decider.__name__, rates=lambda _, who, own=decider: own([0.1] * 3, who)
+        )
+    assert caplog.messages == ["rate: without effect, since rates=... was given."]
 
 
 @pytest.mark.parametrize(
