@@ -98,6 +98,21 @@ def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, settin
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small):
+    mine = {
+        "loss": lambda outputs, targets: 5 * nn.functional.cross_entropy(outputs, targets),
+        "method": lambda setup: feddrop.heterofl(setup, feddrop.WindowConfig()),
+        "metrics": {"accuracy": lambda outputs, targets: torch.ones(())},
+        "rates": lambda work, who: GivenRates([0.1] * len(work.samples), who),
+        "parts": [np.arange(30), np.arange(30, 60), np.arange(60, 90)],
+    }
+    next(iter(feddrop.Run(config(), tmp_path / "run", dataset=small)))
+    for name, given in mine.items():
+        with pytest.raises(RunError, match=f"was started without {name} of your own: resume it without, or start"):
+            feddrop.resume(tmp_path / "run", dataset=small, **{name: given})
+    assert len(feddrop.resume(tmp_path / "run", dataset=small, loss=None, executor=Serial)) == 2
+
+
 def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)

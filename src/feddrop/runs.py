@@ -295,9 +295,16 @@ def read_config(folder: str | Path) -> RunConfig:
 
 
 def _check_brought(about: Mapping[str, Any], brought: Brought) -> None:
-    """Raise unless all that a run was started with is brought again; the way it is run may be another."""
-    own = [argument for argument, name in NAMES.items() if name in (about.get("own") or []) and argument != "executor"]
-    missing = [argument for argument in own if brought.get(argument) is None]
+    """Raise unless what a run was started with is brought again, and no more; the way it is run may be another."""
+    if not isinstance(own := about.get("own"), list):  # killed before it was written
+        return
+    now = {argument: brought.get(argument) is not None for argument in NAMES if argument != "executor"}
+    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in own]
+    more = [argument for argument, given in now.items() if given and NAMES[argument] not in own]
+    if more:
+        raise RunError(
+            f"the run was started without {' and '.join(more)} of your own: resume it without, or start a new run."
+        )
     if missing:
         given = ", ".join(f"{argument}=..." for argument in missing)
         raise RunError(
