@@ -191,6 +191,37 @@ def test_another_network_or_data_is_refused(tmp_path, key):
         disk.reopen(disk.config(), FACTS | {key: [5]})
 
 
+@pytest.mark.parametrize(
+    "key", ["rate", "participation.availability", "radio.devices_csv", "radio.gains_csv", "radio.gains_array"]
+)
+def test_a_file_that_was_changed_is_named(tmp_path, key):
+    """What a file says is a part of the configuration that names it."""
+    path = tmp_path / "file.csv"
+    path.write_text("as it was")
+    config = RunConfig.from_toml("rounds = 9", [f"{key}={path}"])
+    folder = written(tmp_path / "run", config=config)
+    assert reopened(folder)[1].round == 4
+    path.write_text("as it is")
+    with pytest.raises(RunError, match=f"{key} of .*run names .*file.csv, which was changed since the run was started"):
+        reopened(folder)
+    path.unlink()
+    with pytest.raises(RunError, match="or is gone"):
+        reopened(folder)
+    told = json.loads((folder / "run.json").read_text())
+    del told["files_crc32"]
+    (folder / "run.json").write_text(json.dumps(told))
+    assert reopened(folder)[1].round == 4  # a run of before there was such a fact
+
+
+def test_the_file_of_the_data_may_be_another(tmp_path):
+    """Their own checksum is held."""
+    path = tmp_path / "data.zip"
+    path.write_text("as it was")
+    folder = written(tmp_path / "run", config=RunConfig.from_toml("rounds = 9", [f"data.path={path}"]))
+    path.write_text("as it is")
+    assert reopened(folder)[1].round == 4
+
+
 @pytest.mark.parametrize("text", ["{}", '{"config": 3}', '{"config": "a = ="}', '{"config": "later_key = 3"}'])
 def test_a_run_json_without_its_configuration_is_refused(tmp_path, text):
     folder = written(tmp_path / "run")

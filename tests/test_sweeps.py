@@ -137,6 +137,17 @@ def test_names_and_folders(tmp_path):
         jobs_for({}, tmp_path)
 
 
+def test_a_file_that_was_changed_is_another_configuration(tmp_path):
+    """A run that is finished is not trained again, so it is looked at before."""
+    (tmp_path / "rates.json").write_text("[0.1, 0.1]")
+    runs = {"a": small(rate=tmp_path / "rates.json")}
+    feddrop.Run(runs["a"], tmp_path / "a")
+    assert jobs_for(runs, tmp_path)
+    (tmp_path / "rates.json").write_text("[0.8, 0.8]")
+    with pytest.raises(RunError, match=r"rate of .*a names .*rates\.json, which was changed"):
+        jobs_for(runs, tmp_path)
+
+
 # --- training
 
 

@@ -9,7 +9,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.files import locked
 from feddrop.records import LoadedRun, RunFolder, load_run
-from feddrop.records.about import digest
+from feddrop.records.about import check_files, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
@@ -98,11 +98,12 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
                 f'{name}: execution.executor is "ray". A sweep spreads whole runs: use "serial" in it, or "processes".'
             )
         job = Job(name=name, config=config.located(), folder=out / name)
-        before = RunFolder(job.folder).about().get("config_digest")
-        if before is not None and before != digest(job.config):
+        before = RunFolder(job.folder).about()
+        if before.get("config_digest", digest(job.config)) != digest(job.config):
             raise RunError(
                 f"{job.folder} holds a run of another configuration. Name another folder for the sweep, or delete it."
             )
+        check_files(before, job.config, job.folder)
         jobs.append(job)
     return jobs
 
