@@ -113,6 +113,33 @@ def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small
     assert len(feddrop.resume(tmp_path / "run", dataset=small, loss=None, executor=Serial)) == 2
 
 
+def growing(setup, start=()):
+    """A method whose state has a name more after every round."""
+    inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+
+    def merge(state, params, updates):
+        after, _ = inner.merge({}, params, updates)
+        return after, {f"round-{len(state)}": torch.zeros(len(state)), **dict(list(state.items())[:2])}
+
+    return inner._replace(init=lambda _: {name: torch.ones(2) for name in start}, merge=merge)
+
+
+def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(tmp_path, small):
+    four = config("rounds=4")
+    never = feddrop.Run(four, tmp_path / "never", dataset=small, method=growing)
+    list(never)
+    for record in feddrop.Run(four, tmp_path / "stopped", dataset=small, method=growing):
+        if record.round == 2:
+            break
+    with pytest.raises(RunError, match="was started with another method"):
+        feddrop.resume(tmp_path / "stopped", dataset=small, method=lambda setup: growing(setup, ["more"]))
+    again = feddrop.Run(four, tmp_path / "stopped", resume=True, dataset=small, method=growing)
+    list(again)
+    for one, two in ((never.state, again.state), (never.params, again.params)):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)

@@ -27,6 +27,7 @@ SAME = {
     "samples": "partition",
     "class_counts": "partition",
     "gains_crc32": "table of gains",
+    "state": "method",
 }
 """Facts that must be those of the start, and what differs if they are not."""
 
