@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import feddrop
+from feddrop import sweeps
 from feddrop.errors import ConfigError, RunError
+from feddrop.records import RunFolder
 from feddrop.sweeps import engine, jobs_for, read_sweep
 from feddrop.sweeps.plan import merged
 from feddrop.terminal import app
@@ -180,6 +182,31 @@ def test_a_sweep_goes_on_where_it_stopped_and_tells_what_failed(tmp_path):
     assert set(feddrop.sweep(good, out)) == set(good)  # nothing to do: no worker is started
     with pytest.raises(RunError, match="another configuration"):
         feddrop.sweep({"done": small(rate=0.2)}, out)
+
+
+def test_finished_is_what_resuming_would_find_finished(tmp_path, monkeypatch):
+    """A run killed between its last line and its checkpoint has a round to do: its network is of the one before."""
+    trained = []
+
+    def here(jobs, *, finished, **_):
+        for job in jobs:
+            trained.append(job.name)
+            assert not engine._train(job.config.to_toml(), str(job.folder))
+            finished(job)
+
+    monkeypatch.setattr(sweeps, "train_all", here)
+    monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
+    runs = {"a": small()}
+    feddrop.sweep(runs, tmp_path)
+    feddrop.sweep(runs, tmp_path)
+    assert trained == ["a"]
+    (tmp_path / "a" / "checkpoints" / "round-000002.safetensors").unlink()
+    assert RunFolder(tmp_path / "a").saved_round() == 1
+    feddrop.sweep(runs, tmp_path)
+    assert trained == ["a", "a"]
+    assert RunFolder(tmp_path / "a").saved_round() == RunFolder(tmp_path / "a").checkpoint().round == 2
+    with pytest.raises(RunError, match="a holds 2 rounds, and rounds is 1 now"):
+        feddrop.sweep({"a": small(rounds=1)}, tmp_path)
 
 
 def deadly_loss(folder, monkeypatch):
