@@ -125,9 +125,9 @@ class RoundRecord(_Record):
 
     Attributes:
         round: its number, from 1.
-        train_loss: mean over the samples of the devices whose update counted.
+        train_loss: mean over the samples of the devices that returned a usable update, used or left out by Krum.
         test_loss: of the whole network on the test set; None where it was not evaluated, or is not finite.
-        test_accuracy: 0 to 1, likewise; None where there are no classes.
+        test_accuracy: 0 to 1, likewise; None too where the loss is not cross-entropy.
         push_bytes: bytes of all frames down.
         pull_bytes: bytes of all frames up.
         latency_s: seconds of the slowest device, simulated, or by the server's clock; None without a radio.
