@@ -235,12 +235,12 @@ def _fits(value: float) -> bool:
 
 
 @cache
-def kinds(cls: type[Any]) -> dict[str, str]:
+def kinds(cls: Any) -> dict[str, str]:
     """Return what the fields of a record hold: ``"int"``, ``"float"``, ``"str"``, whether or not they may be None."""
     return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
 
 
-def _values(cls: type[Any], item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
+def _values(cls: Any, item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a record that are there, each of its type."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
