@@ -123,6 +123,10 @@ def test_rates_from_a_number_a_list_and_files(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             read_rates(bad, 2)
+    for text in ('{"0": 0.5, "1": 0.5}', '"00"', "0.5"):
+        (tmp_path / "r.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"r\.json' holds .*; it must hold a list"):
+            read_rates(str(tmp_path / "r.json"), 2)
 
 
 def test_the_rows_of_a_rates_table_may_stand_in_any_order(tmp_path):

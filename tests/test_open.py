@@ -13,6 +13,7 @@ import feddrop
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
 from feddrop.methods.fedavg import FedavgConfig
+from feddrop.rates import GivenRates
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
 
@@ -73,6 +74,17 @@ def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, ti
     ]
 
 
+def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_path, caplog):
+    class Taking(GivenRates):
+        takes = ("rate",)
+
+    for decider in (GivenRates, Taking):
+        feddrop.Run(
+            config("rate=0.5"), tmp_path / decider.__name__, rates=lambda _, who, own=decider: own([0.1] * 3, who)
+        )
+    assert caplog.messages == ["rate: without effect, since rates=... was given."]
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -96,6 +108,48 @@ def test_a_mistyped_argument_is_named_with_the_nearest(tmp_path, small, given):
     feddrop.Run(config(), tmp_path / "run", dataset=small)
     with pytest.raises(ConfigError, match=r"an argument is 'datset'; .* Did you mean 'dataset'\?"):
         feddrop.resume(tmp_path / "run", datset=given)
+
+
+def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small):
+    mine = {
+        "loss": lambda outputs, targets: 5 * nn.functional.cross_entropy(outputs, targets),
+        "method": lambda setup: feddrop.heterofl(setup, feddrop.WindowConfig()),
+        "metrics": {"accuracy": lambda outputs, targets: torch.ones(())},
+        "rates": lambda work, who: GivenRates([0.1] * len(work.samples), who),
+        "parts": [np.arange(30), np.arange(30, 60), np.arange(60, 90)],
+    }
+    next(iter(feddrop.Run(config(), tmp_path / "run", dataset=small)))
+    for name, given in mine.items():
+        with pytest.raises(RunError, match=f"was started without {name} of your own: resume it without, or start"):
+            feddrop.resume(tmp_path / "run", dataset=small, **{name: given})
+    assert len(feddrop.resume(tmp_path / "run", dataset=small, loss=None, executor=Serial)) == 2
+
+
+def growing(setup, start=()):
+    """A method whose state has a name more after every round."""
+    inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+
+    def merge(state, params, updates):
+        after, _ = inner.merge({}, params, updates)
+        return after, {f"round-{len(state)}": torch.zeros(len(state)), **dict(list(state.items())[:2])}
+
+    return inner._replace(init=lambda _: {name: torch.ones(2) for name in start}, merge=merge)
+
+
+def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(tmp_path, small):
+    four = config("rounds=4")
+    never = feddrop.Run(four, tmp_path / "never", dataset=small, method=growing)
+    list(never)
+    for record in feddrop.Run(four, tmp_path / "stopped", dataset=small, method=growing):
+        if record.round == 2:
+            break
+    with pytest.raises(RunError, match="was started with another method"):
+        feddrop.resume(tmp_path / "stopped", dataset=small, method=lambda setup: growing(setup, ["more"]))
+    again = feddrop.Run(four, tmp_path / "stopped", resume=True, dataset=small, method=growing)
+    list(again)
+    for one, two in ((never.state, again.state), (never.params, again.params)):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_parts_of_ones_own(tmp_path, small):

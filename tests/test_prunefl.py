@@ -14,7 +14,7 @@ from feddrop import flops, params
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.device import Device
-from feddrop.errors import ConfigError, FrameError
+from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.learning.config import TrainConfig
 from feddrop.methods.method import Setup
 from feddrop.methods.prunefl import PruneflConfig, adjust, layer_costs
@@ -218,6 +218,14 @@ def test_the_first_stage_is_one_device_that_is_there(tiny, digits):
         for there in ([1, 5, 9], [1, 7, 9], [1, 2])
     ]
     assert chosen == [[5], [7], [1]]
+
+
+def test_a_first_stage_of_fewer_devices_than_a_round_needs_says_so(tmp_path):
+    settings = ["server.min_devices=2", "data.devices=3", "data.train_limit=60", "model.width=0.2"]
+    with pytest.raises(
+        RunError, match=r"fewer than 2 devices .* round 1: only 1 took part\. Lower server\.min_devices"
+    ):
+        run(RunConfig.from_toml('method = "prunefl"', settings), tmp_path / "run")
 
 
 def test_the_first_stage_ends_early_once_the_size_is_steady(tiny, digits):

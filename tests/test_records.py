@@ -21,7 +21,8 @@ import feddrop
 from feddrop import files
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
-from feddrop.records import DeviceRecord, RoundRecord, RunFolder, about, export, load_model, load_run
+from feddrop.records import DeviceRecord, RoundRecord, RunFolder, about, export, load_model, load_run, tables
+from feddrop.records.types import kinds
 from feddrop.runs import Run, resume, run
 
 FACTS = {"parameters": 3, "data_crc32": 7, "samples": [2, 1], "own": []}
@@ -188,6 +189,37 @@ def test_another_network_or_data_is_refused(tmp_path, key):
     disk = RunFolder(folder)
     with disk.locked(), pytest.raises(RunError, match="was started with another"):
         disk.reopen(disk.config(), FACTS | {key: [5]})
+
+
+@pytest.mark.parametrize(
+    "key", ["rate", "participation.availability", "radio.devices_csv", "radio.gains_csv", "radio.gains_array"]
+)
+def test_a_file_that_was_changed_is_named(tmp_path, key):
+    """What a file says is a part of the configuration that names it."""
+    path = tmp_path / "file.csv"
+    path.write_text("as it was")
+    config = RunConfig.from_toml("rounds = 9", [f"{key}={path}"])
+    folder = written(tmp_path / "run", config=config)
+    assert reopened(folder)[1].round == 4
+    path.write_text("as it is")
+    with pytest.raises(RunError, match=f"{key} of .*run names .*file.csv, which was changed since the run was started"):
+        reopened(folder)
+    path.unlink()
+    with pytest.raises(RunError, match="or is gone"):
+        reopened(folder)
+    told = json.loads((folder / "run.json").read_text())
+    del told["files_crc32"]
+    (folder / "run.json").write_text(json.dumps(told))
+    assert reopened(folder)[1].round == 4  # a run of before there was such a fact
+
+
+def test_the_file_of_the_data_may_be_another(tmp_path):
+    """Their own checksum is held."""
+    path = tmp_path / "data.zip"
+    path.write_text("as it was")
+    folder = written(tmp_path / "run", config=RunConfig.from_toml("rounds = 9", [f"data.path={path}"]))
+    path.write_text("as it is")
+    assert reopened(folder)[1].round == 4
 
 
 @pytest.mark.parametrize("text", ["{}", '{"config": 3}', '{"config": "a = ="}', '{"config": "later_key = 3"}'])
@@ -541,6 +573,16 @@ def test_tables_hold_a_row_a_round_or_a_row_a_device(tmp_path):
         assert len(text.splitlines()) == len(table) + 1
     with pytest.raises(ConfigError, match=r"'\.parquet' or '\.csv'"):
         export(tmp_path / "run", tmp_path / "x.xlsx")
+
+
+def test_every_field_of_a_device_has_a_place_in_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    values = {"int": 3, "float": 0.5, "str": "int8"}
+    device = DeviceRecord(**{name: values[kind] for name, kind in kinds(DeviceRecord).items()})
+    rounds = [RoundRecord(round=1, devices=(device,))]
+    back = pandas.read_parquet(tables.write(rounds, tmp_path / "x.parquet", devices=True))
+    for table in (tables.to_pandas(rounds, devices=True), back):
+        assert table.iloc[0].to_dict() == {"round": 1, **{name: getattr(device, name) for name in device}}
 
 
 def test_the_command_writes_a_table(tmp_path):

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import feddrop
+from feddrop import sweeps
 from feddrop.errors import ConfigError, RunError
+from feddrop.records import RunFolder
 from feddrop.sweeps import engine, jobs_for, read_sweep
 from feddrop.sweeps.plan import merged
 from feddrop.terminal import app
@@ -111,6 +113,22 @@ def test_what_is_varied_is_not_set(tmp_path):
         read_sweep(path, ["seed=3"])
 
 
+@pytest.mark.parametrize(
+    ("text", "given", "varied"),
+    [
+        ('[grid]\nmethod = ["fedavg", "feddrop"]', "method.name=heterofl", "method"),
+        ('[grid]\n"data.alpha" = [0.1, 0.9]', "data = {devices = 2}", "data.alpha"),
+        ('[[variants]]\nname = "a"\nmethod = { name = "feddst", alpha = 0.1 }', "method=heterofl", "method.alpha"),
+    ],
+)
+def test_neither_a_section_nor_a_key_of_what_is_varied_is_set(tmp_path, text, given, varied):
+    """The runs would all be the same, under names that say otherwise."""
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^{varied} is varied by the sweep, and given by --set (method|data)"):
+        read_sweep(path, [given])
+    assert read_sweep(path, ["data.devices=2"])
+
+
 def test_names_and_folders(tmp_path):
     for name in ("", "a/b", "..", ".hidden"):
         with pytest.raises(ConfigError, match="a folder can have"):
@@ -119,6 +137,17 @@ def test_names_and_folders(tmp_path):
         jobs_for({"a": small(**{"execution.executor": "ray"})}, tmp_path)
     with pytest.raises(ConfigError, match="at least one"):
         jobs_for({}, tmp_path)
+
+
+def test_a_file_that_was_changed_is_another_configuration(tmp_path):
+    """A run that is finished is not trained again, so it is looked at before."""
+    (tmp_path / "rates.json").write_text("[0.1, 0.1]")
+    runs = {"a": small(rate=tmp_path / "rates.json")}
+    feddrop.Run(runs["a"], tmp_path / "a")
+    assert jobs_for(runs, tmp_path)
+    (tmp_path / "rates.json").write_text("[0.8, 0.8]")
+    with pytest.raises(RunError, match=r"rate of .*a names .*rates\.json, which was changed"):
+        jobs_for(runs, tmp_path)
 
 
 # --- training
@@ -153,6 +182,31 @@ def test_a_sweep_goes_on_where_it_stopped_and_tells_what_failed(tmp_path):
     assert set(feddrop.sweep(good, out)) == set(good)  # nothing to do: no worker is started
     with pytest.raises(RunError, match="another configuration"):
         feddrop.sweep({"done": small(rate=0.2)}, out)
+
+
+def test_finished_is_what_resuming_would_find_finished(tmp_path, monkeypatch):
+    """A run killed between its last line and its checkpoint has a round to do: its network is of the one before."""
+    trained = []
+
+    def here(jobs, *, finished, **_):
+        for job in jobs:
+            trained.append(job.name)
+            assert not engine._train(job.config.to_toml(), str(job.folder))
+            finished(job)
+
+    monkeypatch.setattr(sweeps, "train_all", here)
+    monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
+    runs = {"a": small()}
+    feddrop.sweep(runs, tmp_path)
+    feddrop.sweep(runs, tmp_path)
+    assert trained == ["a"]
+    (tmp_path / "a" / "checkpoints" / "round-000002.safetensors").unlink()
+    assert RunFolder(tmp_path / "a").saved_round() == 1
+    feddrop.sweep(runs, tmp_path)
+    assert trained == ["a", "a"]
+    assert RunFolder(tmp_path / "a").saved_round() == RunFolder(tmp_path / "a").checkpoint().round == 2
+    with pytest.raises(RunError, match="a holds 2 rounds, and rounds is 1 now"):
+        feddrop.sweep({"a": small(rounds=1)}, tmp_path)
 
 
 def deadly_loss(folder, monkeypatch):

@@ -173,6 +173,12 @@ class RunConfig:
         """Return the settings by dotted keys, as trackers of experiments take them."""
         return flat(to_table(self))
 
+    def files(self) -> dict[str, Path]:
+        """Return the files that are named, by setting."""
+        given = self.flat()
+        keys = [f"{section}.{key}".removeprefix(".") for section, key in _FILES]
+        return {key: Path(name) for key in keys if isinstance(name := given.get(key), str) and name}
+
     def to_toml(self) -> str:
         """Write the configuration as TOML, every key included."""
         return tomli_w.dumps(to_table(self))

@@ -70,8 +70,8 @@ class Participation:
             there = np.unique(device[(first <= round_) & (round_ <= last)])
             if not len(there):
                 raise ConfigError(
-                    f"no device is there in round {round_}, by participation.availability. Add rows for it, or run "
-                    "fewer rounds."
+                    f"no device is there in round {round_}, by participation.availability. Run fewer rounds, or add "
+                    "rows for it and start a new run."
                 )
         if self._count >= len(there):
             return there

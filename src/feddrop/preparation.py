@@ -49,7 +49,8 @@ class Brought(TypedDict, total=False):
         gains: measured gains in place of those of ``config.radio``: power gains |h|², ``[rounds, devices]``, or what
             :func:`feddrop.gains_from` makes.
         samples: how many samples every device holds, where the data are the devices' own and not in ``dataset``.
-        rates: a function ``(workload, participation) -> Rates`` in place of ``config.rate`` and ``config.radio``.
+        rates: a function ``(workload, participation) -> Rates`` in place of ``config.rate`` and ``config.radio``; where
+            it takes the former into account, its ``Rates`` say so: ``takes = ("rate",)``.
     """
 
     model: nn.Module | Callable[[int], nn.Module] | None
@@ -74,6 +75,7 @@ REPLACED = {
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),
+    "rates": ("rate",),
 }
 """Settings, or sections, that something which the user brings stands in for."""
 
@@ -167,7 +169,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
         *config.notices(),
-        *_replaced(config, brought),
+        *_replaced(config, brought, getattr(rates, "takes", ())),
         gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
         counted.note() if config.radio else "",
@@ -254,10 +256,10 @@ def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[i
     return copy.deepcopy(made)
 
 
-def _replaced(config: RunConfig, brought: Brought) -> list[str]:
-    """Return a line for everything brought that leaves settings which were made without effect."""
+def _replaced(config: RunConfig, brought: Brought, taken: Sequence[str]) -> list[str]:
+    """Return a line for everything brought that leaves settings which were made, and not taken, without effect."""
     given, default = config.flat(), RunConfig().flat()
-    changed = [key for key, value in given.items() if value != default.get(key)]
+    changed = [key for key, value in given.items() if value != default.get(key) and key not in taken]
     lines = []
     for name, places in REPLACED.items():
         idle = [key for key in changed if any(key == place or key.startswith(f"{place}.") for place in places)]

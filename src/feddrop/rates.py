@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, allocate, refit
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, shortened
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation
 from feddrop.radio import Cell, Channels, Measured, covering
@@ -325,7 +325,9 @@ def _rates_from_file(path: Path) -> tuple[float, ...]:
     text = read_text(path, "the rates in")
     try:
         if path.suffix == ".json":
-            return tuple(float(value) for value in json.loads(text))
+            if not isinstance(values := json.loads(text), list):
+                raise ConfigError(f"{str(path)!r} holds {shortened(values)}; it must hold a list, a rate a device.")
+            return tuple(map(float, values))
         return _by_device(list(csv.DictReader(text.splitlines())), path)
     except ConfigError:
         raise

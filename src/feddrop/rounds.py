@@ -285,6 +285,8 @@ class _Traffic:
         failed = [device.status for device in self.done.values() if device.loss is None]
         if len(self.done) - len(failed) < self.min_devices:
             reasons = "; ".join(dict.fromkeys(failed)) or "none took part"
+            if 0 < len(self.done) < self.min_devices:
+                reasons = f"only {len(self.done)} took part. Lower server.min_devices, or let more take part"
             least = "no device" if self.min_devices == 1 else f"fewer than {self.min_devices} devices"
             raise RunError(f"{least} returned a usable update in round {self.round}: {reasons}")
 

@@ -95,7 +95,8 @@ class Run:
         self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
         self._memories = _Remembered(self._disk.memories)
         self.round = 0
-        facts = self.prepared.facts(command)
+        begun = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in self.state.items()}
+        facts = {**self.prepared.facts(command), "state": begun}
         with self._disk.locked():
             if resume:
                 self._go_back_to(self._disk.reopen(self.config, facts))
@@ -147,7 +148,8 @@ class Run:
             guard=self._guard,
             min_devices=config.server.min_devices,
         )
-        self.state, before = result.state, self._settled(self.params, result.state)  # what was pruned is no gradient
+        self.state = dict(sorted(result.state.items()))  # a file does not keep their order
+        before = self._settled(self.params, self.state)  # what was pruned is no gradient
         after, self._step = server_step(config.server, self._step, before, result.params, self._learned)
         self.params = self._settled(after, self.state)
         self.round += 1
@@ -216,21 +218,17 @@ class Run:
         """Go on from a checkpoint, or from the start."""
         if found is None:
             return
-        now = {name: self._checked(found.groups.get(name, {}), like) for name, like in self._groups().items()}
-        self.round, self.params, self.state, self._step = found.round, now["params"], now["state"], now["server"]
+        kept, like = found.groups, self._groups()
+        now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
+        self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
+        self.state = dict(sorted(kept.get("state", {}).items()))  # names come and go; that it began alike is a fact
 
     def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
         """Return the tensors of a checkpoint in the order of these, after a look at names, types and shapes."""
-
-        def fits(name: str) -> bool:
-            one, other = loaded[name], like[name]  # what starts empty is a list that may have grown
-            return one.dtype == other.dtype and (one.shape == other.shape or (other.shape == (0,) and one.dim() == 1))
-
-        if set(loaded) != set(like) or not all(map(fits, like)):
-            raise RunError(
-                f"the checkpoint in {self.folder} belongs to another network or method. Give the same model."
-            )
+        found, due = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
+        if found != due:
+            raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
         return {name: loaded[name] for name in like}
 
 
@@ -298,9 +296,16 @@ def read_config(folder: str | Path) -> RunConfig:
 
 
 def _check_brought(about: Mapping[str, Any], brought: Brought) -> None:
-    """Raise unless all that a run was started with is brought again; the way it is run may be another."""
-    own = [argument for argument, name in NAMES.items() if name in (about.get("own") or []) and argument != "executor"]
-    missing = [argument for argument in own if brought.get(argument) is None]
+    """Raise unless what a run was started with is brought again, and no more; the way it is run may be another."""
+    if not isinstance(own := about.get("own"), list):  # killed before it was written
+        return
+    now = {argument: brought.get(argument) is not None for argument in NAMES if argument != "executor"}
+    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in own]
+    more = [argument for argument, given in now.items() if given and NAMES[argument] not in own]
+    if more:
+        raise RunError(
+            f"the run was started without {' and '.join(more)} of your own: resume it without, or start a new run."
+        )
     if missing:
         given = ", ".join(f"{argument}=..." for argument in missing)
         raise RunError(

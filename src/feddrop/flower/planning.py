@@ -121,6 +121,8 @@ class NodeRates:
         epochs: passes over a device's samples in a round.
     """
 
+    takes = ("rate",)  # for the devices of whose speed nothing is known yet
+
     def __init__(
         self, fleet: Fleet, work: Workload, participation: Participation, *, first: Sequence[float], epochs: int
     ) -> None:

@@ -8,7 +8,9 @@ import logging
 import platform
 import secrets
 import tomllib
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError
@@ -25,6 +27,7 @@ SAME = {
     "samples": "partition",
     "class_counts": "partition",
     "gains_crc32": "table of gains",
+    "state": "method",
 }
 """Facts that must be those of the start, and what differs if they are not."""
 
@@ -43,6 +46,7 @@ def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": secrets.token_hex(8),
         **plain(facts),
+        "files_crc32": _contents(config),
         **versions(),
         "cpu": platform.processor() or platform.machine(),
         "config": config.to_toml(),
@@ -90,7 +94,8 @@ def check(
         NumPy or feddrop, are added to its list ``resumed``, and a warning says so.
 
     Raises:
-        RunError: network, data, partition or a setting differ; the message names it and what to do.
+        RunError: network, data, partition, a setting or a file that it names differ; the message names it and what to
+            do.
     """
     now, where = plain(facts), clean(folder)
     changed = _changes(before, config, where)
@@ -102,8 +107,9 @@ def check(
             f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
             "run with it."
         )
+    check_files(before, config, folder)
     for key, what in SAME.items():
-        if key in now and before.get(key) != now[key]:
+        if key in now and before.get(key, now[key]) != now[key]:  # a run of an older version has fewer facts
             raise RunError(f"{where} was started with another {what}. Give the same one to resume it.")
     resumed = before.get("resumed")
     history = [entry for entry in resumed if isinstance(entry, dict)] if isinstance(resumed, list) else []
@@ -118,6 +124,35 @@ def check(
     if changed:
         entry["changed"] = {key: new for key, (_, new) in changed.items()}
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def check_files(before: Mapping[str, Any], config: RunConfig, folder: object) -> None:
+    """Raise where a file that the configuration names is not what it was when the run was started."""
+    known, now = before.get("files_crc32"), _contents(config)
+    for key, crc in known.items() if isinstance(known, dict) else ():
+        if now.get(key, crc) != crc:
+            raise RunError(
+                f"{key} of {clean(folder)} names {clean(config.files()[key])}, which was changed since the run was "
+                "started, or is gone. Put back what was, or start a new run with it."
+            )
+
+
+def _contents(config: RunConfig) -> dict[str, int | None]:
+    """Return a checksum of every file that the configuration names, by setting; None where it cannot be read."""
+    return {key: _crc32(path) for key, path in config.files().items() if not _free(key, config)}
+
+
+def _crc32(path: Path) -> int | None:
+    if not path.is_file():  # a pipe has no end, or no second time
+        return None
+    found = 0
+    try:
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                found = zlib.crc32(part, found)
+    except OSError:
+        return None
+    return found
 
 
 def _free(key: str, config: RunConfig) -> bool:

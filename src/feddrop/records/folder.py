@@ -132,6 +132,15 @@ class RunFolder:
         except DamagedError as error:
             raise RunError(f"the best checkpoint, of round {wanted[1]}, is of no use: {error}.") from None
 
+    def saved_round(self) -> int:
+        """Return the round that the run would go on after: the newest that is whole; 0 for the start.
+
+        Raises:
+            RunError: rounds were finished, but nothing is whole enough to go on from.
+        """
+        found, _ = pairs.newest_pair(self.path / CHECKPOINTS, self._bytes(), self.memories)
+        return found.round if found else 0
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError, RunError
 from feddrop.files import clean, write_atomically
-from feddrop.records.types import DeviceRecord, RoundRecord
+from feddrop.records.types import DeviceRecord, RoundRecord, kinds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 Columns = dict[str, list[Any]]
 
-_INTEGERS = frozenset({"round", "device", "samples", "push_bytes", "pull_bytes"})
-_TEXTS = frozenset({"binding", "status", "suspicious"})
+_DTYPES = {"int": "int64", "float": "float64", "str": "object"}
+_KINDS = kinds(RoundRecord) | kinds(DeviceRecord)
 
 
 def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
@@ -76,7 +76,7 @@ def _parquet(table: Columns) -> bytes:
 
 
 def _dtype(name: str) -> str:
-    return "int64" if name in _INTEGERS else "object" if name in _TEXTS else "float64"
+    return _DTYPES[_KINDS.get(name, "float")]  # own metrics are numbers
 
 
 def _need(package: str) -> Any:

@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self
 
 from feddrop.errors import RunError
 from feddrop.files import clean, plain
 from feddrop.learning.config import GROWN
 
-_COUNTS = frozenset({"push_bytes", "pull_bytes", "samples"})
-_WORDS = frozenset({"binding", "status", "suspicious", "wire"})
 _EDITED = "Was it edited by hand?"
 
 
@@ -126,9 +125,9 @@ class RoundRecord(_Record):
 
     Attributes:
         round: its number, from 1.
-        train_loss: mean over the samples of the devices whose update counted.
+        train_loss: mean over the samples of the devices that returned a usable update, used or left out by Krum.
         test_loss: of the whole network on the test set; None where it was not evaluated, or is not finite.
-        test_accuracy: 0 to 1, likewise; None where there are no classes.
+        test_accuracy: 0 to 1, likewise; None too where the loss is not cross-entropy.
         push_bytes: bytes of all frames down.
         pull_bytes: bytes of all frames up.
         latency_s: seconds of the slowest device, simulated, or by the server's clock; None without a radio.
@@ -235,17 +234,23 @@ def _fits(value: float) -> bool:
     return True
 
 
-def _values(cls: type[Any], item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
+@cache
+def kinds(cls: Any) -> dict[str, str]:
+    """Return what the fields of a record hold: ``"int"``, ``"float"``, ``"str"``, whether or not they may be None."""
+    return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
+
+
+def _values(cls: Any, item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a record that are there, each of its type."""
     found: dict[str, Any] = {}
-    for name in (one.name for one in dataclasses.fields(cls) if one.name not in but):
+    for name, kind in kinds(cls).items():
         value = item.get(name)
-        if value is None:
+        if value is None or name in but:
             continue
-        if name in _WORDS:
+        if kind == "str":
             found[name] = str(value)
         else:
             checked = number(item, name, where)
             if checked is not None:
-                found[name] = int(checked) if name in _COUNTS else checked
+                found[name] = int(checked) if kind == "int" else checked
     return found

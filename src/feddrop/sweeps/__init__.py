@@ -9,7 +9,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.files import locked
 from feddrop.records import LoadedRun, RunFolder, load_run
-from feddrop.records.about import digest
+from feddrop.records.about import check_files, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
@@ -61,24 +61,28 @@ def sweep(
     configs = runs if isinstance(runs, Mapping) else read_sweep(runs)
     out = Path(out)
     jobs = jobs_for(configs, out)
-    failed: dict[str, str] = {}
+    done, failed = set[str](), dict[str, str]()
 
     def tick() -> None:
         if watch is not None:
             watch(jobs, failed)
 
-    def finished(_: Job) -> None:
-        write_results(_finished(jobs), out / TABLE)
+    def tabulate() -> None:
+        write_results([job for job in jobs if job.name in done], out / TABLE)
+
+    def finished(job: Job) -> None:
+        done.add(job.name)
+        tabulate()
 
     with locked(out):  # two sweeps into one folder would wait for each other's runs
-        missing = [job for job in jobs if rounds_done(job) < job.config.rounds]
+        done.update(job.name for job in jobs if _finished(job))
+        missing = [job for job in jobs if job.name not in done]
         if missing:
             train_all(missing, workers=workers, ray=ray, finished=finished, failed=failed, tick=tick)
         tick()
-        done = _finished(jobs)
         if done:
-            write_results(done, out / TABLE)
-            write_comparison([job.folder for job in done], out / PAGE)
+            tabulate()
+            write_comparison([job.folder for job in jobs if job.name in done], out / PAGE)
     if failed:
         told = [f"{name}: {reason}" for name, reason in failed.items()]
         raise RunError("\n".join([f"{len(failed)} of {len(jobs)} runs failed; the others are done.", *told]))
@@ -98,14 +102,24 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
                 f'{name}: execution.executor is "ray". A sweep spreads whole runs: use "serial" in it, or "processes".'
             )
         job = Job(name=name, config=config.located(), folder=out / name)
-        before = RunFolder(job.folder).about().get("config_digest")
-        if before is not None and before != digest(job.config):
+        before = RunFolder(job.folder).about()
+        if before.get("config_digest", digest(job.config)) != digest(job.config):
             raise RunError(
                 f"{job.folder} holds a run of another configuration. Name another folder for the sweep, or delete it."
+            )
+        check_files(before, job.config, job.folder)
+        if (rounds := rounds_done(job)) > job.config.rounds:
+            raise RunError(
+                f"{job.folder} holds {rounds} rounds, and rounds is {job.config.rounds} now: a run does not go back. "
+                "Ask for as many or more, name another folder for the sweep, or delete it."
             )
         jobs.append(job)
     return jobs
 
 
-def _finished(jobs: list[Job]) -> list[Job]:
-    return [job for job in jobs if rounds_done(job) >= job.config.rounds]
+def _finished(job: Job) -> bool:
+    """Tell whether nothing is left to do, as resuming the run would find: its last checkpoint is whole, too."""
+    try:
+        return rounds_done(job) >= job.config.rounds and RunFolder(job.folder).saved_round() >= job.config.rounds
+    except RunError:  # its worker will say why it cannot go on
+        return False

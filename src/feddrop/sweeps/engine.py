@@ -37,7 +37,7 @@ class Job:
 
 
 def rounds_done(job: Job) -> int:
-    """Count the rounds of a run that are saved."""
+    """Count the lines that a run has written: its progress. The last round may lack its checkpoint."""
     try:
         return (job.folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:

@@ -44,9 +44,10 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     base = _base(table.get("base", {}), folder)
     variants = _variants(table.get("variants", []), folder)
     grid = _grid(table.get("grid", {}))
-    said = {override.partition("=")[0].strip() for override in overrides}
-    for key in {*grid, *(key for _, variant in variants for key in flat(variant))} & said:
-        raise ConfigError(f"{key} is varied by the sweep, and given by --set. Leave out one of them.")
+    varied = {*grid, *(key for _, variant in variants for key in flat(variant))}
+    for key, said in itertools.product(sorted(varied), (one.partition("=")[0].strip() for one in overrides)):
+        if f"{key}.".startswith(f"{said}.") or f"{said}.".startswith(f"{key}."):  # or a section, and a key of it
+            raise ConfigError(f"{key} is varied by the sweep, and given by --set {said}. Leave out one of them.")
     count = len(variants) * _product([len(values) for values in grid.values()])
     if count > MOST:
         raise ConfigError(f"the sweep makes {count} runs; at most {MOST} are taken. Shorten its lists.")
