@@ -303,3 +303,14 @@ def test_what_it_cannot_do_is_said_before_the_run(tmp_path, settings, message):
         Run(RunConfig.from_toml("", ["method.name=prunefl", "data.train_limit=100", *settings]), tmp_path / "run")
     with pytest.raises(ConfigError, match="no effect on 'prunefl'"):
         RunConfig.from_toml("rate = 0.5\nmethod = 'prunefl'")
+
+
+def test_tied_weights_are_scored_and_pruned_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[2].weight = model[0].weight
+    data = from_arrays(torch.randn(60, 8), torch.arange(60) % 3, torch.randn(6, 8), torch.arange(6) % 3)
+    task = task_for(model, data, "prunefl", rates=(0.0,) * 3, rounds=3, first_rounds=1, adjust_every=1)
+    *_, last = rounds_of(task)
+    assert last.state["mask"].shape == (8 * 8 + 3 * 8,)
+    assert not last.state["mask"].all()

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 
 from feddrop import flops
-from feddrop.errors import ConfigError, FrameError, one_of
+from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
-from feddrop.params import Params, is_weight
+from feddrop.params import Params
 from feddrop.subnets.piece import Subnet
 
 STEADY_CHANGE = 0.1
@@ -289,7 +289,7 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
         name: squares[name].numpy() if name in squares else np.zeros(shape, np.float32)
         for name, shape in layout.weights.items()
     }
-    others = sum(float(square.double().sum()) for square in squares.values() if not is_weight(square))
+    others = sum(float(square.double().sum()) for name, square in squares.items() if name not in layout.weights)
     return layout.joined(scores), torch.tensor([others])
 
 
@@ -308,7 +308,7 @@ def _check(setup: Setup, config: PruneflConfig) -> None:
     if setup.rates is None:
         raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")
     for layer in config.layer_costs:
-        one_of("a layer of method.layer_costs", layer, setup.blueprint().layers)
+        setup.blueprint().named(layer, "a layer of method.layer_costs")
     first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
     first = first or config.first_rounds + config.adjust_every
     if first > setup.rounds:

@@ -175,7 +175,7 @@ def _rates(blueprint: Blueprint, config: SubnetConfig) -> Callable[[str, float],
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
-        one_of("a layer of method.layers or method.layer_rates", name, blueprint.layers)
+        blueprint.named(name, "a layer of method.layers or method.layer_rates")
     chosen = {"all": frozenset(blueprint.layers), "linear": blueprint.linear}.get(str(config.layers), frozenset(named))
 
     def rate_of(layer: str, rate: float) -> float:
