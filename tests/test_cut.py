@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from itertools import pairwise
 
 import numpy as np
@@ -89,6 +90,26 @@ def test_choice_of_layers(tiny):
     assert named["fc1.weight"].index is None
     with pytest.raises(ConfigError, match="Did you mean 'fc1'"):
         cut_of(tiny, (1, 16, 16), layers=("fc_1",))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layers": ()},
+        {"layers": (), "layer_rates": {"conv": 0.0}},
+        {"layers": "linear"},
+        {"level": "unit", "layers": ("out",)},
+        {"level": "unit", "layers": (), "layer_rates": {"out": 0.9}},
+        {"level": "unit", "layers": "linear"},
+    ],
+)
+def test_a_choice_of_layers_that_drops_nothing_is_refused(settings):
+    model = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 4, 3), act=nn.ReLU(), out=nn.Conv2d(4, 3, 3)))
+    with pytest.raises(ConfigError, match="which drop nothing of this network at any rate") as caught:
+        cut_of(model, (1, 8, 8), **settings)
+    able = "['conv']" if settings.get("level") == "unit" else "['conv', 'out']"
+    assert f"Name some of {able}, or write 'all'." in str(caught.value)
+    cut_of(model, (1, 8, 8), layers=(), layer_rates={"out": 0.9})
 
 
 class Tied(nn.Module):

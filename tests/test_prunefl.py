@@ -210,7 +210,8 @@ def test_pruned_weights_have_scores_too(tiny, digits):
 
 
 def test_the_first_stage_is_one_device_that_is_there(tiny, digits):
-    method = method_of(task_for(tiny, few(digits), "prunefl", first_rounds=2, first_device=5, first_adjust_every=1))
+    own = {"first_rounds": 2, "first_device": 5, "first_adjust_every": 1}
+    method = method_of(task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 10, **own))
     whole = params.from_model(tiny)
     state = method.init(whole)
     chosen = [
@@ -296,6 +297,10 @@ def test_bad_settings_say_what_to_do(toml, message):
         (["rounds=9", "method.first_adjust_every=2"], "all devices but one would never train"),
         (["rounds=9", "method.first_rounds=0"], "first time in round 10"),
         (["method.layer_costs.conv9=1.0"], "conv9"),
+        (
+            ["method.first_device=3", "data.devices=3"],
+            "first_device is 3, and there are 3 devices; it must be from 0 to 2",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said_before_the_run(tmp_path, settings, message):

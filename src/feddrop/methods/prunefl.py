@@ -94,6 +94,21 @@ class PruneflConfig:
         """Return the share of active weights that may go after so many rounds of all devices."""
         return float(self.removable * 0.5 ** (rounds / self.half_life))
 
+    def without_effect(self, _: int) -> list[str]:
+        """Say which settings of the first stage change nothing, a line each."""
+        if not self.first_rounds:
+            return [
+                f"method.{name} has no effect: method.first_rounds is 0, so there is no first stage."
+                for name in ("first_device", "first_adjust_every")
+                if getattr(self, name) != getattr(PruneflConfig(), name)
+            ]
+        if self.first_adjust_every <= self.first_rounds:
+            return []
+        return [
+            f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "
+            f"adjusted for the first time in round {self.first_adjust_every} (method.first_adjust_every)."
+        ]
+
     def adjusts(self, round_: int, began: int) -> bool:
         """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
         if began < 0:
@@ -309,6 +324,11 @@ def _check(setup: Setup, config: PruneflConfig) -> None:
         raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")
     for layer in config.layer_costs:
         setup.blueprint().named(layer, "a layer of method.layer_costs")
+    if config.first_device >= len(setup.rates):
+        raise ConfigError(
+            f"method.first_device is {config.first_device}, and there are {len(setup.rates)} devices; it must be from "
+            f"0 to {len(setup.rates) - 1}."
+        )
     first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
     first = first or config.first_rounds + config.adjust_every
     if first > setup.rounds:
