@@ -89,6 +89,20 @@ def test_the_whole_network_is_not_scaled(tiny, digits):
     assert torch.equal(tiny(digits.test_x[:5]), before)
 
 
+@pytest.mark.parametrize(("optimizer", "moves"), [("average", False), ("fedavgm", True), ("fedadam", True)])
+def test_what_no_device_holds_is_moved_by_momentum_alone(tmp_path, digits, optimizer, moves):
+    config = RunConfig.from_toml(
+        f"method = 'fedrolex'\nrounds = 2\nrate = 0.5\nserver.optimizer = '{optimizer}'\ndata.devices = 2"
+    )
+    data = from_arrays(digits.train_x[:40], digits.train_y[:40], digits.test_x[:9], digits.test_y[:9])
+    run = Run(
+        config, tmp_path / "run", dataset=data, model=nn.Sequential(nn.Flatten(), nn.Linear(256, 6), nn.Linear(6, 10))
+    )
+    first, second = (run.params["1.bias"].clone() for _ in run)  # unit 0 is in the first window, and not in the second
+    assert bool(first[0] != second[0]) == moves
+    assert first[1] != second[1]
+
+
 @pytest.mark.parametrize(("key", "value"), [("level", "'weight'"), ("count", "'bernoulli'"), ("rule", "'model'")])
 def test_what_is_not_a_window_of_units_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"unknown key 'method.{key}'"):
