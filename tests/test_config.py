@@ -194,6 +194,10 @@ def test_settings_that_may_have_an_effect_later_are_a_line():
         ("[radio]\ndynamic = true\nmin_devices = 3", ""),
         ("rounds = 20\nmethod = 'feddst'", ""),
         ("rounds = 12\nmethod = { name = 'feddst', alpha = 0 }", ""),
+        ("method = { name = 'prunefl', first_rounds = 1, first_adjust_every = 7 }", "first_rounds = 1 prunes nothing"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device has no effect"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }", "first_adjust_every has no effect"),
+        ("method = { name = 'prunefl', first_rounds = 7, first_adjust_every = 7 }", ""),
     ],
 )
 def test_what_another_setting_leaves_without_effect_is_a_line(toml, said):

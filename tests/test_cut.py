@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 
 from feddrop import params
 from feddrop.errors import ConfigError
+from feddrop.methods.masking import MaskLayout
 from feddrop.methods.method import Job
 from feddrop.models import alexnet, lenet
 from feddrop.rounds import push
@@ -88,6 +90,60 @@ def test_choice_of_layers(tiny):
     assert named["fc1.weight"].index is None
     with pytest.raises(ConfigError, match="Did you mean 'fc1'"):
         cut_of(tiny, (1, 16, 16), layers=("fc_1",))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"layers": ()},
+        {"layers": (), "layer_rates": {"conv": 0.0}},
+        {"layers": "linear"},
+        {"level": "unit", "layers": ("out",)},
+        {"level": "unit", "layers": (), "layer_rates": {"out": 0.9}},
+        {"level": "unit", "layers": "linear"},
+    ],
+)
+def test_a_choice_of_layers_that_drops_nothing_is_refused(settings):
+    model = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 4, 3), act=nn.ReLU(), out=nn.Conv2d(4, 3, 3)))
+    with pytest.raises(ConfigError, match="which drop nothing of this network at any rate") as caught:
+        cut_of(model, (1, 8, 8), **settings)
+    able = "['conv']" if settings.get("level") == "unit" else "['conv', 'out']"
+    assert f"Name some of {able}, or write 'all'." in str(caught.value)
+    cut_of(model, (1, 8, 8), layers=(), layer_rates={"out": 0.9})
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and a bias each."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(self.b(self.a(x).relu()).relu())
+
+
+def test_a_tied_weight_is_listed_once_and_goes_by_its_first_name():
+    blueprint = Blueprint(Tied(), (6,))
+    assert blueprint.weights == {"a.weight": "a", "out.weight": "out"}
+    assert blueprint.biases == {"a.bias": "a", "b.bias": "a", "out.bias": "out"}
+    for given in ({"layers": ("b",)}, {"layer_rates": {"b": 0.9}}):
+        with pytest.raises(ConfigError, match=r"'b', whose weights are those of 'a'\. Name that one"):
+            cutter(blueprint, SubnetConfig(**given))
+
+
+NORMS = [nn.LayerNorm([4, 8, 8]), nn.RMSNorm([4, 8, 8]), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.InstanceNorm2d(4)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+def test_norms_are_kept_whatever_their_shape(norm):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
+    blueprint = Blueprint(model, (1, 8, 8))
+    assert list(params.weights(model)) == list(blueprint.weights) == ["0.weight", "4.weight"]
+    subnet = cutter(blueprint, SubnetConfig(biases=True))(1, 0.5)
+    assert {name for name, piece in subnet.items() if piece.index is None} == {n for n in subnet if n.startswith("1.")}
+    assert list(MaskLayout(model).weights) == ["0.weight", "4.weight"]
 
 
 def test_unit_level_by_layer(tiny):

@@ -210,7 +210,8 @@ def test_pruned_weights_have_scores_too(tiny, digits):
 
 
 def test_the_first_stage_is_one_device_that_is_there(tiny, digits):
-    method = method_of(task_for(tiny, few(digits), "prunefl", first_rounds=2, first_device=5, first_adjust_every=1))
+    own = {"first_rounds": 2, "first_device": 5, "first_adjust_every": 1}
+    method = method_of(task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 10, **own))
     whole = params.from_model(tiny)
     state = method.init(whole)
     chosen = [
@@ -304,6 +305,10 @@ def test_bad_settings_say_what_to_do(toml, message):
         (["rounds=9", "method.first_adjust_every=2"], "all devices but one would never train"),
         (["rounds=9", "method.first_rounds=0"], "first time in round 10"),
         (["method.layer_costs.conv9=1.0"], "conv9"),
+        (
+            ["method.first_device=3", "data.devices=3"],
+            "first_device is 3, and there are 3 devices; it must be from 0 to 2",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said_before_the_run(tmp_path, settings, message):
@@ -311,3 +316,14 @@ def test_what_it_cannot_do_is_said_before_the_run(tmp_path, settings, message):
         Run(RunConfig.from_toml("", ["method.name=prunefl", "data.train_limit=100", *settings]), tmp_path / "run")
     with pytest.raises(ConfigError, match="no effect on 'prunefl'"):
         RunConfig.from_toml("rate = 0.5\nmethod = 'prunefl'")
+
+
+def test_tied_weights_are_scored_and_pruned_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[2].weight = model[0].weight
+    data = from_arrays(torch.randn(60, 8), torch.arange(60) % 3, torch.randn(6, 8), torch.arange(6) % 3)
+    task = task_for(model, data, "prunefl", rates=(0.0,) * 3, rounds=3, first_rounds=1, adjust_every=1)
+    *_, last = rounds_of(task)
+    assert last.state["mask"].shape == (8 * 8 + 3 * 8,)
+    assert not last.state["mask"].all()

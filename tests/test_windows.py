@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import nn
 
+from feddrop import params
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, SubnetError
 from feddrop.learning.config import TrainConfig
+from feddrop.methods import named
 from feddrop.methods.method import Setup
-from feddrop.methods.windows import WindowConfig, heterofl, window
+from feddrop.methods.windows import WindowConfig, fedrolex, heterofl, window
 from feddrop.runs import Run
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import unit_shares
+from feddrop.subnets.piece import gather
 from support.simulation import few, method_of, rounds_of, task_for
 
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
@@ -89,6 +92,105 @@ def test_the_whole_network_is_not_scaled(tiny, digits):
     assert torch.equal(tiny(digits.test_x[:5]), before)
 
 
+class Batch:
+    """One minibatch, of digits in a row."""
+
+    def __init__(self, digits, num_samples=40):
+        self.num_samples, self.x, self.y = num_samples, digits.train_x[:num_samples].flatten(1), digits.train_y
+        self.y = self.y[:num_samples]
+
+    def __iter__(self):
+        yield self.x, self.y
+
+
+def at_once(model, digits, name, rate):
+    """Let a device train one minibatch at a rate; return what it started with, and its update."""
+    method = named(name).factory()(Setup(model=model, example=torch.zeros(1, 256), rounds=9, train=TRAIN))
+    whole = params.from_model(model)
+    (job,) = method.plan({}, whole, 4, {0: rate}, 7)
+    pieces = method.cut(job)
+    values = {key: gather(whole[key], piece).reshape(piece.sub_shape) for key, piece in pieces.items()}
+    return values, method.local(pieces, values, job, Batch(digits), {})[0]
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_statistics_of_norms_are_of_what_is_not_scaled(digits, name):
+    """What a norm reads is as the whole network has it; FedRolex's readers of normed units divide by their share."""
+    torch.manual_seed(3)
+    hidden = [nn.Linear(256, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU()]
+    values, update = at_once(nn.Sequential(*hidden, nn.Linear(8, 10)), digits, name, 0.75)
+    batch, one, two = Batch(digits), values["0.bias"], values["3.bias"]
+    first, second = (12 / len(one), 8 / len(two)) if name == "fedrolex" else (1.0, 1.0)
+    assert len(one) < 8
+    z = batch.x @ values["0.weight"].T + one
+    h = torch.relu((z - z.mean(0)) / (z.var(0, unbiased=False) + 1e-5).sqrt()) * first
+    u = h @ values["3.weight"].T + two
+    g = torch.relu((u - u.mean(0)) / (u.var(0, unbiased=False) + 1e-5).sqrt()) * second
+    out = g @ values["6.weight"].T + values["6.bias"]
+    for norm, seen in (("1", z), ("4", u)):
+        torch.testing.assert_close(update.values[f"{norm}.running_mean"], 0.1 * seen.mean(0))
+        torch.testing.assert_close(update.values[f"{norm}.running_var"], 0.1 * (seen.var(0) - 1.0))
+    assert update.loss == pytest.approx(float(nn.functional.cross_entropy(out, batch.y)), rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "least"), [("heterofl", 0.7), ("fedrolex", 0.5)])
+def test_networks_with_norms_learn_where_all_devices_drop(tmp_path, name, least):
+    torch.manual_seed(0)
+    hidden = [nn.Linear(1024, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()]
+    config = RunConfig.from_toml(
+        f"method = '{name}'\nrounds = 15\nrate = 0.75\neval_every = 15\ndata = {{ devices = 6, train_limit = 600 }}"
+    )
+    *_, last = Run(config, tmp_path / "run", model=nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, 10)))
+    assert last.test_accuracy > least
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "rounds", "unheld"),
+    [("heterofl", RATES, 4, 0), ("heterofl", (0.75,), 4, 10), ("fedrolex", (0.75,), 4, 4), ("fedrolex", (0.75,), 9, 0)],
+)
+def test_units_that_no_window_gets_to_are_a_line(caplog, name, rates, rounds, unheld):
+    model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2))
+    method = named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=rounds, rates=rates))
+    method.init({})
+    assert [line.split(" are in no window")[0] for line in caplog.messages] == (
+        [f"{unheld} of 20 hidden units"] if unheld else []
+    )
+
+
+class Siamese(nn.Module):
+    """Two layers that share their weight and make the same units."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(256, 8), nn.Linear(256, 8, bias=False), nn.Linear(8, 10)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(torch.relu(self.a(x) + self.b(x.flip(1))))
+
+
+def test_both_layers_of_a_tied_weight_are_scaled(digits):
+    values, update = at_once(Siamese(), digits, "heterofl", 0.5)
+    batch, w, b = Batch(digits), values["a.weight"], values["a.bias"]
+    h = torch.relu(batch.x @ w.T + b + batch.x.flip(1) @ w.T) * 8 / len(b)
+    out = h @ values["out.weight"].T + values["out.bias"]
+    assert update.loss == pytest.approx(float(nn.functional.cross_entropy(out, batch.y)), rel=1e-5)
+
+
+@pytest.mark.parametrize(("optimizer", "moves"), [("average", False), ("fedavgm", True), ("fedadam", True)])
+def test_what_no_device_holds_is_moved_by_momentum_alone(tmp_path, digits, optimizer, moves):
+    config = RunConfig.from_toml(
+        f"method = 'fedrolex'\nrounds = 2\nrate = 0.5\nserver.optimizer = '{optimizer}'\ndata.devices = 2"
+    )
+    data = from_arrays(digits.train_x[:40], digits.train_y[:40], digits.test_x[:9], digits.test_y[:9])
+    run = Run(
+        config, tmp_path / "run", dataset=data, model=nn.Sequential(nn.Flatten(), nn.Linear(256, 6), nn.Linear(6, 10))
+    )
+    first, second = (run.params["1.bias"].clone() for _ in run)  # unit 0 is in the first window, and not in the second
+    assert bool(first[0] != second[0]) == moves
+    assert first[1] != second[1]
+
+
 @pytest.mark.parametrize(("key", "value"), [("level", "'weight'"), ("count", "'bernoulli'"), ("rule", "'model'")])
 def test_what_is_not_a_window_of_units_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"unknown key 'method.{key}'"):
@@ -98,20 +200,23 @@ def test_what_is_not_a_window_of_units_is_refused(key, value):
 
 
 class Bare(nn.Module):
-    """A hidden layer without a module of its own."""
+    """A layer without a module of its own."""
 
-    def __init__(self):
+    def __init__(self, units, inputs):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 4))
-        self.out = nn.Linear(6, 2)
+        self.weight = nn.Parameter(torch.randn(units, inputs))
 
     def forward(self, x):
-        return self.out(torch.relu(nn.functional.linear(x, self.weight)))
+        return nn.functional.linear(x, self.weight)
 
 
-def test_a_layer_whose_output_cannot_be_scaled_is_refused():
-    with pytest.raises(SubnetError, match="used by a Bare"):
-        heterofl(Setup(model=Bare(), example=torch.zeros(1, 4), rounds=1), WindowConfig())
+def test_a_layer_that_cannot_be_scaled_is_refused():
+    makes = nn.Sequential(Bare(6, 4), nn.ReLU(), nn.Linear(6, 2))
+    reads = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), Bare(2, 6))
+    for method, model in ((heterofl, makes), (fedrolex, makes), (fedrolex, reads)):
+        with pytest.raises(SubnetError, match="used by a Bare"):
+            method(Setup(model=model, example=torch.zeros(1, 4), rounds=1), WindowConfig())
+    heterofl(Setup(model=reads, example=torch.zeros(1, 4), rounds=1), WindowConfig())
 
 
 @pytest.mark.slow

@@ -117,7 +117,8 @@ def count(model: nn.Module, example: Example) -> Flops:
     except Exception as error:
         raise ConfigError(f"The network does not take {described(example)}: {error}") from error
     known = dict(copy.named_parameters())
-    named = [name for name, p in known.items() if params.is_weight(p) or name in counter.work]
+    weights = params.weights(copy)
+    named = [name for name in known if name in weights or name in counter.work]
     return Flops(
         by_weight={name: Work(*counter.work[name]) for name in named},
         rest=Work(*counter.work[""]),
@@ -135,7 +136,7 @@ def layer_flops(model: nn.Module, example: Example) -> dict[str, int]:
     """Forward FLOPs of one sample by the layer whose weights they multiply, in the network's order; 0 if unused."""
     layers: dict[str, int] = defaultdict(int)
     for name, work in count(model, example).by_weight.items():
-        layers[name.rpartition(".")[0]] += int(work.forward)
+        layers[params.layer_of(name)] += int(work.forward)
     return dict(layers)
 
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 Params = dict[str, Tensor]
 """Every parameter and every float buffer of a network, by name, on the CPU."""
 
 
-def is_weight(tensor: Tensor) -> bool:
-    """Tell whether a parameter is a weight: a matrix or more. Vectors (biases, norms) are not."""
-    return tensor.ndim >= 2
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""torch's norms with parameters; batch and instance norms of all kinds are the first."""
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights of a network, by name, in its order; one that is shared appears once."""
-    return {name: parameter for name, parameter in model.named_parameters() if is_weight(parameter)}
+    """Return the weights of a network, by name, in its order; one that is shared appears once, by its first name.
+
+    A weight is a matrix or more. Vectors (biases) are not, and norms hold none, whatever their shape.
+    """
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2 and not isinstance(model.get_submodule(layer_of(name)), NORMS)
+    }
+
+
+def layer_of(name: str) -> str:
+    """Return the name of the module that a tensor belongs to; empty for the network itself."""
+    return name.rpartition(".")[0]
 
 
 def from_model(model: nn.Module) -> Params:

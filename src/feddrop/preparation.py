@@ -121,7 +121,7 @@ class Prepared:
 
     def facts(self, command: str) -> dict[str, Any]:
         """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
-        dataset, weights = self.dataset, list(self.model.parameters())
+        dataset = self.dataset
         known = dataset.class_names and self.parts
         counts = data.class_counts(dataset.train_y.numpy(), list(self.parts), dataset.num_classes) if known else None
         return {
@@ -135,8 +135,8 @@ class Prepared:
                 "num_classes": dataset.num_classes,
                 "vocabulary": dataset.vocabulary,
             },
-            "parameters": sum(p.numel() for p in weights),
-            "weights": sum(p.numel() for p in weights if params.is_weight(p)),
+            "parameters": params.count_parameters(self.model),
+            "weights": sum(p.numel() for p in params.weights(self.model).values()),
             "forward_flops": int(self.flops.whole.forward),
             "samples": list(self.samples),
             "class_names": list(dataset.class_names),

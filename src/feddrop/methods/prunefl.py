@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 
 from feddrop import flops
-from feddrop.errors import ConfigError, FrameError, one_of
+from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
-from feddrop.params import Params, is_weight
+from feddrop.params import Params
 from feddrop.subnets.piece import Subnet
 
 STEADY_CHANGE = 0.1
@@ -93,6 +93,21 @@ class PruneflConfig:
     def removable_at(self, rounds: int) -> float:
         """Return the share of active weights that may go after so many rounds of all devices."""
         return float(self.removable * 0.5 ** (rounds / self.half_life))
+
+    def without_effect(self, _: int) -> list[str]:
+        """Say which settings of the first stage change nothing, a line each."""
+        if not self.first_rounds:
+            return [
+                f"method.{name} has no effect: method.first_rounds is 0, so there is no first stage."
+                for name in ("first_device", "first_adjust_every")
+                if getattr(self, name) != getattr(PruneflConfig(), name)
+            ]
+        if self.first_adjust_every <= self.first_rounds:
+            return []
+        return [
+            f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "
+            f"adjusted for the first time in round {self.first_adjust_every} (method.first_adjust_every)."
+        ]
 
     def adjusts(self, round_: int, began: int) -> bool:
         """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
@@ -289,7 +304,7 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
         name: squares[name].numpy() if name in squares else np.zeros(shape, np.float32)
         for name, shape in layout.weights.items()
     }
-    others = sum(float(square.double().sum()) for square in squares.values() if not is_weight(square))
+    others = sum(float(square.double().sum()) for name, square in squares.items() if name not in layout.weights)
     return layout.joined(scores), torch.tensor([others])
 
 
@@ -308,7 +323,12 @@ def _check(setup: Setup, config: PruneflConfig) -> None:
     if setup.rates is None:
         raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")
     for layer in config.layer_costs:
-        one_of("a layer of method.layer_costs", layer, setup.blueprint().layers)
+        setup.blueprint().named(layer, "a layer of method.layer_costs")
+    if config.first_device >= len(setup.rates):
+        raise ConfigError(
+            f"method.first_device is {config.first_device}, and there are {len(setup.rates)} devices; it must be from "
+            f"0 to {len(setup.rates) - 1}."
+        )
     first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
     first = first or config.first_rounds + config.adjust_every
     if first > setup.rounds:

@@ -6,6 +6,7 @@ rate have the same window. ``docs/windows.md`` tells what is theirs and what is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +18,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.params import Params
-from feddrop.subnets.cut import SubnetConfig, shrinker, sizer, unit_cutter
+from feddrop.params import Params, layer_of
+from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.piece import Index, Subnet
+from feddrop.subnets.units import UnitGraph
+
+log = logging.getLogger("feddrop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,43 +49,32 @@ class WindowConfig:
 
 def heterofl(setup: Setup, config: WindowConfig) -> Method:
     """Build HeteroFL. With rate 0 for every device it is federated averaging."""
-    return _windows(setup, config, lambda _: 0)
+    return _windows(setup, config, moves=False)
 
 
 def fedrolex(setup: Setup, config: WindowConfig) -> Method:
     """Build FedRolex. With rate 0 for every device it is federated averaging."""
-    return _windows(setup, config, lambda round_: round_ - 1)
+    return _windows(setup, config, moves=True)
 
 
-def _windows(setup: Setup, config: WindowConfig, start_of: Callable[[int], int]) -> Method:
-    """Build a method whose window starts, in every round, where ``start_of`` says."""
+def _windows(setup: Setup, config: WindowConfig, *, moves: bool) -> Method:
+    """Build a method whose window starts at the first unit, and may move on by one unit a round."""
     plan_of, subnet = setup.blueprint(), config.subnet()
     cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
     graph = plan_of.units
-    for layer in (layer for layers in graph.layers.values() for layer in layers):
-        if not isinstance(setup.model.get_submodule(layer), nn.Linear | _ConvNd):
-            raise SubnetError(
-                f"the weights of layer {layer!r} are used by a {type(setup.model.get_submodule(layer)).__name__}, and "
-                "windows scale what nn.Linear and convolution modules give. Use those modules, or the method 'feddrop'."
-            )
-
-    def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
-        """Divide what the hidden layers give by the share of their units that is left, as theirs do in training."""
-        for group, layers in graph.layers.items():
-            for layer in layers:
-                factor = graph.groups[group] / sizes[group]
-                network.get_submodule(layer).register_forward_hook(partial(_times, factor))
-
-    network_for = shrinker(setup.model, plan_of, scale_up)
+    network_for = shrinker(setup.model, plan_of, _scaler(setup.model, graph, moves=moves))
 
     def init(_: Params) -> State:
+        if setup.rates is not None:
+            widest = kept_units(graph, cut_at(min(setup.rates), partial(window, 0)))
+            _say_what_nobody_holds(graph, widest, setup.rounds - 1 if moves else 0)
         return {}
 
     def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         return jobs(round_, rates, seed)
 
     def cut(job: Job) -> Subnet:
-        pieces = cut_at(job.rate, partial(window, start_of(job.round)))
+        pieces = cut_at(job.rate, partial(window, job.round - 1 if moves else 0))
         return {tensor: replace(piece, scale=1.0) for tensor, piece in pieces.items()}
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
@@ -94,6 +87,58 @@ def _windows(setup: Setup, config: WindowConfig, start_of: Callable[[int], int])
         return over_holders(setup, params, updates), state
 
     return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+
+
+def _scaler(model: nn.Module, graph: UnitGraph, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:
+    """Return what makes a smaller network divide by the share of units that is left, as theirs do in training.
+
+    What a hidden layer gives is divided. Before a norm with running statistics that would be in vain, since the norm
+    takes it out again, and it would spoil the statistics: there a window that moves, whose units stand for all, has the
+    layers that read them divide; one that does not is left as it is.
+    """
+    normed = {axis.group for name, axes in graph.axes.items() if is_statistic(name) for axis in axes}
+    makers = [(layer, group) for layer, group in _users(model, graph, "out") if group not in normed]
+    readers = [(layer, group) for layer, group in _users(model, graph, "in") if group in normed and moves]
+    for layer, _ in makers + readers:
+        if not isinstance(model.get_submodule(layer), nn.Linear | _ConvNd):
+            raise SubnetError(
+                f"the weights of layer {layer!r} are used by a {type(model.get_submodule(layer)).__name__}, and "
+                "windows scale what nn.Linear and convolution modules give or read. Use those, or the method 'feddrop'."
+            )
+
+    def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
+        for layer, group in makers:
+            factor = graph.groups[group] / sizes[group]
+            network.get_submodule(layer).register_forward_hook(partial(_given, factor))
+        for layer, group in readers:
+            factor = graph.groups[group] / sizes[group]
+            network.get_submodule(layer).register_forward_pre_hook(partial(_read, factor), with_kwargs=True)
+
+    return scale_up
+
+
+def _users(model: nn.Module, graph: UnitGraph, role: str) -> list[tuple[str, str]]:
+    """Return the modules that make ("out") or read ("in") hidden units, and the group; tied weights have several."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = [
+        (layer, axis.group)
+        for layer, module in model.named_modules()
+        for p in module.parameters(recurse=False)
+        if layer_of(names[id(p)]) in graph.kinds
+        for axis in graph.axes.get(names[id(p)], ())
+        if axis.role == role
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:
+    """Warn of units that no window gets to, given the units of the widest and how far it moves in all rounds."""
+    unheld = sum(max(0, units - widest[group] - moved) for group, units in graph.groups.items())
+    if unheld:
+        log.warning(
+            f"{unheld} of {sum(graph.groups.values())} hidden units are in no window of any device and round: they "
+            "stay as they began, and tests are of the whole network. A device at rate 0 has all, without layer_rates."
+        )
 
 
 def over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
@@ -111,5 +156,17 @@ def window(start: int, _: str, units: int, share: float) -> Index | None:
     return None if kept == units else np.sort((start + np.arange(kept)) % units)
 
 
-def _times(factor: float, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+def is_statistic(name: str) -> bool:
+    """Tell whether a tensor is what a norm remembers of activations."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def _given(factor: float, _: nn.Module, __: Any, output: Tensor) -> Tensor:
     return output * factor
+
+
+def _read(factor: float, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def scaled(given: Any) -> Any:
+        return given * factor if isinstance(given, Tensor) else given
+
+    return tuple(map(scaled, args)), {name: scaled(given) for name, given in kwargs.items()}

@@ -7,6 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from feddrop import params
+from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.probe import Example
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph
@@ -15,15 +16,16 @@ from feddrop.subnets.units import UnitGraph
 class Blueprint:
     """The tensors of a network, what may be dropped of them, and its units, which are found when first asked for.
 
-    Weights are what :func:`feddrop.params.is_weight` says: matrices and more, also those of recurrent layers and
-    embeddings. Vectors are kept: norms always, biases unless they are asked for.
+    Weights are what :func:`feddrop.params.weights` says: matrices and more, also those of recurrent layers and
+    embeddings. Norms are always kept, biases unless they are asked for.
 
     Attributes:
         shapes: shape of every parameter and float buffer, in the network's order.
-        weights: the tensors that may be dropped, with the name of the layer they belong to.
+        weights: the tensors that may be dropped, each once, with the name of the layer they belong to.
         biases: the vectors of those layers, likewise.
         linear: the names of the fully-connected layers.
         layers: names of the layers that may be dropped.
+        tied: layers without weights of their own, and the one whose weights they share.
     """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
@@ -34,16 +36,27 @@ class Blueprint:
             example: what it takes: a batch ``[N, ...]``, a tuple of batches, or the shape of one sample.
         """
         self.shapes = params.shapes(model)
-        self.weights: dict[str, str] = {}
-        self.biases: dict[str, str] = {}
-        for layer, module in model.named_modules():
-            own = {f"{layer}.{name}" if layer else name: p for name, p in module.named_parameters(recurse=False)}
-            if any(map(params.is_weight, own.values())):  # norms hold vectors only, and are kept
-                for name, p in own.items():
-                    (self.weights if params.is_weight(p) else self.biases)[name] = layer
-        self.linear = frozenset(name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+        own = params.weights(model)
+        self.weights = {name: params.layer_of(name) for name in own}
         self.layers = list(dict.fromkeys(self.weights.values()))
+        first = {id(weight): self.weights[name] for name, weight in own.items()}
+        self.tied = {
+            layer: first[id(p)]
+            for layer, module in model.named_modules(remove_duplicate=False)
+            for p in module.parameters(recurse=False)
+            if id(p) in first and layer not in self.layers
+        }
+        rest = {name: params.layer_of(name) for name, _ in model.named_parameters() if name not in own}
+        self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
+        self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}
+        self.linear = frozenset(name for name in self.layers if isinstance(model.get_submodule(name), nn.Linear))
         self._model, self._example = model, example
+
+    def named(self, layer: str, what: str) -> str:
+        """Return the name of a layer that may be dropped, else raise a ConfigError; ``what`` is where it was given."""
+        if layer in self.tied:
+            raise ConfigError(f"{what} is {layer!r}, whose weights are those of {self.tied[layer]!r}. Name that one.")
+        return one_of(what, layer, self.layers)
 
     @cached_property
     def units(self) -> UnitGraph:

@@ -175,13 +175,27 @@ def _rates(blueprint: Blueprint, config: SubnetConfig) -> Callable[[str, float],
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
-        one_of("a layer of method.layers or method.layer_rates", name, blueprint.layers)
+        blueprint.named(name, "a layer of method.layers or method.layer_rates")
     chosen = {"all": frozenset(blueprint.layers), "linear": blueprint.linear}.get(str(config.layers), frozenset(named))
 
     def rate_of(layer: str, rate: float) -> float:
         return config.layer_rates.get(layer, rate if layer in chosen else 0.0)
 
+    if config.layers != "all" or config.layer_rates:
+        _check_effect(blueprint, config, rate_of)
     return rate_of
+
+
+def _check_effect(blueprint: Blueprint, config: SubnetConfig, rate_of: Callable[[str, float], float]) -> None:
+    """Raise if no rate would drop anything."""
+    able = blueprint.layers
+    if config.level == "unit":
+        able = [layer for layers in blueprint.units.layers.values() for layer in layers]
+    if not any(rate_of(layer, 0.5) for layer in able):
+        raise ConfigError(
+            f"method.layers is {config.layers!r} and method.layer_rates is {dict(config.layer_rates)}, which drop "
+            f"nothing of this network at any rate. Name some of {able}, or write 'all'."
+        )
 
 
 def shrinker(

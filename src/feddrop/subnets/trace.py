@@ -137,7 +137,7 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
     layers: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, Kind] = {}
     whole: dict[str, str] = {}
-    owners = [weight.rpartition(".")[0] for weight in coupling.made]
+    owners = [params.layer_of(weight) for weight in coupling.made]
     for layer, (weight, (kind, made)) in zip(owners, coupling.made.items(), strict=True):
         kinds[layer] = kind
         name = layer if layer and owners.count(layer) == 1 else weight  # a module may hold several weights
@@ -161,7 +161,7 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
     followed = {name: axes(*tensor) for name, tensor in coupling.tensors.items()}
     for name in params.weights(model):
         if name not in coupling.made and not followed[name]:
-            whole.setdefault(name.rpartition(".")[0] or name, _why(coupling.tensors[name][1]))
+            whole.setdefault(params.layer_of(name) or name, _why(coupling.tensors[name][1]))
     return named, UnitGraph(
         groups=groups,
         axes=followed,
