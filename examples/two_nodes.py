@@ -22,7 +22,10 @@ STORE = 128 * 2**20  # bytes of shared memory a node
 @contextlib.contextmanager
 def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
     """Start two nodes; give the address of the cluster, and the process numbers of the raylets."""
+    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # short: sockets lie in it
+    (Path(folder) / "ray").mkdir()  # Ray writes the address of its cluster there, and makes no folder for it
     os.environ |= {
+        "RAY_TMPDIR": folder,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps Ray on loopback, also on Linux
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -31,7 +34,6 @@ def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
     }
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # short: sockets lie in it
     node = {"num_cpus": cpus, "object_store_memory": STORE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
     try:
