@@ -72,11 +72,11 @@ _RULE = (
     "< -m, and is *undecided* otherwise, and always with fewer than three seeds. Where two things are to be alike, "
     "yes means |d| + m within the tolerance in the note, no |d| - m beyond it. A claim *holds* if every point says "
     "yes, *does not hold* if a point says no and none yes, *holds in part* if some but not all say yes, and is "
-    "*undecided* otherwise. Why it is undecided stands beside it: *within the noise* with three seeds or more, *few "
-    "seeds* with fewer, *not reached* if fewer than three seeds came to what is compared, *not run*. The number of "
-    "points is not corrected for: of twenty points without any effect, one says yes or no by chance. What has no "
-    "chance in it, such as a count of bytes, says yes or no for certain; what is estimated from many masks has twice "
-    "its standard error for a margin.\n"
+    "*undecided* otherwise. Why it is undecided stands beside it, and where nothing says no, why it holds in part "
+    "only: *within the noise* with three seeds or more, *few seeds* with fewer, *not reached* if fewer than three "
+    "seeds came to what is compared, *not run*. The number of points is not corrected for: of twenty points without "
+    "any effect, one says yes or no by chance. What has no chance in it, such as a count of bytes, says yes or no for "
+    "certain; what is estimated from many masks has twice its standard error for a margin.\n"
 )
 MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
 EVIDENCE = "The evidence, point by point"
@@ -96,8 +96,11 @@ class Judged(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The outcome, and why where it is undecided."""
+        """The outcome, and why where it is undecided; where nothing says no, why it holds in part only."""
         why = reason(self.answers)
+        if self.outcome == PARTLY and NO not in [answer.says for answer in self.answers]:
+            whys = {answer.why for answer in self.answers}
+            return f"{PARTLY}, the rest {', '.join(word for word in REASONS if word in whys)}"
         return f"{self.outcome}: {why}" if why else self.outcome
 
     @property
