@@ -22,8 +22,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 import feddrop
 from feddrop import wire
+from feddrop.errors import ConfigError
 from feddrop.files import flat
-from feddrop.flower import FleetConfig, client_app, train
+from feddrop.flower import FleetConfig, client_app, server_app, train
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
@@ -419,6 +420,19 @@ def test_settings_that_cannot_be_meant(tmp_path, given, message):
     grid, settings = federation(tmp_path, given)
     with pytest.raises(feddrop.ConfigError, match=message):
         train(grid, settings)
+
+
+def test_arguments_that_do_not_exist_or_have_no_effect_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"an argument is 'modle'; .* Did you mean 'model'"):
+        client_app(modle=None)
+    for app, idle in ((client_app, "dataset"), (client_app, "rates"), (server_app, "parts"), (server_app, "executor")):
+        with pytest.raises(ConfigError, match=f"an argument is '{idle}'; it must be one of"):
+            app(**{idle: None})
+    grid, settings = federation(tmp_path, {**PLANNED, "flower.planning": "measured"})
+    with pytest.raises(ConfigError, match="an argument is 'samples'"):
+        train(grid, settings, samples=[1, 2, 3, 4])
+    with pytest.raises(ConfigError, match=r"rates=... has no effect with flower.planning"):
+        train(grid, settings, rates=lambda work, who: None)
 
 
 @pytest.mark.parametrize("config", [{}, {"partition-id": 4}, {"partition-id": "0"}, {"partition-id": -1}])

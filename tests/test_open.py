@@ -85,6 +85,16 @@ def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_p
     assert caplog.messages == ["rate: without effect, since rates=... was given."]
 
 
+def test_a_radio_or_gains_beside_rates_of_ones_own_have_no_effect_and_are_named(tmp_path, caplog):
+    def own(_, who):
+        return GivenRates([0.1] * 3, who)
+
+    feddrop.Run(config("radio.deadline_s=20"), tmp_path / "run", rates=own)
+    assert "[radio]: without effect, since rates=... was given." in caplog.messages
+    with pytest.raises(ConfigError, match="gains have no effect where rates= decides"):
+        feddrop.Run(config("radio.deadline_s=20"), tmp_path / "gains", rates=own, gains=np.ones((2, 3)))
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

@@ -68,6 +68,11 @@ def with_variances(before: Params, after: Params) -> Params:
     }
 
 
+def is_statistic(name: str) -> bool:
+    """Tell whether a tensor of this name is what a norm remembers of activations."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
 def is_variance(name: str) -> bool:
     """Tell whether a tensor of this name is the variance that a norm remembers."""
     return name.rpartition(".")[2] == "running_var"

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -18,7 +18,7 @@ from feddrop import data, flops, models, params
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.device import Samples, Task, check_torch_device
-from feddrop.errors import ConfigError, shortened
+from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
 from feddrop.learning.local import Loss
@@ -75,7 +75,7 @@ REPLACED = {
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),
-    "rates": ("rate",),
+    "rates": ("rate", "radio"),
 }
 """Settings, or sections, that something which the user brings stands in for."""
 
@@ -145,6 +145,12 @@ class Prepared:
             "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
         }
+
+
+def check_names(brought: Brought, allowed: Iterable[str]) -> None:
+    """Raise an error for an argument that does not exist, or has no effect here."""
+    for name in brought:
+        one_of("an argument", name, allowed)
 
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
@@ -264,7 +270,8 @@ def _replaced(config: RunConfig, brought: Brought, taken: Sequence[str]) -> list
     for name, places in REPLACED.items():
         idle = [key for key in changed if any(key == place or key.startswith(f"{place}.") for place in places)]
         if brought.get(name) is not None and idle:
-            lines.append(f"{', '.join(idle)}: without effect, since {name}=... was given.")
+            shown = dict.fromkeys("[radio]" if key.startswith("radio.") else key for key in idle)
+            lines.append(f"{', '.join(shown)}: without effect, since {name}=... was given.")
     return lines
 
 
@@ -275,6 +282,8 @@ def _gains(config: RunConfig, brought: Brought) -> Measured | None:
         return None
     if config.radio is None:
         raise ConfigError("gains are given, which have no effect without a radio. Add a [radio] section.")
+    if brought.get("rates") is not None:
+        raise ConfigError("gains and rates are both given; gains have no effect where rates= decides. Remove one.")
     return given if isinstance(given, Measured) else gains_from(given)
 
 

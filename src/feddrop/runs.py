@@ -20,13 +20,13 @@ from feddrop.callbacks import Callbacks
 from feddrop.callbacks import named as named_callbacks
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError, one_of
+from feddrop.errors import ConfigError, RunError
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
 from feddrop.methods.method import Method, State
 from feddrop.params import Params
-from feddrop.preparation import NAMES, Brought, prepare
+from feddrop.preparation import NAMES, Brought, check_names, prepare
 from feddrop.rates import Decision
 from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
@@ -75,8 +75,7 @@ class Run:
         command: str = "",
         **brought: Unpack[Brought],
     ) -> None:
-        for name in brought:
-            one_of("an argument", name, (*NAMES, "callbacks", "command", "overwrite", "resume"))
+        check_names(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
         self.config, self.folder = config if resume else config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:

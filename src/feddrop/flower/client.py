@@ -25,12 +25,14 @@ from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
-from feddrop.preparation import Brought, device_task
+from feddrop.preparation import Brought, check_names, device_task
 from feddrop.seeds import derive
 
 Own = Callable[[Context], Dataset | tuple[Any, Any]]
 """A node's own data: inputs and targets, or a whole data set, of which the training half is used."""
 
+_BROUGHT = ("loss", "method", "model")
+"""What a device is told by its user: the rest is the server's."""
 _NODES = 4
 """Nodes that a process holds ready: a SuperNode's has one, an actor of the simulation plays several."""
 
@@ -50,6 +52,7 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
         ...     model=lambda seed: torch.nn.Linear(8, 3),
         ... )
     """
+    check_names(brought, _BROUGHT)
     app = ClientApp(mods=list(mods))
     ready: dict[tuple[Any, ...], Node] = {}
 

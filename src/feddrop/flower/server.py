@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError
 from feddrop.files import write_atomically
 from feddrop.flower.config import read_settings
 from feddrop.flower.executor import Messenger
@@ -23,7 +23,7 @@ from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
 from feddrop.participation import Participation
-from feddrop.preparation import Brought
+from feddrop.preparation import Brought, check_names
 from feddrop.rates import Rates, Workload, read_rates
 from feddrop.records import RoundRecord, RunFolder
 from feddrop.report import write_report
@@ -33,6 +33,8 @@ log = logging.getLogger("feddrop")
 
 FLEET = "fleet.json"
 """What was measured of the nodes, beside the run's own files."""
+_BROUGHT = ("dataset", "gains", "loss", "method", "metrics", "model", "rates")
+"""What a user may bring; samples and who computes are the nodes' own."""
 
 
 def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> ServerApp:
@@ -40,12 +42,14 @@ def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> 
 
     Args:
         callbacks: who hears of every round.
-        **brought: model, dataset (an example and the server's test set), method, loss, metrics of your own.
+        **brought: model, dataset (an example and the server's test set), method, loss, metrics, rates or gains
+            of your own.
 
     Example:
         >>> import feddrop.flower
         >>> app = feddrop.flower.server_app()
     """
+    check_names(brought, _BROUGHT)
     app = ServerApp()
 
     @app.main()
@@ -71,6 +75,7 @@ def train(
         callbacks: who hears of every round.
         **brought: what you bring yourself.
     """
+    check_names(brought, _BROUGHT)
     config, treated = read_settings(settings)
     config, folder = config.located(), Path(treated.out)
     disk = RunFolder(folder)
@@ -91,6 +96,8 @@ def train(
 
     own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
     if treated.planning != "given":
+        if brought.get("rates") is not None:
+            raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
         own["rates"] = planner
     run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
     samples[:] = fleet.samples  # who came later counts from now on

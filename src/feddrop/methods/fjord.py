@@ -39,7 +39,7 @@ from feddrop.methods.method import (
     jobs,
     trained,
 )
-from feddrop.methods.windows import is_statistic, window
+from feddrop.methods.windows import window
 from feddrop.params import Params
 from feddrop.sections import sections_bytes
 from feddrop.seeds import derive, words
@@ -289,7 +289,7 @@ class _Level:
                 self._graph, blueprint.shapes, {group: index for group, index in kept.items() if index is not None}
             ).items()
         }
-        self.statistics = {name: piece.size for name, piece in self.pieces.items() if is_statistic(name)}
+        self.statistics = {name: piece.size for name, piece in self.pieces.items() if params.is_statistic(name)}
         self.slices = {
             name: tuple(slice(0, side) for side in piece.sub_shape)
             for name, piece in self.pieces.items()

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.params import Params, layer_of
+from feddrop.params import Params, is_statistic, layer_of
 from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.piece import Index, Subnet
@@ -154,11 +154,6 @@ def window(start: int, _: str, units: int, share: float) -> Index | None:
     """Return the units of a window that begins at ``start`` and wraps around, sorted; None if it is all of them."""
     kept = kept_count(units, share)
     return None if kept == units else np.sort((start + np.arange(kept)) % units)
-
-
-def is_statistic(name: str) -> bool:
-    """Tell whether a tensor is what a norm remembers of activations."""
-    return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def _given(factor: float, _: nn.Module, __: Any, output: Tensor) -> Tensor:
