@@ -461,8 +461,10 @@ def test_verdicts_on_deadlines():
     assert peaked["accuracy-overfit"] == PARTLY
     assert peaked["loose-equal"] == HOLDS
     assert peaked["equal-split"] == UNDECIDED
+    assert peaked["smaller-theta"] == HOLDS
     falling = found(0.2, 0.1, 0.25, other=0.3, drops_nothing=0.15)
     assert falling["accuracy-grows"] == falling["accuracy-scheme"] == falling["accuracy-overfit"] == FAILS
+    assert falling["smaller-theta"] == FAILS
     assert falling["loose-equal"] == FAILS  # and is not called anything else
 
 
@@ -603,7 +605,7 @@ def test_a_run_decides_what_is_played_without_it(tmp_path):
         config = energy.configs(SMOKE)[scheme]
         records = list(Run(config, tmp_path / scheme))
         found = played(SETTING, config.radio, config.seed, config.rounds)
-        assert [record["objective"] for record in records] == pytest.approx(found["objectives"], rel=1e-4)
+        assert [record["objective"] for record in records] == pytest.approx(found["objectives"], rel=1e-9)
 
 
 def test_no_dropout_inside_the_cell_by_bisection():

@@ -69,10 +69,12 @@ def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dic
     parameters, flops = size_of(setting)
     cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
     objectives, rates, held = [], [], []
+    found = None
     for round_ in range(1, rounds + 1):
         channels = cell.draw(round_, derive(seed, "channels"))
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops, choose=config.chooses)
-        found = allocate(problem, config.method, policy=config.policy, seed=derive(seed, "shares", round_))
+        seeded = derive(seed, "shares", round_)
+        found = allocate(problem, config.method, policy=config.policy, seed=seeded, warm=found)
         objectives.append(float(found.objective))
         rates.append(float(np.mean(found.rate, where=found.active)))
         binding = [str(word) for word in found.binding[found.active]]
