@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from feddrop.config import RunConfig
 from feddrop.paper.cells import deadline_for, mean_rate, radio
 from feddrop.paper.drawing import draw_seeds, legend, not_run, panels
-from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, markdown_table, mean_of, percents, spread
+from feddrop.paper.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, mean_of, percents, spread
 from feddrop.paper.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
 from feddrop.paper.scales import SCENARIOS, Scale
 from feddrop.paper.settings import of_runs
@@ -122,15 +120,7 @@ def _table(ends: Ends) -> str:
 
 
 def _caps(scale: Scale, find: Lookup) -> str:
-    rows = []
-    for cap, config in capped_runs(scale).items():
-        results = by_seed(find, config, scale.seeds)
-        known = [result for result in results if result is not None]
-        rate, devices = (
-            f"{np.mean([np.mean(r.values(name)) for r in known]):.{digits}f}" if known else ""
-            for name, digits in (("mean_rate", 2), ("devices", 1))
-        )
-        rows.append([f"{cap:g}", spread(percents(results)) or "not run", rate, devices])
+    rows = [[f"{cap:g}", *ended(by_seed(find, config, scale.seeds))] for cap, config in capped_runs(scale).items()]
     return (
         f"**Random shares and θ** (underfitting, {tight_spot(scale).x:g} s): shares are drawn among the splits that "
         "are feasible at rate θ, so that θ decides how bad they may be. "

@@ -83,6 +83,17 @@ def spread(values: Sequence[float | None], digits: int = 2) -> str:
     return f"{np.mean(known):.{digits}f}{error} ({len(known)})"
 
 
+def ended(results: Sequence[Result | None]) -> list[str]:
+    """Write where runs of a cell end: accuracy with its spread, mean rate and devices a round."""
+    known = [result for result in results if result is not None]
+    if not known:
+        return ["not run", "", ""]
+    rate, devices = (
+        np.mean([np.nanmean(result.values(name)) for result in known]) for name in ("mean_rate", "devices")
+    )
+    return [spread(percents(results)), f"{rate:.2f}", f"{devices:.1f}"]
+
+
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     """Write a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
