@@ -462,7 +462,11 @@ def test_the_objective():
         assert runs == str(sum(map(len, dots(scenario, group).values())))
         assert inside == str(len(misses))
         rms = [f"{math.sqrt(fmean(m[i] ** 2 for m in misses)):.2f}" for i in range(3)] if misses else [""] * 3
-        assert numbers == rms
+        means = [f"{fmean(m[i] for m in misses):+.2f}" for i in range(2)] if misses else []
+        assert numbers == [*rms, " / ".join(means)]
+        if title == "underfitting, bandwidth-aware":
+            told = " ".join((ROOT / "docs" / "findings.md").read_text().split())
+            assert f"end {means[0]} points from the curve by Σ w/(1-γ) and {means[1]} by mean rate" in told
 
 
 NORMS = json.loads((ROOT / "results" / "cpu" / "facts" / "gradient-norm.json").read_text())
@@ -876,7 +880,7 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         ]
         return matched(*runs), ""
     if claim == "objective":
-        return closer(*at.split(", "), by_all=True)[0], first
+        return closer(*at.split(", "), by_all=True)[0], at
     if claim == "overfit-all-layers":
         deep = [
             ends(figure_run("alexnet", rate, epochs=10, rounds=20, layers=layers))

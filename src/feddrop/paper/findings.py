@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.errors import RunError
-from feddrop.paper import accuracy, deadline, explain, remark
+from feddrop.paper import accuracy, deadline, explain, objective, remark
 from feddrop.paper.experiment import Lookup, markdown_table, mean_of, percents
 from feddrop.paper.page import Judged
 from feddrop.paper.published import RATES, TABLE
@@ -175,6 +175,7 @@ def _facts(scale: Scale, find: Lookup, facts: dict[str, dict[str, Any]]) -> dict
     alexnet = TABLE["alexnet", "iid", "feddrop"]
     peak = (alexnet[RATES.index(accuracy.PEAK)] or 0.0) - (alexnet[0] or 0.0)
     sent = remark.as_trained(scale, find)
+    by_objective, by_rate = objective.mean_misses(scale, find, "underfitting", "bandwidth-aware")
     more = [drop / dst - 1 for at, (drop, dst) in sent.items() if at.startswith("AlexNet")]
     return {
         "alexnet sends more, least": f"{min(more):.1%}" if more else "not run",
@@ -187,6 +188,8 @@ def _facts(scale: Scale, find: Lookup, facts: dict[str, dict[str, Any]]) -> dict
         "held by energy": f"{np.mean(facts['energy']['exact']['held_energy']):.0%}",
         "lenet moves, still": _moves(scale, find, moving=False),
         "lenet moves, moving": _moves(scale, find, moving=True),
+        "random shares, by objective": by_objective,
+        "random shares, by rate": by_rate,
         "whole network, s": f"{np.mean(facts['rounds-latency']['underfitting']['seconds']):.1f}",
     }
 

@@ -144,19 +144,22 @@ def make(scale: Scale, find: Lookup) -> Page:
         for column, panel in enumerate(pair):
             _draw(panel, {"one rate for all": _flat(curves), **{name: _flat(by) for name, by in dots.items()}}, column)
         for name, by in dots.items():
-            every = [one for curve, group in zip(curves, by, strict=True) for one in missed(curve, group)]
+            every = _all_missed(curves, by)
             errors = [_rms([one[column] for one in every]) for column in range(3)]
-            rows.append([f"{scenario}, {name}", str(len(_flat(by))), str(len(every)), *errors])
-            points.append(_closer(f"{scenario}, {name}", scenario, curves, shared[name]))
+            rows.append(
+                [f"{scenario}, {name}", str(len(_flat(by))), str(len(every)), *errors, " / ".join(_means(every))]
+            )
+            points.append(_closer(f"{scenario}, {name}", curves, shared[name]))
     legend(axes[0])
     text += (
         "Accuracy of runs with unequal rates, against the curve of the runs of the same seed with one rate for all "
         f"({', '.join(f'{rate:g}' for rate in ONE_RATE['underfitting'])} for LeNet, "
         f"{', '.join(f'{rate:g}' for rate in ONE_RATE['overfitting'])} for AlexNet; at least {LEAST_CURVE} of them): "
         "root mean square of what the curve misses them by, in points, when a run is put on it by Σ w/(1-γ), by its "
-        "mean rate, or by K Σ w²/(1-γ). Only runs within the curve's reach are counted.\n\n"
+        "mean rate, or by K Σ w²/(1-γ); last, the mean by the first two, positive where runs end above the curve. Only "
+        "runs within the curve's reach are counted.\n\n"
     )
-    text += markdown_table(["", "runs", "within reach", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)"], rows)
+    text += markdown_table(["", "runs", "within reach", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)", "mean miss"], rows)
     text += "\n\n![Accuracy against the allocator's objective](objective.png)\n"
     note = (
         "what the mean rate misses a run by, less what the objective does; mean over those of a seed's runs that all "
@@ -170,12 +173,26 @@ def _with_all_seeds(scale: Scale, find: Lookup, configs: list[RunConfig]) -> lis
     return [config for config in configs if None not in by_seed(find, config, scale.seeds)]
 
 
-def _closer(at: str, scenario: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Point:
+def mean_misses(scale: Scale, find: Lookup, scenario: str, name: str) -> list[str]:
+    """Write how far above the curve the runs of a group end on average, by objective and by mean rate."""
+    curves = dots_of(scale, find, one_rate(scale, scenario))
+    return _means(_all_missed(curves, dots_of(scale, find, groups(scale, scenario)[name]))) or ["not run"] * 2
+
+
+def _all_missed(curves: list[list[Dot]], by: list[list[Dot]]) -> list[tuple[float, ...]]:
+    return [one for curve, group in zip(curves, by, strict=True) for one in missed(curve, group)]
+
+
+def _means(every: list[tuple[float, ...]]) -> list[str]:
+    return [f"{np.mean([one[column] for one in every]):+.2f}" for column in range(2)] if every else []
+
+
+def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Point:
     """Ask whether the curve misses runs by less when they are put on it by the objective than by the mean rate."""
     found = [missed(curve, group) for curve, group in zip(curves, by, strict=True)]
     closer = tuple(float(np.mean([abs(one[1]) - abs(one[0]) for one in row])) for row in found if row)
     ran = sum(len(curve) >= LEAST_CURVE and bool(group) for curve, group in zip(curves, by, strict=True))
-    return Point(at=at, differences=closer, pool=scenario, ran=ran)
+    return Point(at=at, differences=closer, pool=at, ran=ran)
 
 
 def _flat(by_seed: list[list[Dot]]) -> list[Dot]:
