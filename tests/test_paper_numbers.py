@@ -466,7 +466,7 @@ def test_the_objective():
         assert numbers == [*rms, " / ".join(means)]
         if title == "underfitting, bandwidth-aware":
             told = " ".join((ROOT / "docs" / "findings.md").read_text().split())
-            assert f"end {means[0]} points from the curve by Σ w/(1-γ) and {means[1]} by mean rate" in told
+            assert f"on average {means[0]} points from the curve by Σ w/(1-γ) and {means[1]} by mean rate" in told
 
 
 NORMS = json.loads((ROOT / "results" / "cpu" / "facts" / "gradient-norm.json").read_text())
