@@ -517,11 +517,11 @@ def test_the_objective_is_judged_by_the_curve_of_equal_rates():
 
     def page(law, *, saved=True):
         def find(config):
-            i = config.seed + (int(config.radio.deadline_s * 1000) if config.radio else 0)
+            i = int(config.radio.deadline_s * 1000) if config.radio else 0
             if config.radio is None:
                 rates = np.broadcast_to(config.rate, 10)
                 return fake([law(float(np.mean(1 / (1 - rates))), float(np.mean(rates)))] * 5)
-            of, rate = 1.2 + 0.01 * (7 * i % 12), 0.03 * (5 * i % 13)
+            of, rate = 1.2 + 0.01 * (7 * i % 12), 0.03 * (5 * i % 13) + 0.001 * config.seed
             more = {"objective": [of, of, None, of, of]} if saved else {}
             result = fake([law(of, rate)] * 5, devices=[10.0] * 5, **more)
             return replace(result, series={**result.series, "mean_rate": [rate] * 5})
