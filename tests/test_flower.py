@@ -428,11 +428,11 @@ def test_arguments_that_do_not_exist_or_have_no_effect_are_refused(tmp_path):
     for app, idle in ((client_app, "dataset"), (client_app, "rates"), (server_app, "parts"), (server_app, "executor")):
         with pytest.raises(ConfigError, match=f"an argument is '{idle}'; it must be one of"):
             app(**{idle: None})
-    grid, settings = federation(tmp_path, {**PLANNED, "flower.planning": "measured"})
+    _, settings = federation(tmp_path, {**PLANNED, "flower.planning": "measured"})
     with pytest.raises(ConfigError, match="an argument is 'samples'"):
-        train(grid, settings, samples=[1, 2, 3, 4])
+        train(None, settings, samples=[1, 2, 3, 4])
     with pytest.raises(ConfigError, match=r"rates=... has no effect with flower.planning"):
-        train(grid, settings, rates=lambda work, who: None)
+        train(None, settings, rates=lambda work, who: None)  # before any node is asked
 
 
 @pytest.mark.parametrize("config", [{}, {"partition-id": 4}, {"partition-id": "0"}, {"partition-id": -1}])

@@ -77,6 +77,8 @@ def train(
     """
     check_names(brought, _BROUGHT)
     config, treated = read_settings(settings)
+    if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
+        raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
     config, folder = config.located(), Path(treated.out)
     disk = RunFolder(folder)
     about = disk.about() if folder.is_dir() else {}
@@ -96,8 +98,6 @@ def train(
 
     own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
     if treated.planning != "given":
-        if brought.get("rates") is not None:
-            raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
         own["rates"] = planner
     run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
     samples[:] = fleet.samples  # who came later counts from now on
