@@ -27,6 +27,7 @@ from feddrop.paper import (
     dynamic,
     energy,
     findings,
+    glance,
     make_page,
     norms,
     objective,
@@ -338,6 +339,33 @@ def test_students_points_are_students():
 )
 def test_alike_means_within_a_tolerance(differences, says):
     assert verdict("claim", [Point(at="", differences=differences, within=1.0)]).answers[0].says == says
+
+
+def test_the_picture_of_the_claims_says_what_the_points_say():
+    points = [
+        *(
+            Point(at="", differences=row, pool=str(row))
+            for row in ((1.0, 2.0, 3.0), (8.0, 8.1, 8.2), (-8.0, -8.1, -8.2))
+        ),
+        *(Point(at="", differences=row, within=1.0, pool=f"alike {row}") for row in ((0.0, 0.1), (0.1, 0.0, -0.1))),
+        Point(at="", differences=(3.0, 3.1, 2.9), within=1.0, pool="unlike"),
+        Point(at="", estimate=(0.2, 0.0)),
+        Point(at="", certain=True),
+        Point(at="", certain=False),
+        Point(at=""),
+    ]
+    answers = verdict("claim", points).answers
+    shown = [glance.beyond(answer) for answer in answers]
+    for answer, x in zip(answers, shown, strict=True):
+        judged = answer.why in ("", "within the noise")
+        assert judged == (not np.isnan(x))
+        assert not judged or answer.says == (YES if x > 1 else NO if x < -1 else UNDECIDED)
+    assert shown[0] == pytest.approx(2.0 / answers[0].margin)
+    assert shown[7:9] == [glance.FAR, -glance.FAR]
+    assert [answer.says for answer in answers].count(YES) == 4
+    dots = glance.draw([("one", answers), ("other", answers[:1])]).axes[0].lines
+    marks = [line for line in dots if line.get_marker() in ("o", "s")]
+    assert sorted(line.get_xdata()[0] for line in marks) == sorted([x for x in shown if not np.isnan(x)] + shown[:1])
 
 
 def test_an_undecided_point_says_why():

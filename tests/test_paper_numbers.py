@@ -1048,6 +1048,11 @@ def test_the_outcomes_follow_from_the_evidence():
         f"{m} {w} {sum(o.startswith(m) for o in outcomes)}" for w, m in sorted(marks.items(), key=order_of)
     )
     assert f"Of {len(table)}: {words}." in SECTIONS["What became of its claims"]
+    says = [row[-1] for rows in EVIDENCE.values() for row in rows]
+    sure = says.count("yes") + says.count("no")
+    asked = sure + says.count("within the noise")
+    told = f"of {asked} points that were judged so, {sure} say yes or no; {asked / 20:.0f} would without any effect."
+    assert told in SECTIONS["What became of its claims"]
 
 
 def order_of(item: tuple[str, str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.files import write_atomically
+from feddrop.paper import glance
 from feddrop.paper.experiment import Experiment, Page, markdown_table
 from feddrop.paper.published import CLAIMS, NOT_COVERED, Claim
 from feddrop.paper.scales import Scale
@@ -16,6 +17,7 @@ from feddrop.paper.verdicts import (
     FAILS,
     FEW_SEEDS,
     HOLDS,
+    IN_NOISE,
     NO,
     PARTLY,
     REASONS,
@@ -74,11 +76,12 @@ _RULE = (
     "yes, *does not hold* if a point says no and none yes, *holds in part* if some but not all say yes, and is "
     "*undecided* otherwise. Why it is undecided stands beside it, and where nothing says no, why it holds in part "
     "only: *within the noise* with three seeds or more, *few seeds* with fewer, *not reached* if fewer than three "
-    "seeds came to what is compared, *not run*. The number of points is not corrected for: of twenty points without "
-    "any effect, one says yes or no by chance. What has no chance in it, such as a count of bytes, says yes or no for "
-    "certain; what is estimated from many masks has twice its standard error for a margin.\n"
+    "seeds came to what is compared, *not run*. What has no chance in it, such as a count of bytes, says yes or no for "
+    "certain; what is estimated from many masks has twice its standard error for a margin. The number of points is not "
+    "corrected for: "
 )
 MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
+_GLANCE = "claims.png"
 EVIDENCE = "The evidence, point by point"
 
 
@@ -137,10 +140,12 @@ def write_pages(
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
         *_evidence(judged),
     ]
-    for page in pages.values():
-        for name, figure in _drawn(page).items():
-            (out / "img").mkdir(parents=True, exist_ok=True)
-            figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
+    figures = {name: figure for page in pages.values() for name, figure in _drawn(page).items()}
+    if judged:
+        figures[_GLANCE] = glance.draw([(one.claim.text, one.answers) for one in judged])
+    for name, figure in figures.items():
+        (out / "img").mkdir(parents=True, exist_ok=True)
+        figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
     target = out / "paper.md"
     write_atomically(target, ("\n".join(parts).rstrip() + "\n").encode())
     return target
@@ -172,23 +177,39 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
     return [
         "## What became of its claims\n",
         f"Of {len(judged)}: {counts}.\n",
+        "A dot is a point at which a claim was asked: how many margins its difference is beyond 0, to the right as the "
+        "claim says. What is grey is within the noise; a square has no chance in it.\n",
+        f"![Every point of every claim](img/paper-{_GLANCE})\n",
         markdown_table(["claim", "where", "outcome", "points", "note"], rows) + "\n",
         "### How claims are judged\n",
-        _RULE,
+        f"{_RULE}{_by_chance(judged)}\n",
         "### What is not covered\n",
         " ".join(NOT_COVERED) + "\n",
     ]
 
 
-def _evidence(judged: Sequence[Judged]) -> list[str]:
-    seen: set[int] = set()
-    rows = []
+def _with_chance(judged: Sequence[Judged]) -> list[tuple[Claim, Answer]]:
+    """Return every point that has chance in it, once: a claim may be another in other words."""
+    found: dict[int, tuple[Claim, Answer]] = {}
     for one in judged:
         for answer in one.answers:
-            if answer.point.certain is None and id(answer.point) not in seen:  # a claim may be another in other words
-                seen.add(id(answer.point))
-                says = f"{answer.why}, points to {answer.leaning}" if answer.leaning else answer.why or answer.says
-                rows.append([one.claim.name, answer.point.at, *_numbers(answer), says])
+            if answer.point.certain is None:
+                found.setdefault(id(answer.point), (one.claim, answer))
+    return list(found.values())
+
+
+def _by_chance(judged: Sequence[Judged]) -> str:
+    """Say how many of the points could say yes or no by chance alone."""
+    says = [answer.why or answer.says for _, answer in _with_chance(judged)]
+    sure, asked = says.count(YES) + says.count(NO), says.count(YES) + says.count(NO) + says.count(IN_NOISE)
+    return f"of {asked} points that were judged so, {sure} say yes or no; {asked / 20:.0f} would without any effect."
+
+
+def _evidence(judged: Sequence[Judged]) -> list[str]:
+    rows = []
+    for claim, answer in _with_chance(judged):
+        says = f"{answer.why}, points to {answer.leaning}" if answer.leaning else answer.why or answer.says
+        rows.append([claim.name, answer.point.at, *_numbers(answer), says])
     if not rows:
         return []
     text = (
