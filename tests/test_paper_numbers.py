@@ -562,7 +562,8 @@ def variant(question: str, title: str) -> dict[int, dict]:
         lr = {"lr": float(title.split(",")[0])}
         more = {"rounds": 100} if "twice" in title else {"dirichlet": 1.0} if "Dirichlet(1)" in title else {}
         partition = "dirichlet" if "non-IID" in question else "iid"
-        return table_run(net, partition, "feddrop", 0.0, **lr, **more)
+        rate = float(re.search(r"rate ([\d.]+):", question)[1])
+        return table_run(net, partition, "feddrop", rate, **lr, **more)
     if "random shares" in question:
         at = float(re.search(r"LeNet, ([\d.]+) s", question)[1])
         rounds = 120 if title.endswith("3 times the rounds") else 40
@@ -1047,7 +1048,7 @@ def test_the_outcomes_follow_from_the_evidence():
     words = ", ".join(
         f"{m} {w} {sum(o.startswith(m) for o in outcomes)}" for w, m in sorted(marks.items(), key=order_of)
     )
-    assert f"Of {len(table)}: {words}." in SECTIONS["What became of its claims"]
+    assert f"Of {len(table)} claims: {words}." in SECTIONS["What became of its claims"]
     says = [row[-1] for rows in EVIDENCE.values() for row in rows]
     sure = says.count("yes") + says.count("no")
     asked = sure + says.count("within the noise")

@@ -6,7 +6,8 @@
 - ``{d[claim: point]}``: the difference at a point of a claim, with its error and seeds;
 - ``{t[row, rate]}``: accuracy in the table; ``{p[row, rate]}``: the paper's;
 - ``{e[scenario, scheme, deadline]}``: accuracy at a deadline; ``{x[question: variant]}``: of the last section;
-- ``{f[name]}``: what was measured without training; ``{changes}``: the verdicts that changed.
+- ``{f[name]}``: what was measured without training;
+- ``{counts}``: how many claims hold; ``{changes}``: the verdicts that changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from feddrop.errors import RunError
 from feddrop.paper import accuracy, deadline, explain, objective, remark
 from feddrop.paper.experiment import Lookup, markdown_table, mean_of, percents
-from feddrop.paper.page import Judged
+from feddrop.paper.page import Judged, counts
 from feddrop.paper.published import RATES, TABLE
 from feddrop.paper.scales import SCENARIOS, Scale
 from feddrop.paper.verdicts import Answer
@@ -92,6 +93,7 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
         "e": _ends(scale, find),
         "x": _variants(scale, find),
         "f": _facts(scale, find, facts),
+        "counts": counts(judged),
         "changes": changes(judged),
     }
     try:
@@ -101,9 +103,9 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
 
 
 def _wrapped(text: str) -> str:
-    """Wrap paragraphs; tables and headings are lines of their own."""
+    """Wrap paragraphs; tables, pictures and headings are lines of their own."""
     wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    parts = [part if part.startswith(("|", "#")) else wrapper.fill(part) for part in text.strip().split("\n\n")]
+    parts = [part if part.startswith(("|", "#", "!")) else wrapper.fill(part) for part in text.strip().split("\n\n")]
     return "\n\n".join(parts) + "\n"
 
 

@@ -165,6 +165,12 @@ def judge(pages: dict[Experiment, Page]) -> list[Judged]:
     return judged
 
 
+def counts(judged: Sequence[Judged]) -> str:
+    """Say how many claims came to which outcome."""
+    outcomes = [one.outcome for one in judged]
+    return f"Of {len(judged)} claims: {', '.join(f'{MARKS[word]} {word} {outcomes.count(word)}' for word in MARKS)}."
+
+
 def _claims(judged: Sequence[Judged]) -> list[str]:
     if not judged:
         return []
@@ -172,11 +178,9 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
         [one.claim.text, one.claim.where, f"{MARKS[one.outcome]} **{one.shown}**", one.tally, one.note]
         for one in judged
     ]
-    outcomes = [one.outcome for one in judged]
-    counts = ", ".join(f"{MARKS[word]} {word} {outcomes.count(word)}" for word in MARKS)
     return [
         "## What became of its claims\n",
-        f"Of {len(judged)}: {counts}.\n",
+        f"{counts(judged)}\n",
         "A dot is a point at which a claim was asked: how many margins its difference is beyond 0, to the right as the "
         "claim says. What is grey is within the noise; a square has no chance in it.\n",
         f"![Every point of every claim](img/paper-{_GLANCE})\n",
