@@ -274,8 +274,8 @@ def test_accuracy_against_latency():
                     assert shown == (cell(found) or "not run")
                     seen += 1
     assert seen > 20
-    for cap, shown, rate, devices in rows_of(text.split("**Random shares and θ**")[1])[0][1:]:
-        runs = cell_run("lenet", "random", tight_of_caps(), cap=float(cap))
+    for scenario, x, cap, shown, rate, devices in rows_of(text.split("**Random shares and θ**")[1])[0][1:]:
+        runs = cell_run(NETWORKS[scenario], "random", float(x), cap=float(cap))
         assert shown == (cell(ends(runs)) or "not run")
         means = [fmean(mean(run, name) for run in runs.values()) if runs else None for name in ("mean_rate", "devices")]
         assert [rate, devices] == ([f"{means[0]:.2f}", f"{means[1]:.1f}"] if runs else ["", ""])
@@ -403,9 +403,9 @@ def weak_run(title: str, at: float) -> dict[int, dict]:
     return cell_run("lenet", "exact", at, cap=float(re.search(r"θ = ([\d.]+)", title)[1]), **weak)
 
 
-def tight_of_caps() -> float:
-    """The deadline at which random shares were run with other values of θ."""
-    return float(re.search(r"\*\*Random shares and θ\*\* \(underfitting, ([\d.]+) s\)", PAGE)[1])
+def tight_of_caps(net: str) -> float:
+    """The deadline at which random shares were run with other values of θ: the second of the figure."""
+    return spots_of(net)[1]
 
 
 def spots_of(net: str) -> list[float]:
@@ -834,9 +834,9 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         scheme = {"accuracy-scheme": "random", "equal-split": "equal"}.get(claim)
         return matched(mine, ends(cell_run(net, scheme, value) if scheme else figure_run(net))), first
     if claim == "smaller-theta":
-        tight = tight_of_caps()
-        mine, other = cell_run("lenet", "exact", tight), cell_run("lenet", "random", tight, cap=float(at.split()[-1]))
-        return matched(ends(mine), ends(other)), ""
+        tight = tight_of_caps(net)
+        mine, other = cell_run(net, "exact", tight), cell_run(net, "random", tight, cap=float(at.split()[-1]))
+        return matched(ends(mine), ends(other)), first
     if claim in ("accuracy-grows", "gain-grows"):
         high, low = (float(text) for text in re.match(r".+, (.+) against (.+) s", at).groups())
         runs = [ends(cell_run(net, "exact", x)) for x in (high, low)]
