@@ -103,9 +103,12 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
 
 
 def _wrapped(text: str) -> str:
-    """Wrap paragraphs; tables, pictures and headings are lines of their own."""
+    """Wrap paragraphs, but not before a %; tables, pictures and headings are lines of their own."""
     wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    parts = [part if part.startswith(("|", "#", "!")) else wrapper.fill(part) for part in text.strip().split("\n\n")]
+    parts = [
+        part if part.startswith(("|", "#", "!")) else wrapper.fill(part)
+        for part in text.replace(" %", "\u00a0%").strip().split("\n\n")
+    ]
     return "\n\n".join(parts) + "\n"
 
 
