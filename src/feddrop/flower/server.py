@@ -79,9 +79,8 @@ def train(
     config, treated = read_settings(settings)
     if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
-    config, folder = config.located(), Path(treated.out)
-    disk = RunFolder(folder)
-    about = disk.about() if folder.is_dir() else {}
+    folder = Path(treated.out)
+    about = RunFolder(folder).about()
     fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
     if len(fleet.samples) != config.data.devices:
         raise RunError(

@@ -9,7 +9,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.files import locked
 from feddrop.records import LoadedRun, RunFolder, load_run
-from feddrop.records.about import check_files, digest
+from feddrop.records.about import check_files, check_rounds, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
@@ -108,11 +108,7 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
                 f"{job.folder} holds a run of another configuration. Name another folder for the sweep, or delete it."
             )
         check_files(before, job.config, job.folder)
-        if (rounds := rounds_done(job)) > job.config.rounds:
-            raise RunError(
-                f"{job.folder} holds {rounds} rounds, and rounds is {job.config.rounds} now: a run does not go back. "
-                "Ask for as many or more, name another folder for the sweep, or delete it."
-            )
+        check_rounds(job.config, rounds_done(job), job.folder)
         jobs.append(job)
     return jobs
 
