@@ -28,7 +28,7 @@ from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
 from feddrop.methods.method import Method, State
 from feddrop.params import Params
-from feddrop.preparation import NAMES, Brought, check_names, prepare
+from feddrop.preparation import NAMES, Brought, check_arguments, prepare
 from feddrop.rates import Decision
 from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
@@ -77,7 +77,7 @@ class Run:
         command: str = "",
         **brought: Unpack[Brought],
     ) -> None:
-        check_names(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
+        check_arguments(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
         if not isinstance(config, RunConfig):
             raise ConfigError(
                 f"config is {shortened(config)}; it must be a feddrop.RunConfig: RunConfig.from_file(path) reads one."
