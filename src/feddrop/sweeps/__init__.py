@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError, RunError, within
+from feddrop.executors.config import MOST
 from feddrop.files import locked
 from feddrop.records import LoadedRun, RunFolder, load_run
 from feddrop.records.about import check_files, check_rounds, digest
@@ -58,6 +59,8 @@ def sweep(
         >>> {name: len(run.rounds) for name, run in found.items()}
         {'rate-0.1': 2, 'rate-0.5': 2}
     """
+    if workers is not None:
+        within("workers", workers, 1, MOST)
     configs = runs if isinstance(runs, Mapping) else read_sweep(runs)
     out = Path(out)
     jobs = jobs_for(configs, out)
@@ -95,7 +98,7 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
         raise ConfigError("a sweep needs at least one run.")
     jobs = []
     for name, config in configs.items():
-        if not name or name != Path(name).name or name.startswith("."):
+        if not name or name != Path(name).name or name.startswith(".") or name in (PAGE, TABLE):
             raise ConfigError(f"a run of a sweep is called {name!r}; its name must be one that a folder can have.")
         if config.execution.executor == "ray":
             raise ConfigError(

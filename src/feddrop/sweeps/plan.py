@@ -15,7 +15,7 @@ import tomli_w
 from feddrop.config import RunConfig, locate
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.files import flat
-from feddrop.texts import parse_toml, read_text
+from feddrop.texts import parse_toml, read_text, user_path
 
 MOST = 10_000
 """Runs of a sweep, at most: more is a slip."""
@@ -52,6 +52,7 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     if count > MOST:
         raise ConfigError(f"the sweep makes {count} runs; at most {MOST} are taken. Shorten its lists.")
     runs: dict[str, RunConfig] = {}
+    seen: dict[str, str] = {}
     for (label, variant), values in itertools.product(variants, itertools.product(*grid.values())):
         settings = merged(base, variant)
         cell = dict(zip(grid, values, strict=True))
@@ -63,6 +64,9 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
             config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
+        first = seen.setdefault(repr(config), name)
+        if first != name or name in runs:
+            raise ConfigError(f"runs {first} and {name} are the same. Leave out one of them.")
         runs[name or "base"] = config
     return runs
 
@@ -93,7 +97,7 @@ def _base(given: Any, folder: Path) -> dict[str, Any]:
         return table
     if not isinstance(given, str):
         raise ConfigError(f"base is {shortened(given)}; it must be the name of a TOML file, or a table of settings.")
-    path = folder / Path(given).expanduser()
+    path = folder / user_path(given)
     table = parse_toml(read_text(path, "the base configuration"), "the base configuration")
     locate(table, path.parent.absolute())
     return table
