@@ -221,6 +221,24 @@ def test_an_executor_from_outside(tmp_path, tiny, digits):
     assert made[0].closed
 
 
+@pytest.mark.parametrize("keep", [slice(1), slice(0, None, 2), slice(0, 0), "twice", "unread"])
+def test_an_executor_that_miscounts_is_an_error(tmp_path, tiny, digits, keep):
+    """Devices had been missing from the record, and nothing said so."""
+
+    class Miscounting(Serial):
+        def compute(self, parcels):
+            parcels = iter(parcels)
+            if keep == "unread":
+                return super().compute([next(parcels)])
+            replies = list(super().compute(parcels))
+            return iter(replies * 2 if keep == "twice" else replies[keep])
+
+    config = feddrop.RunConfig.from_toml("rounds = 1\ndata = { devices = 3 }")
+    small = feddrop.from_arrays(digits.train_x[:30], digits.train_y[:30], digits.test_x[:10], digits.test_y[:10])
+    with pytest.raises(RunError, match=r"the executor gave [0-4] replies for 3 devices"):
+        feddrop.run(config, tmp_path / "run", model=tiny, dataset=small, executor=Miscounting)
+
+
 @pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path):
     """As one script, guard included: its workers start from it."""

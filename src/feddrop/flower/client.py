@@ -117,7 +117,11 @@ class Node:
         if memory is None:
             return pack(b"", error="it no longer has its memory, and begins anew in the next round.", forgot=True)
         reply = self._device.handle(frame, memory)
-        return pack(reply.frame, error=reply.error, seconds=reply.seconds, memory=self._memory.put(reply.memory))
+        try:
+            name = self._memory.put(reply.memory)
+        except FeddropError as error:  # a full disk, or a folder that is closed to us
+            return pack(b"", error=str(error))
+        return pack(reply.frame, error=reply.error, seconds=reply.seconds, memory=name)
 
 
 def _number(node_config: Mapping[str, Any], devices: int) -> int:
