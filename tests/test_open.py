@@ -191,6 +191,10 @@ def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)
     assert [entry.samples for entry in records[0].devices] == [50, 3, 20]
+    next(iter(feddrop.Run(config(), tmp_path / "equal", dataset=small, parts=[[0, 1, 2], [3, 4, 5]])))
+    with pytest.raises(RunError, match="was started with another partition"):  # of the same sizes
+        feddrop.resume(tmp_path / "equal", dataset=small, parts=[[3, 4, 5], [0, 1, 2]])
+    assert len(feddrop.resume(tmp_path / "equal", dataset=small, parts=[[0, 1, 2], [3, 4, 5]])) == 2
     with pytest.raises((ConfigError, DataError), match="90"):
         feddrop.run(config(), tmp_path / "bad", dataset=small, parts=[[0, 90]])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypedDict
 
 import numpy.typing as npt
@@ -150,6 +152,7 @@ class Prepared:
             "budget_j": self.rates.budgets(),
             "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
+            "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), self.parts, 0),
         }
 
 

@@ -26,6 +26,7 @@ SAME = {
     "data_crc32": "data",
     "samples": "partition",
     "class_counts": "partition",
+    "parts_crc32": "partition",
     "gains_crc32": "table of gains",
     "state": "method",
 }
