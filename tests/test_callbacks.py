@@ -89,8 +89,8 @@ def test_ctrl_c_in_a_callback_is_not_swallowed():
         Callbacks([Stop()]).on_round(None)
 
 
-def test_ctrl_c_in_the_first_callback_ends_the_executor(tmp_path):
-    """As while wandb asks who you are."""
+def test_what_ends_the_program_in_the_first_callback_ends_the_executor(tmp_path):
+    """As Ctrl-C does, while wandb asks who you are."""
     ended, told = [], Told()
 
     class Noted(Serial):
@@ -100,12 +100,12 @@ def test_ctrl_c_in_the_first_callback_ends_the_executor(tmp_path):
 
     class Stop:
         def on_start(self, run):
-            raise KeyboardInterrupt
+            raise SystemExit
 
     job = Run(RunConfig.from_toml("", SMALL), tmp_path / "run", callbacks=[told, Stop()], executor=Noted)
     with pytest.raises(OSError, match="gone") as caught:
         next(iter(job))
-    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+    assert isinstance(caught.value.__context__, SystemExit)
     assert ended
     assert told.heard == [("start", 0), ("end", 0)]
 

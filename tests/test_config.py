@@ -107,7 +107,7 @@ def test_what_a_file_cannot_hold_is_an_error(tmp_path):
     config = RunConfig(method={"name": "json:dumps", "indent": {"a": np.float32(0.5), "b": np.array([1, 2])}})
     assert RunConfig.from_toml(config.to_toml()).method.settings == {"indent": {"a": 0.5, "b": (1, 2)}}
     for value in (None, {1, 2}, {3: 4}):
-        with pytest.raises(ConfigError, match="the settings of method 'json:dumps' are .*indent"):
+        with pytest.raises(ConfigError, match=r"the settings of method 'json:dumps' are .*indent"):
             RunConfig(method={"name": "json:dumps", "indent": value})
     with pytest.raises(ConfigError, match="layer_rates has the key 1; it must be a text"):
         RunConfig(method=named("feddrop", layer_rates={1: 0.5}))

@@ -235,7 +235,7 @@ def test_an_executor_that_miscounts_is_an_error(tmp_path, tiny, digits, keep):
 
     config = feddrop.RunConfig.from_toml("rounds = 1\ndata = { devices = 3 }")
     small = feddrop.from_arrays(digits.train_x[:30], digits.train_y[:30], digits.test_x[:10], digits.test_y[:10])
-    with pytest.raises(RunError, match=r"the executor gave [0-4] replies for 3 devices"):
+    with pytest.raises(RunError, match=r"gave (more|fewer) replies than there were devices \(3\)"):
         feddrop.run(config, tmp_path / "run", model=tiny, dataset=small, executor=Miscounting)
 
 

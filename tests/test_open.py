@@ -171,8 +171,9 @@ def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(t
     ("brought", "said"),
     [
         ({"executor": "processes"}, "executor is 'processes'; it must be a function .* execution.executor"),
+        ({"executor": feddrop.Processes}, "executor is .*Processes'>; it must be a function of one argument"),
         ({"loss": "mse"}, "loss is 'mse'; it must be a function .* train.loss"),
-        ({"method": "feddst"}, "method is 'feddst'; it must be a factory .* method.name"),
+        ({"method": "feddst"}, "method is 'feddst'; it must be a function .* method.name"),
         ({"rates": 0.5}, "rates is 0.5; it must be a function .* configuration: rate"),
         ({"dataset": "digits"}, "dataset is 'digits'; it must be a feddrop.Dataset.* data.name"),
         ({"dataset": (torch.zeros(2, 3), torch.zeros(2))}, "feddrop.from_arrays"),

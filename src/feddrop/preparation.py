@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,12 +81,12 @@ REPLACED = {
 """Settings, or sections, that something which the user brings stands in for."""
 
 _CALLED = {
-    "method": ("a factory setup -> Method", "method.name"),
-    "executor": ("a function task -> Executor", "execution.executor"),
-    "loss": ("a function (outputs, targets) -> mean loss", "train.loss"),
-    "rates": ("a function (workload, participation) -> Rates", "rate"),
+    "method": ("a function of one argument, setup -> Method", 1, "method.name"),
+    "executor": ("a function of one argument, task -> Executor", 1, "execution.executor"),
+    "loss": ("a function (outputs, targets) -> mean loss", 2, "train.loss"),
+    "rates": ("a function (workload, participation) -> Rates", 2, "rate"),
 }
-"""What must be a function, and where in the configuration one of ours is named."""
+"""What must be a function, of how many arguments, and where in the configuration one of ours is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +162,8 @@ def check_arguments(brought: Brought, allowed: Iterable[str]) -> None:
     given: Mapping[str, Any] = {name: value for name, value in brought.items() if value is not None}
     for name in brought:
         one_of("an argument", name, allowed)
-    for name, (what, key) in _CALLED.items():
-        if name in given and not callable(given[name]):
+    for name, (what, count, key) in _CALLED.items():
+        if name in given and not _takes(given[name], count):
             raise ConfigError(
                 f"{name} is {shortened(given[name])}; it must be {what}. One of ours is named in the configuration: "
                 f"{key}."
@@ -179,6 +180,19 @@ def check_arguments(brought: Brought, allowed: Iterable[str]) -> None:
             f"metrics is {shortened(metrics)}; it must be functions (outputs, targets) -> mean by name, as in "
             '{"top5": top5}.'
         )
+
+
+def _takes(given: Any, count: int) -> bool:
+    """Tell whether something can be called with so many arguments, as far as it says."""
+    if not callable(given):
+        return False
+    try:
+        inspect.signature(given).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        pass
+    return True
 
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:

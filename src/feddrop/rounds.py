@@ -255,9 +255,9 @@ class _Traffic:
 
     def pulled(self, replies: Iterable[Reply]) -> Iterator[tuple[Job, Update]]:
         """Give the updates that are usable; too few of them are an error, and so is an executor that miscounts."""
-        count = 0
-        for count, reply in enumerate(replies, 1):
-            if not self.under_way:
+        more = False
+        for reply in replies:
+            if more := not self.under_way:
                 break
             job, subnet, push_bytes = self.under_way.popleft()
             update: Update | None = None
@@ -272,10 +272,11 @@ class _Traffic:
                 yield job, update
             elif reply.forgot:
                 self.memories.put(self.round, job.device, b"")
-        if len(self.done) < len(self.jobs) or count > len(self.jobs):
+        if more or len(self.done) < len(self.jobs):
             raise RunError(
-                f"the executor gave {count} replies for {len(self.jobs)} devices. Its compute() must give one for every "
-                "parcel, in their order: a Reply with an error where there is none."
+                f"the executor gave {'more' if more else 'fewer'} replies than there were devices ({len(self.jobs)}). "
+                "Its compute() must give one for every parcel, in their order: a Reply with an error where there is "
+                "no update."
             )
         self._check_enough()
 

@@ -82,6 +82,8 @@ class Run:
             raise ConfigError(
                 f"config is {shortened(config)}; it must be a feddrop.RunConfig: RunConfig.from_file(path) reads one."
             )
+        if resume and overwrite:
+            raise ConfigError("resume and overwrite are both given: a run is gone on with, or overwritten. Remove one.")
         self.config, self.folder = config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:

@@ -47,7 +47,8 @@ def user_path(name: str | os.PathLike[str]) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{os.fspath(name)!r} begins with a home that there is none of. Write the path out.") from None
+        where = repr(os.fspath(name))
+        raise ConfigError(f"{where} begins with a home that there is none of. Write the path out.") from None
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
