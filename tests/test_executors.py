@@ -318,14 +318,22 @@ class Tampered(Serial):
             yield reply._replace(frame=self._change(reply.frame)) if number == 1 else reply
 
 
-def rewritten(frame, subnet, **header):
+def rewritten(frame, subnet, payload=None, **header):
     """Return the same update with another header, or values of 3e38, whole and with a right checksum."""
     head = replace(wire.parse(frame).header, **header)
     size = 0.01 if header else 3e38
-    return wire.encode(head, subnet, {name: torch.full((piece.size,), size) for name, piece in subnet.items()})
+    values = {name: torch.full((piece.size,), size) for name, piece in subnet.items()}
+    return wire.encode(head, subnet, values, payload or {})
 
 
-@pytest.mark.parametrize(("header", "reason"), [({}, "diverged"), ({"num_samples": 2**62}, "60 was due")])
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({}, "diverged"),
+        ({"num_samples": 2**62}, "60 was due"),
+        ({"payload": {"x" * 60_000: torch.zeros(1)}}, "answered with payload {'xxx"),
+    ],
+)
 def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
     task = task_for(tiny, digits)
     method, whole = task.factory(task.setup), params.from_model(tiny)
@@ -337,6 +345,7 @@ def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
         without = once(executor=serial, rates={0: 0.1, 2: 0.1})
     assert [record.status == "ok" for record in got.devices] == [True, False, True]
     assert reason in got.devices[1].status
+    assert len(got.devices[1].status) < 300  # a record is no place for what others write
     assert all(torch.equal(without.params[name], got.params[name]) for name in whole)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from feddrop import wire
 from feddrop.device import Reply
-from feddrop.errors import FrameError, RunError
+from feddrop.errors import FrameError, RunError, shortened
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update
 from feddrop.params import Params, with_variances
@@ -159,7 +159,7 @@ def pull(
         raise FrameError(f"{who} says it trained on {head.num_samples} samples; at least 1 is needed.")
     sent = {name: (section.dtype, section.shape) for name, section in frame.sections.items()}
     if sent != {name: (spec.dtype, tuple(spec.shape)) for name, spec in job.asks.items()}:
-        raise FrameError(f"{who} answered with payload {sent}; {dict(job.asks)} was due.")
+        raise FrameError(f"{who} answered with payload {shortened(sent)}; {dict(job.asks)} was due.")
     payload = {name: section.tensor() for name, section in frame.sections.items()}
     if method.answer is not None:
         subnet = method.answer(job, payload)

@@ -59,13 +59,15 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
         for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):  # the method first
             settings = merged(settings, _nested(key, cell[key]))
         name = _name(label, cell)
+        if name in runs:  # of a number and a text, or of two whose short digests are the same
+            name = _name(label, cell, digest_size=8)
         try:
             locate(settings, folder)
             config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
         first = seen.setdefault(repr(config), name)
-        if first != name or name in runs:
+        if first != name:
             raise ConfigError(f"runs {first} and {name} are the same. Leave out one of them.")
         runs[name or "base"] = config
     return runs
@@ -144,15 +146,22 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return table
 
 
-def _name(label: str, cell: Mapping[str, Any]) -> str:
-    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full."""
+def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
+    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full.
+
+    Args:
+        label: of the variant.
+        cell: what is varied.
+        digest_size: bytes of the digest; 0 for 3 where there must be one.
+    """
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
     full = ",".join([*([label] if label else []), *words])
     name = _PLAIN.sub("-", full).strip("-.")[:LONGEST]
     plain = name == full and all(isinstance(value, str | int | float) for value in cell.values())
-    if plain or not full:
+    if (plain and not digest_size) or not full:
         return name
-    return f"{name}-{hashlib.blake2b(json.dumps([label, cell], default=str).encode(), digest_size=3).hexdigest()}"
+    said = json.dumps([label, cell], default=str).encode()
+    return f"{name}-{hashlib.blake2b(said, digest_size=digest_size or 3).hexdigest()}"
 
 
 def _word(value: Any) -> str:
