@@ -11,6 +11,7 @@ import pytest
 from feddrop.callbacks import Callbacks, CallbacksConfig, MLflow, TensorBoard, WandB, named
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
+from feddrop.executors import Serial
 from feddrop.runs import Run, resume, run
 
 SMALL = ["rounds=3", "data.train_limit=60", "data.devices=2", "model.width=0.2"]
@@ -88,9 +89,35 @@ def test_ctrl_c_in_a_callback_is_not_swallowed():
         Callbacks([Stop()]).on_round(None)
 
 
-def test_what_has_none_of_the_methods_is_refused():
-    with pytest.raises(ConfigError, match="it must have on_start"):
-        Callbacks([print])
+def test_what_ends_the_program_in_the_first_callback_ends_the_executor(tmp_path):
+    """As Ctrl-C does, while wandb asks who you are."""
+    ended, told = [], Told()
+
+    class Noted(Serial):
+        def close(self):
+            ended.append(1)
+            raise OSError("gone")
+
+    class Stop:
+        def on_start(self, run):
+            raise SystemExit
+
+    job = Run(RunConfig.from_toml("", SMALL), tmp_path / "run", callbacks=[told, Stop()], executor=Noted)
+    with pytest.raises(OSError, match="gone") as caught:
+        next(iter(job))
+    assert isinstance(caught.value.__context__, SystemExit)
+    assert ended
+    assert told.heard == [("start", 0), ("end", 0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [([print], "it must have on_start"), (None, "callbacks is None; it must be a list"), (Told(), "must be a list of")],
+)
+def test_what_is_no_callback_is_refused_before_anything_is_written(tmp_path, given, said):
+    with pytest.raises(ConfigError, match=said):
+        Run(RunConfig.from_toml("", SMALL), tmp_path / "run", callbacks=given)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])

@@ -337,6 +337,10 @@ def test_resuming_a_network_of_your_own_says_how(here, digits):
     code, _, err = here("resume", "own")
     assert code == 2
     assert "feddrop.resume('own', model=..., dataset=...)" in err
+    package.Run(config, "fleet", command="flwr run")
+    code, _, err = here("resume", "fleet")
+    assert code == 2
+    assert "The same `flwr run` goes on with it" in err
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_overrides():
     assert (config.rounds, config.data.partition, config.rate, config.train.lr) == (4, "dirichlet", (0.1, 0.2), 1.0)
     assert RunConfig.from_toml("", ["rate=.3"]).rate == 0.3
     assert RunConfig.from_toml("", ["rate=rates.csv"]).rate == "rates.csv"
-    for bad in ("rounds", "=3", "rounds.x=3"):
+    for bad in ("rounds", "=3", "rounds.x=3", "seed=1\nrounds=3"):
         with pytest.raises(ConfigError, match="--set"):
             RunConfig.from_toml("rounds = 9", [bad])
 
@@ -100,6 +100,19 @@ def test_a_method_and_its_settings_may_be_given_in_any_order(caplog):
     config = RunConfig.from_toml('[method]\nlevel = "unit"', ["method=feddst"])
     assert config.method == named("feddst")
     assert caplog.messages == ["method.level of the configuration has no effect: method is 'feddst' now."]
+
+
+def test_what_a_file_cannot_hold_is_an_error(tmp_path):
+    """Before the run folder is begun."""
+    config = RunConfig(method={"name": "json:dumps", "indent": {"a": np.float32(0.5), "b": np.array([1, 2])}})
+    assert RunConfig.from_toml(config.to_toml()).method.settings == {"indent": {"a": 0.5, "b": (1, 2)}}
+    for value in (None, {1, 2}, {3: 4}):
+        with pytest.raises(ConfigError, match=r"the settings of method 'json:dumps' are .*indent"):
+            RunConfig(method={"name": "json:dumps", "indent": value})
+    with pytest.raises(ConfigError, match="layer_rates has the key 1; it must be a text"):
+        RunConfig(method=named("feddrop", layer_rates={1: 0.5}))
+    with pytest.raises(ConfigError, match="'~nobody-here/x' begins with a home that there is none of"):
+        RunConfig.from_toml("data = { path = '~nobody-here/x' }", folder=tmp_path)
 
 
 def test_missing_file(tmp_path):

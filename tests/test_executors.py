@@ -221,6 +221,24 @@ def test_an_executor_from_outside(tmp_path, tiny, digits):
     assert made[0].closed
 
 
+@pytest.mark.parametrize("keep", [slice(1), slice(0, None, 2), slice(0, 0), "twice", "unread"])
+def test_an_executor_that_miscounts_is_an_error(tmp_path, tiny, digits, keep):
+    """Devices had been missing from the record, and nothing said so."""
+
+    class Miscounting(Serial):
+        def compute(self, parcels):
+            parcels = iter(parcels)
+            if keep == "unread":
+                return super().compute([next(parcels)])
+            replies = list(super().compute(parcels))
+            return iter(replies * 2 if keep == "twice" else replies[keep])
+
+    config = feddrop.RunConfig.from_toml("rounds = 1\ndata = { devices = 3 }")
+    small = feddrop.from_arrays(digits.train_x[:30], digits.train_y[:30], digits.test_x[:10], digits.test_y[:10])
+    with pytest.raises(RunError, match=r"gave (more|fewer) replies than there were devices \(3\)"):
+        feddrop.run(config, tmp_path / "run", model=tiny, dataset=small, executor=Miscounting)
+
+
 @pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path):
     """As one script, guard included: its workers start from it."""
@@ -300,14 +318,22 @@ class Tampered(Serial):
             yield reply._replace(frame=self._change(reply.frame)) if number == 1 else reply
 
 
-def rewritten(frame, subnet, **header):
+def rewritten(frame, subnet, payload=None, **header):
     """Return the same update with another header, or values of 3e38, whole and with a right checksum."""
     head = replace(wire.parse(frame).header, **header)
     size = 0.01 if header else 3e38
-    return wire.encode(head, subnet, {name: torch.full((piece.size,), size) for name, piece in subnet.items()})
+    values = {name: torch.full((piece.size,), size) for name, piece in subnet.items()}
+    return wire.encode(head, subnet, values, payload or {})
 
 
-@pytest.mark.parametrize(("header", "reason"), [({}, "diverged"), ({"num_samples": 2**62}, "60 was due")])
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({}, "diverged"),
+        ({"num_samples": 2**62}, "60 was due"),
+        ({"payload": {"x" * 60_000: torch.zeros(1)}}, "answered with payload {'xxx"),
+    ],
+)
 def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
     task = task_for(tiny, digits)
     method, whole = task.factory(task.setup), params.from_model(tiny)
@@ -319,6 +345,7 @@ def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
         without = once(executor=serial, rates={0: 0.1, 2: 0.1})
     assert [record.status == "ok" for record in got.devices] == [True, False, True]
     assert reason in got.devices[1].status
+    assert len(got.devices[1].status) < 300  # a record is no place for what others write
     assert all(torch.equal(without.params[name], got.params[name]) for name in whole)
 
 

@@ -269,6 +269,44 @@ def rounds(message):
     return wire.parse(unpack(message.content)[0]).header.round
 
 
+def test_silent_nodes_keep_nobody_from_being_heard(tmp_path, monkeypatch):
+    """As many as are asked for at a time; the others answer at once, and one of them just before the time is over."""
+    monkeypatch.setattr("feddrop.flower.executor.WINDOW", 1)
+    grid, settings = federation(tmp_path, {"rounds": 1, "flower.timeout_s": 1.5, "flower.poll_s": 0.1})
+    silent = {node_id for node_id, context in grid.contexts.items() if context.node_config["partition-id"] < 2}
+
+    def altered(node_id, message, reply):
+        return [] if node_id in silent and message.metadata.message_type == "train" else [(0.0, reply)]
+
+    grid.altered = altered
+    devices = train(grid, settings).records[0].devices
+    assert [one.status.partition(":")[0] for one in devices] == ["late", "late", "ok", "ok"]
+    assert max(one.latency_s for one in devices[2:]) < 1.0  # by the clock, not by their turn
+
+
+def test_what_a_node_says_is_one_line_and_its_full_disk_is_named(tmp_path, caplog):
+    configs = nodes(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    configs[2]["memory"] = str(tmp_path / "file")
+    grid, settings = federation(tmp_path, {**FEDDST, "rounds": 1}, configs=configs)
+    first, second, *_ = grid.contexts
+
+    def altered(node_id, message, reply):
+        if message.metadata.message_type != "train" or node_id not in (first, second):
+            return [(0.0, reply)]
+        said = "no\nfeddrop: round 9: all is well\x1b[2K"
+        told = pack(b"", error=said) if node_id == first else Error(code=1, reason=said)
+        return [(0.0, Message(told, reply_to=message))]
+
+    grid.altered = altered
+    found = [one.status for one in train(grid, settings).records[0].devices]
+    assert found[0].startswith("failed: no feddrop: round 9")
+    assert found[1].startswith("dead: no feddrop: round 9")
+    assert found[2].startswith("failed: cannot make the folder")
+    assert found[3] == "ok"
+    assert all(status.isprintable() for status in found)
+
+
 def test_a_duplicate_is_counted_and_changes_nothing(tmp_path, caplog):
     grid, settings = federation(tmp_path)
 
@@ -603,7 +641,10 @@ def test_a_node_that_was_too_slow_once_is_tried_again():
         dtype="float32",
     )
     rates = NodeRates(fleet, work, Participation(ParticipationConfig(), 2, 0), first=[0.2, 0.3], epochs=1)
-    rates.restore({"0": [{"round": 1, "size": 8000.0, "link_s": 50.0}], "1": "damaged"}, 1)
+    told = [{"round": 1, "size": size, "link_s": 50.0} for size in (8000.0, "many", float("nan"))]
+    rates.restore({"0": told[:1], "1": "damaged"}, 1)
+    rates.restore({"1": told[1:2]}, 1)
+    rates.restore({"1": told[2:]}, 1)
     decision = rates.decide(2)
     assert (decision.left_out, decision.rates) == ([0], {1: 0.3})
     rates.costs(decision, [])

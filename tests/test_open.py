@@ -62,6 +62,11 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
     for wrong, said in (("lenet", "'lenet'"), (nn.Linear, "the class Linear"), (lambda: "net", "function")):
         with pytest.raises(ConfigError, match=f"model is .*{said}.*; it must be a torch.nn.Module that is built"):
             feddrop.Run(config(), tmp_path / "d", model=wrong, dataset=small)
+    next(iter(feddrop.Run(config(), tmp_path / "e", model=build, dataset=small)))
+    with pytest.raises(ConfigError, match="model is 'lenet'"):
+        feddrop.load_model(tmp_path / "e", "lenet")
+    assert feddrop.load_model(tmp_path / "e", build)[1].weight.shape == (10, 256)
+    assert (torch.get_rng_state() == expected).all()
 
 
 def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
@@ -162,10 +167,35 @@ def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(t
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    ("brought", "said"),
+    [
+        ({"executor": "processes"}, "executor is 'processes'; it must be a function .* execution.executor"),
+        ({"executor": feddrop.Processes}, "executor is .*Processes'>; it must be a function of one argument"),
+        ({"loss": "mse"}, "loss is 'mse'; it must be a function .* train.loss"),
+        ({"method": "feddst"}, "method is 'feddst'; it must be a function .* method.name"),
+        ({"rates": 0.5}, "rates is 0.5; it must be a function .* configuration: rate"),
+        ({"dataset": "digits"}, "dataset is 'digits'; it must be a feddrop.Dataset.* data.name"),
+        ({"dataset": (torch.zeros(2, 3), torch.zeros(2))}, "feddrop.from_arrays"),
+        ({"metrics": [nn.functional.mse_loss]}, "metrics is .*; it must be functions"),
+        ({"metrics": {"mse": 3}}, "metrics is {'mse': 3}; it must be functions"),
+        ({"samples": [40, 40, 40]}, "samples .* go with an executor of your own"),
+    ],
+)
+def test_a_name_where_a_thing_is_due_is_an_error_before_anything_is_written(tmp_path, brought, said):
+    with pytest.raises(ConfigError, match=said):
+        feddrop.run(config(), tmp_path / "run", **brought)
+    assert not (tmp_path / "run").exists()
+
+
 def test_parts_of_ones_own(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)
     assert [entry.samples for entry in records[0].devices] == [50, 3, 20]
+    next(iter(feddrop.Run(config(), tmp_path / "equal", dataset=small, parts=[[0, 1, 2], [3, 4, 5]])))
+    with pytest.raises(RunError, match="was started with another partition"):  # of the same sizes
+        feddrop.resume(tmp_path / "equal", dataset=small, parts=[[3, 4, 5], [0, 1, 2]])
+    assert len(feddrop.resume(tmp_path / "equal", dataset=small, parts=[[0, 1, 2], [3, 4, 5]])) == 2
     with pytest.raises((ConfigError, DataError), match="90"):
         feddrop.run(config(), tmp_path / "bad", dataset=small, parts=[[0, 90]])
 
@@ -191,6 +221,7 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
     [
         ("loss", "feddrop", "metrics has 'loss', which a record holds already. Give it another name"),
         ("test_loss", "feddrop", "metrics has 'test_loss', which a record holds"),
+        ("mean_rate", "feddrop", "metrics has 'mean_rate', which a record holds"),
         ("mask_moved", "feddst", "metrics has 'mask_moved', which the method notes itself. Give it another name"),
     ],
 )

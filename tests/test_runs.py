@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from feddrop.checkpoints import seal, unseal
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
-from feddrop.errors import FeddropError, RunError
+from feddrop.errors import ConfigError, FeddropError, RunError
 from feddrop.runs import Run, resume, run
 
 SMALL = ["rounds=4", "data.train_limit=200", "data.devices=3", "rate=0.3"]
@@ -179,6 +179,42 @@ def test_one_writer_at_a_time(tmp_path):
     assert [record["round"] for record in resume(tmp_path / "run")] == [1, 2, 3, 4]
 
 
+def test_a_run_does_not_write_into_the_folder_of_another(tmp_path):
+    """The folder would hold the configuration of one, and the rounds of the other."""
+    first = Run(RunConfig.from_toml("", [*SMALL, "seed=1"]), tmp_path / "run")
+    second = Run(RunConfig.from_toml("", [*SMALL, "seed=2"]), tmp_path / "run", overwrite=True)
+    with pytest.raises(RunError, match="another run was started in"):
+        next(iter(first))
+    assert next(iter(second)).round == 1
+
+
+class Heard:
+    def on_end(self, run):
+        self.round = run.round
+
+
+@pytest.mark.parametrize("method", ["feddrop", "feddst"])
+def test_a_round_that_fails_leaves_the_run_as_it_was(tmp_path, method):
+    """Whatever fails before it is saved: callbacks hear of the rounds that are, and the loop may go on."""
+    moving = ["method.readjust_every=1", "method.readjust_until=1.0"] if method == "feddst" else []
+    config = RunConfig.from_toml("", [*SMALL, f"method={method}", *moving, "server.optimizer=fedavgm"])
+    run(config, tmp_path / "whole", metrics={"one": lambda *_: torch.ones(())})
+    calls, heard = [], Heard()
+
+    def one(*_):
+        calls.append(0)
+        if len(calls) == 4:  # the last round, tested for the first time
+            raise KeyboardInterrupt
+        return torch.ones(())
+
+    job = Run(config, tmp_path / "failed", metrics={"one": one}, callbacks=[heard])
+    with pytest.raises(KeyboardInterrupt):
+        list(job)
+    assert (job.round, heard.round, len(job.records)) == (3, 3, 3)
+    assert [record.round for record in job] == [4]
+    same_end(tmp_path / "whole", tmp_path / "failed")
+
+
 def lose_checkpoints(folder):
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
@@ -230,6 +266,23 @@ def test_files_are_found_from_the_configuration_and_from_anywhere_later(tmp_path
     run(RunConfig.from_toml("", [*SMALL, "rate=rates.json"]), "here")  # --set counts from here
     monkeypatch.chdir(tmp_path)
     assert len(resume("a/here")) == 4
+
+
+def test_a_run_is_resumed_with_the_configuration_of_its_start(tmp_path, monkeypatch):
+    """Also where that names a file by a relative name; and fewer rounds than are done are no way back."""
+    (tmp_path / "rates.json").write_text("[0.1, 0.2, 0.3]")
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.from_toml("", [*SMALL, "rate=rates.json"])
+    next(iter(Run(config, "run")))
+    assert len(list(Run(config, "run", resume=True))) == 3
+    before = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(before.replace("rounds = 4", "rounds = 2"))
+    with pytest.raises(RunError, match="run holds 4 rounds, and rounds is 2 now: a run does not go back"):
+        resume("run")
+    with pytest.raises(ConfigError, match="resume and overwrite are both given"):
+        Run(config, "run", resume=True, overwrite=True)
+    with pytest.raises(ConfigError, match=r"config is 'run.toml'; it must be a feddrop.RunConfig"):
+        run("run.toml", "new")
 
 
 def test_seed_decides_everything(tmp_path):

@@ -63,6 +63,9 @@ def test_lists_tables_and_words_of_every_kind(tmp_path):
     assert {config.rate for config in runs.values()} == {0.1, (0.1, 0.2)}
     assert all(name == Path(name).name and len(name) <= 120 for name in runs)
     assert list(read_sweep(written(tmp_path, ""))) == ["base"]
+    number, text = read_sweep(written(tmp_path, '[grid]\nrate = [0.3, "0.3"]'))  # a file of this name: none is lost
+    assert number == "rate=0.3"
+    assert text.startswith("rate=0.3-")
 
 
 def test_another_method_comes_without_the_settings_of_the_one_before():
@@ -98,6 +101,9 @@ def test_another_method_comes_without_the_settings_of_the_one_before():
         ("variants = 3", r"\[\[variants\]\]"),
         (f"[grid]\nseed = {list(range(200))}\nrounds = {list(range(1, 101))}", "makes 20000 runs"),
         ("[grid]\nseed = [-1]", "run seed=-1: seed is -1"),
+        ('[grid]\n"train.lr" = [1, 1.0]', "runs train.lr=1 and train.lr=1.0 are the same"),
+        ('[grid]\n"train.lr" = [0.1, 0.2]\ntrain = [{ lr = 0.3 }]', "are the same"),
+        ('base = "~nobody-here/x.toml"', "a home that there is none of"),
     ],
 )
 def test_a_slip_is_one_line(tmp_path, text, said):
@@ -130,13 +136,16 @@ def test_neither_a_section_nor_a_key_of_what_is_varied_is_set(tmp_path, text, gi
 
 
 def test_names_and_folders(tmp_path):
-    for name in ("", "a/b", "..", ".hidden"):
+    for name in ("", "a/b", "..", ".hidden", "results.csv"):
         with pytest.raises(ConfigError, match="a folder can have"):
             jobs_for({name: small()}, tmp_path)
     with pytest.raises(ConfigError, match="spreads whole runs"):
         jobs_for({"a": small(**{"execution.executor": "ray"})}, tmp_path)
     with pytest.raises(ConfigError, match="at least one"):
         jobs_for({}, tmp_path)
+    for workers in (0, -1):  # had waited for ever
+        with pytest.raises(ConfigError, match=f"workers is {workers}; it must be from 1"):
+            feddrop.sweep({"a": small()}, tmp_path, workers=workers)
 
 
 def test_a_file_that_was_changed_is_another_configuration(tmp_path):

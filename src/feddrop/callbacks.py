@@ -195,10 +195,13 @@ class Callbacks:
 
     Args:
         given: the callbacks, in the order in which they are told.
+        first: others that are told before them.
     """
 
-    def __init__(self, given: Iterable[Any] = ()) -> None:
-        self._active = list(given)
+    def __init__(self, given: Iterable[Any] = (), *, first: Iterable[Any] = ()) -> None:
+        if not isinstance(given, Iterable):
+            raise ConfigError(f"callbacks is {clean(repr(given), 60)}; it must be a list of callbacks.")
+        self._active = [*first, *given]
         for one in self._active:
             if not any(callable(getattr(one, name, None)) for name in ("on_start", "on_round", "on_end")):
                 raise ConfigError(

@@ -26,7 +26,7 @@ from feddrop.methods import METHODS, MethodConfig
 from feddrop.models import ModelConfig
 from feddrop.participation import ParticipationConfig
 from feddrop.radio import RadioConfig
-from feddrop.texts import parse_toml, read_text
+from feddrop.texts import parse_toml, read_text, user_path
 
 T = TypeVar("T")
 
@@ -236,6 +236,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             return tuple(_convert(entry, item, f"{name}[{i}]") for i, entry in enumerate(value))
         if origin in (dict, Mapping) and isinstance(value, Mapping):
             item = typing.get_args(option)[1]
+            if wrong := [key for key in value if not isinstance(key, str)]:
+                raise ConfigError(f"{name} has the key {shortened(wrong[0])}; it must be a text.")
             return {key: _convert(entry, item, f"{name}.{key}") for key, entry in value.items()}
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(_bounded(value, name))
@@ -264,13 +266,20 @@ def _method(value: Any, name: str) -> MethodConfig:
     if not isinstance(which, str):
         raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
     if ":" in which:
-        return MethodConfig(name=which, settings={key: _plain(entry) for key, entry in table.items()})
+        own = {key: _plain(entry) for key, entry in table.items()}
+        try:
+            tomli_w.dumps(own)
+        except TypeError as error:
+            raise ConfigError(f"the settings of {name} {which!r} are {shortened(own)}: {error}") from None
+        return MethodConfig(name=which, settings=own)
     settings = METHODS[one_of(name, which, METHODS)][0]
     return MethodConfig(name=which, settings=from_table(settings, table, f"{name}."))
 
 
 def _plain(value: Any) -> Any:
-    """Turn scalars and arrays, NumPy's and torch's, into plain numbers and tuples."""
+    """Turn scalars and arrays, NumPy's and torch's, into plain numbers and tuples; also within tables."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value
@@ -289,7 +298,7 @@ def locate(table: dict[str, Any], folder: Path) -> None:
         inner = table.get(section) if section else table
         name = inner.get(key) if isinstance(inner, dict) else None
         if isinstance(inner, dict) and isinstance(name, str) and name:
-            inner[key] = str(folder / Path(name).expanduser())
+            inner[key] = str(folder / user_path(name))
 
 
 def _number_or_word(text: str) -> float | str:
@@ -310,9 +319,12 @@ def _override(table: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {override!r}: write it as key=value, e.g. train.lr=0.05.")
     try:
-        value = parse_toml(f"value = {text}", "--set")["value"]
+        found = parse_toml(f"value = {text}", "--set")
     except ConfigError:
-        value = _number_or_word(text.strip())
+        found = {"value": _number_or_word(text.strip())}
+    value = found.pop("value")
+    if found:
+        raise ConfigError(f"--set {override!r}: this is more than one setting. Give each a --set of its own.")
     *sections, last = key.strip().split(".")
     method = table.get("method")
     if sections[:1] == ["method"] and isinstance(method, str):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypedDict
 
 import numpy.typing as npt
@@ -79,6 +80,14 @@ REPLACED = {
 }
 """Settings, or sections, that something which the user brings stands in for."""
 
+_CALLED = {
+    "method": ("a function of one argument, setup -> Method", 1, "method.name"),
+    "executor": ("a function of one argument, task -> Executor", 1, "execution.executor"),
+    "loss": ("a function (outputs, targets) -> mean loss", 2, "train.loss"),
+    "rates": ("a function (workload, participation) -> Rates", 2, "rate"),
+}
+"""What must be a function, of how many arguments, and where in the configuration one of ours is named."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -144,13 +153,46 @@ class Prepared:
             "budget_j": self.rates.budgets(),
             "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
+            "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), self.parts, 0),
         }
 
 
-def check_names(brought: Brought, allowed: Iterable[str]) -> None:
-    """Raise an error for an argument that does not exist, or has no effect here."""
+def check_arguments(brought: Brought, allowed: Iterable[str]) -> None:
+    """Raise an error for an argument that does not exist, has no effect here, or is no such thing."""
+    given: Mapping[str, Any] = {name: value for name, value in brought.items() if value is not None}
     for name in brought:
         one_of("an argument", name, allowed)
+    for name, (what, count, key) in _CALLED.items():
+        if name in given and not _takes(given[name], count):
+            raise ConfigError(
+                f"{name} is {shortened(given[name])}; it must be {what}. One of ours is named in the configuration: "
+                f"{key}."
+            )
+    if "dataset" in given and not isinstance(given["dataset"], Dataset):
+        raise ConfigError(
+            f"dataset is {shortened(given['dataset'])}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
+            "feddrop.from_dataset make them. One of ours is named in the configuration: data.name."
+        )
+    metrics = given.get("metrics", {})
+    named = isinstance(metrics, Mapping) and all(isinstance(name, str) and callable(metrics[name]) for name in metrics)
+    if not named:
+        raise ConfigError(
+            f"metrics is {shortened(metrics)}; it must be functions (outputs, targets) -> mean by name, as in "
+            '{"top5": top5}.'
+        )
+
+
+def _takes(given: Any, count: int) -> bool:
+    """Tell whether something can be called with so many arguments, as far as it says."""
+    if not callable(given):
+        return False
+    try:
+        inspect.signature(given).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        pass
+    return True
 
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
@@ -161,8 +203,11 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
         config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
     )
     samples, parts = brought.get("samples"), list[npt.NDArray[Any]]()
-    if samples is not None and brought.get("parts") is not None:
-        raise ConfigError("samples and parts are both given; give samples where the data are the devices' own.")
+    if samples is not None and (brought.get("parts") is not None or brought.get("executor") is None):
+        raise ConfigError(
+            "samples are given, which are for data that devices hold themselves: they go with an executor of your own, "
+            "which reaches those, and without parts. Give parts alone for devices that are simulated."
+        )
     if samples is None:
         seed = derive(config.seed, "partition")
         parts = data.spread(dataset, config.data, seed=seed, parts=brought.get("parts"))
@@ -209,9 +254,9 @@ def device_task(
         devices: devices in all.
     """
     loss = brought.get("loss") or loss_named(config.train.loss or dataset.loss)
-    decided = config.radio is not None or brought.get("rates") is not None
+    own, decided = brought.get("model"), config.radio is not None or brought.get("rates") is not None
     setup = Setup(
-        model=_network(config, dataset, brought.get("model")),
+        model=models.build(config.model, dataset, config.seed) if own is None else models.copied(own, config.seed),
         example=dataset.example,
         rounds=config.rounds,
         train=config.train,
@@ -235,31 +280,9 @@ def _metrics(brought: Brought) -> Mapping[str, Loss]:
     """Return the user's own metrics; one that has the name of something in the record would stand in its place."""
     given = brought.get("metrics") or {}
     for name in given:
-        if name in ("loss", *(one.name for one in dataclasses.fields(RoundRecord))):
+        if name in ("loss", "mean_rate", *(one.name for one in dataclasses.fields(RoundRecord))):
             raise ConfigError(f"metrics has {name!r}, which a record holds already. Give it another name.")
     return given
-
-
-def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:
-    """Return a network of our own: the caller's is never trained."""
-    if isinstance(given, nn.Module):
-        return copy.deepcopy(given)
-    if given is None:
-        return models.build(config.model, dataset, config.seed)
-    try:
-        inspect.signature(given).bind(config.seed)
-    except (TypeError, ValueError):
-        what = f"the class {given.__name__}" if isinstance(given, type) else shortened(given)
-        raise ConfigError(
-            f"model is {what}; it must be a torch.nn.Module that is built, or a function from a seed to one. A network "
-            "of ours is named in the configuration: model.name."
-        ) from None
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive(config.seed, "init"))
-        made = given(config.seed)
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
-    return copy.deepcopy(made)
 
 
 def _replaced(config: RunConfig, brought: Brought, taken: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from feddrop import wire
 from feddrop.device import Reply
-from feddrop.errors import FrameError, RunError
+from feddrop.errors import FrameError, RunError, shortened
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update
 from feddrop.params import Params, with_variances
@@ -159,7 +159,7 @@ def pull(
         raise FrameError(f"{who} says it trained on {head.num_samples} samples; at least 1 is needed.")
     sent = {name: (section.dtype, section.shape) for name, section in frame.sections.items()}
     if sent != {name: (spec.dtype, tuple(spec.shape)) for name, spec in job.asks.items()}:
-        raise FrameError(f"{who} answered with payload {sent}; {dict(job.asks)} was due.")
+        raise FrameError(f"{who} answered with payload {shortened(sent)}; {dict(job.asks)} was due.")
     payload = {name: section.tensor() for name, section in frame.sections.items()}
     if method.answer is not None:
         subnet = method.answer(job, payload)
@@ -208,6 +208,7 @@ def run_round(
     """
     sent = _Traffic(
         method=method,
+        jobs=list(method.plan(state, params, round_, rates, seed)),
         params=params,
         round=round_,
         dtype=dtype,
@@ -215,8 +216,7 @@ def run_round(
         memories=Forgetful() if memories is None else memories,
         min_devices=min_devices,
     )
-    jobs = method.plan(state, params, round_, rates, seed)
-    replies = executor.compute(sent.parcels(jobs))
+    replies = executor.compute(sent.parcels())
     updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
     new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
     new = with_variances(params, new)
@@ -228,6 +228,7 @@ class _Traffic:
     """What is on its way in a round: parcels go out while updates come in, in the same order."""
 
     method: Method
+    jobs: Sequence[Job]
     params: Params
     round: int
     dtype: str | Mapping[int, str]
@@ -237,9 +238,9 @@ class _Traffic:
     under_way: deque[tuple[Job, Subnet, int]] = field(default_factory=deque)
     done: dict[int, DeviceRound] = field(default_factory=dict)
 
-    def parcels(self, jobs: Iterable[Job]) -> Iterator[Parcel]:
+    def parcels(self) -> Iterator[Parcel]:
         """Cut a subnet for every job and send it."""
-        for job in jobs:
+        for job in self.jobs:
             subnet = self.method.cut(job)  # generation
             memory = self.memories.get(job.device)
             if job.remembered and not memory:  # it has forgotten
@@ -253,8 +254,11 @@ class _Traffic:
             yield Parcel(job.device, frame, memory)
 
     def pulled(self, replies: Iterable[Reply]) -> Iterator[tuple[Job, Update]]:
-        """Give the updates that are usable; too few of them are an error."""
+        """Give the updates that are usable; too few of them are an error, and so is an executor that miscounts."""
+        more = False
         for reply in replies:
+            if more := not self.under_way:
+                break
             job, subnet, push_bytes = self.under_way.popleft()
             update: Update | None = None
             if not reply.error:
@@ -268,6 +272,12 @@ class _Traffic:
                 yield job, update
             elif reply.forgot:
                 self.memories.put(self.round, job.device, b"")
+        if more or len(self.done) < len(self.jobs):
+            raise RunError(
+                f"the executor gave {'more' if more else 'fewer'} replies than there were devices ({len(self.jobs)}). "
+                "Its compute() must give one for every parcel, in their order: a Reply with an error where there is "
+                "no update."
+            )
         self._check_enough()
 
     def mark(self, device: int, reason: str) -> None:

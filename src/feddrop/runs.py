@@ -6,9 +6,11 @@ round), ``checkpoints/`` and ``report.html``.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,13 +22,13 @@ from feddrop.callbacks import Callbacks
 from feddrop.callbacks import named as named_callbacks
 from feddrop.checkpoints import Checkpoint
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
 from feddrop.methods.method import Method, State
 from feddrop.params import Params
-from feddrop.preparation import NAMES, Brought, check_names, prepare
+from feddrop.preparation import NAMES, Brought, check_arguments, prepare
 from feddrop.rates import Decision
 from feddrop.records import DeviceRecord, RoundRecord, RunFolder
 from feddrop.rounds import DeviceRound, Executor, run_round
@@ -75,14 +77,20 @@ class Run:
         command: str = "",
         **brought: Unpack[Brought],
     ) -> None:
-        check_names(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
-        self.config, self.folder = config if resume else config.located(), Path(out)
+        check_arguments(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
+        if not isinstance(config, RunConfig):
+            raise ConfigError(
+                f"config is {shortened(config)}; it must be a feddrop.RunConfig: RunConfig.from_file(path) reads one."
+            )
+        if resume and overwrite:
+            raise ConfigError("resume and overwrite are both given: a run is gone on with, or overwritten. Remove one.")
+        self.config, self.folder = config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:
             _check_brought(self._disk.about(), brought)
         else:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = Callbacks([*named_callbacks(config.callbacks), *callbacks])
+        self._callbacks = Callbacks(callbacks, first=named_callbacks(config.callbacks))
         self.prepared = prepare(self.config, brought)
         self._method = self.prepared.method
         start = params.from_model(self.prepared.model)
@@ -101,6 +109,7 @@ class Run:
                 self._go_back_to(self._disk.reopen(self.config, facts))
             else:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
+            self._id = self.about.get("id")
 
     @property
     def records(self) -> list[Record]:
@@ -116,46 +125,49 @@ class Run:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
+            if self.about.get("id") != self._id:
+                raise RunError(f"another run was started in {self.folder} meanwhile. Start this one in another folder.")
             if len(self.records) != self.round:
                 raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
             executor = self.prepared.start_executor()
-            self._callbacks.on_start(self)
             try:
-                while self.round < self.config.rounds:
-                    record = self._one_round(executor)
-                    self._callbacks.on_round(record)
-                    yield record
+                with closing(executor):
+                    self._callbacks.on_start(self)
+                    while self.round < self.config.rounds:
+                        record = self._one_round(executor)
+                        self._callbacks.on_round(record)
+                        yield record
             finally:
-                executor.close()
                 self._callbacks.on_end(self)
 
     def _one_round(self, executor: Executor) -> Record:
-        """Run the next round and save it."""
-        config, started = self.config, time.perf_counter()
-        decision = self.prepared.rates.decide(self.round + 1)
+        """Run the next round and save it. Until it is saved, the run stays as it was after the round before."""
+        config, started, round_ = self.config, time.perf_counter(), self.round + 1
+        guard = copy.copy(self._guard)
+        decision = self.prepared.rates.decide(round_)
         result = run_round(
             self._method,
             executor,
             self.params,
             self.state,
-            round_=self.round + 1,
+            round_=round_,
             rates=decision.rates,
             seed=config.seed,
             dtype=decision.wires or config.execution.wire,
             num_samples=self.prepared.samples,
             memories=self._memories,
-            guard=self._guard,
+            guard=guard,
             min_devices=config.server.min_devices,
         )
-        self.state = dict(sorted(result.state.items()))  # a file does not keep their order
-        before = self._settled(self.params, self.state)  # what was pruned is no gradient
-        after, self._step = server_step(config.server, self._step, before, result.params, self._learned)
-        self.params = self._settled(after, self.state)
-        self.round += 1
-        due = self.round % config.eval_every == 0 or self.round == config.rounds
-        measured = executor.evaluate(self.params) if due else {}
-        record = self._record(decision, result.devices, measured, time.perf_counter() - started)
-        self._disk.save(record, self._groups())
+        state = dict(sorted(result.state.items()))  # a file does not keep their order
+        before = self._settled(self.params, state)  # what was pruned is no gradient
+        after, step = server_step(config.server, self._step, before, result.params, self._learned)
+        after = self._settled(after, state)
+        due = round_ % config.eval_every == 0 or round_ == config.rounds
+        measured = executor.evaluate(after) if due else {}
+        record = self._record(decision, result.devices, measured, state, time.perf_counter() - started)
+        self._disk.save(record, _groups(after, state, step, guard))
+        self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         if record.diverged:
             said = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
             log.warning(said, record.round, record.test_loss)
@@ -165,8 +177,14 @@ class Run:
         return self._method.settle(state, whole) if self._method.settle else whole
 
     def _record(
-        self, decision: Decision, devices: list[DeviceRound], measured: Mapping[str, float], wall_s: float
+        self,
+        decision: Decision,
+        devices: list[DeviceRound],
+        measured: Mapping[str, float],
+        state: State,
+        wall_s: float,
     ) -> Record:
+        """Return what the next round left behind."""
         good = [device for device in devices if device.loss is not None]
         samples = sum(device.num_samples for device in good)
         clocked = {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
@@ -193,7 +211,7 @@ class Run:
         ]
         own = {name: value for name, value in measured.items() if name not in ("loss", "accuracy")}
         return RoundRecord(
-            round=self.round,
+            round=self.round + 1,
             train_loss=sum(d.num_samples * (d.loss or 0.0) for d in good) / samples,
             test_loss=measured.get("loss"),
             test_accuracy=measured.get("accuracy"),
@@ -204,20 +222,15 @@ class Run:
             wall_s=round(wall_s, 4),
             deadline_s=decision.deadline_s,
             objective=decision.objective,
-            metrics={**own, **(self._method.notes(self.state) if self._method.notes else {})},
+            metrics={**own, **(self._method.notes(state) if self._method.notes else {})},
             devices=(*entries, *map(left_out, decision.left_out)),
         )
-
-    def _groups(self) -> dict[str, dict[str, Tensor]]:
-        """Return all that is needed to go on; what devices remember is saved beside it."""
-        guard = {"median": torch.tensor([self._guard.median], dtype=torch.float64)}
-        return {"params": self.params, "state": self.state, "server": self._step, "guard": guard}
 
     def _go_back_to(self, found: Checkpoint | None) -> None:
         """Go on from a checkpoint, or from the start."""
         if found is None:
             return
-        kept, like = found.groups, self._groups()
+        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard)
         now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
         self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
@@ -229,6 +242,12 @@ class Run:
         if found != due:
             raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
         return {name: loaded[name] for name in like}
+
+
+def _groups(params: Params, state: State, step: Params, guard: Guard) -> dict[str, dict[str, Tensor]]:
+    """Return all that is needed to go on after a round; what devices remember is saved beside it."""
+    median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
+    return {"params": params, "state": state, "server": step, "guard": median}
 
 
 class _Remembered:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddrop.errors import FrameError
+from feddrop.errors import FrameError, shortened
 
 DTYPES = {
     "bool": torch.bool,
@@ -110,7 +110,7 @@ def unpack_sections(data: bytes) -> dict[str, Tensor]:
         one, at = read_sections(view, at, 1)
         ((name, section),) = one.items()
         if name in found:
-            raise FrameError(f"two sections are named {name!r}.")
+            raise FrameError(f"two sections are named {shortened(name)}.")
         found[name] = section.tensor()
     return found
 
@@ -135,7 +135,7 @@ def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Sect
         except UnicodeDecodeError:
             raise FrameError("the name of a section is not UTF-8.") from None
         if name in found:
-            raise FrameError(f"two sections are named {name!r}.")
+            raise FrameError(f"two sections are named {shortened(name)}.")
         found[name] = Section(dtype=dtype, shape=shape, data=data, remembered=remembered)
     return found, at
 

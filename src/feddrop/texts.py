@@ -9,6 +9,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from feddrop.errors import ConfigError
@@ -39,6 +40,15 @@ def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read {what} {name}: it is not UTF-8 text. Save it as UTF-8.") from None
+
+
+def user_path(name: str | os.PathLike[str]) -> Path:
+    """Return a path as a user wrote it, with ``~`` for a home."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        where = repr(os.fspath(name))
+        raise ConfigError(f"{where} begins with a home that there is none of. Write the path out.") from None
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:

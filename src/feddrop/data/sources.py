@@ -22,6 +22,7 @@ from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
 from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
 from feddrop.seeds import derive
+from feddrop.texts import user_path
 
 Images = tuple[Bytes, Bytes]
 """Images ``[N, C, H, W]`` and their labels ``[N]``."""
@@ -228,11 +229,11 @@ def cache_folder() -> Path:
 def _roots(path: str | Path | None) -> list[Path]:
     """The places to look in, in order."""
     if path is not None:
-        return [Path(path).expanduser()]
+        return [user_path(path)]
     given = os.environ.get("FEDDROP_DATA")
     if not given:
         return [cache_folder()]
-    root = Path(given).expanduser()
+    root = user_path(given)
     if not root.is_dir():
         raise DataError(f"FEDDROP_DATA is {given!r}, which is not a folder; set it to the folder that holds the data.")
     return [root, cache_folder()]
@@ -241,7 +242,7 @@ def _roots(path: str | Path | None) -> list[Path]:
 def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) -> Path:
     """Download a data set that is missing, or say how to get it."""
     source = SOURCES[name]
-    folder = cache_folder() if path is None else Path(path).expanduser()
+    folder = cache_folder() if path is None else user_path(path)
     if isinstance(source, Cifar):
         folder = folder.parent if folder.name == source.archive else folder
     else:

@@ -25,7 +25,7 @@ from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
-from feddrop.preparation import Brought, check_names, device_task
+from feddrop.preparation import Brought, check_arguments, device_task
 from feddrop.seeds import derive
 
 Own = Callable[[Context], Dataset | tuple[Any, Any]]
@@ -52,7 +52,7 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
         ...     model=lambda seed: torch.nn.Linear(8, 3),
         ... )
     """
-    check_names(brought, _BROUGHT)
+    check_arguments(brought, _BROUGHT)
     app = ClientApp(mods=list(mods))
     ready: dict[tuple[Any, ...], Node] = {}
 
@@ -117,7 +117,11 @@ class Node:
         if memory is None:
             return pack(b"", error="it no longer has its memory, and begins anew in the next round.", forgot=True)
         reply = self._device.handle(frame, memory)
-        return pack(reply.frame, error=reply.error, seconds=reply.seconds, memory=self._memory.put(reply.memory))
+        try:
+            name = self._memory.put(reply.memory)
+        except FeddropError as error:  # a full disk, or a folder that is closed to us
+            return pack(b"", error=str(error))
+        return pack(reply.frame, error=reply.error, seconds=reply.seconds, memory=name)
 
 
 def _number(node_config: Mapping[str, Any], devices: int) -> int:

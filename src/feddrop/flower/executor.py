@@ -11,14 +11,16 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from flwr.app import Message, MessageType
 
 from feddrop.device import Reply, Task
 from feddrop.errors import FrameError
 from feddrop.executors.serial import Serial
+from feddrop.files import clean
 from feddrop.flower.fleet import Fleet
-from feddrop.flower.messages import largest_frame, pack, unpack
+from feddrop.flower.messages import LONGEST, largest_frame, pack, unpack
 from feddrop.params import Params
 from feddrop.rounds import Parcel
 
@@ -27,7 +29,7 @@ log = logging.getLogger("feddrop")
 LATER = 4.0
 """A reply is waited for once, and looked for so many times as long, to tell the late from the dead."""
 WINDOW = 64
-"""Replies that are asked for at a time: the others stay with the SuperLink until their turn."""
+"""Replies that are asked for at a time, in turn: the others stay with the SuperLink meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,9 @@ class Messenger:
 
     def _receive(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
         """Take what has come: replies, answers of newcomers, and what is too late."""
-        window = [number for number, _ in zip(waiting, range(WINDOW), strict=False)]
+        window = list(islice(waiting, WINDOW))
+        for number in window:  # who is silent goes to the end of the line, and keeps nobody from being heard
+            waiting[number] = waiting.pop(number)
         for message in self._grid.pull_messages([*window, *self._overdue]):
             asked = message.metadata.reply_to_message_id
             if asked in waiting:
@@ -119,8 +123,8 @@ class Messenger:
     def _read(self, message: Message, sent: Sent) -> Reply:
         """Return what a message says, or why it is not used."""
         if message.has_error():
-            reason = f"{message.error.reason or 'no reason given'} (error {message.error.code})"
-            return Reply(memory=sent.memory, error=f"dead: {reason}")
+            reason = clean(message.error.reason or "no reason given", LONGEST)
+            return Reply(memory=sent.memory, error=f"dead: {reason} (error {message.error.code})")
         if message.metadata.src_node_id != sent.node_id:
             other = message.metadata.src_node_id
             return Reply(memory=sent.memory, error=f"malformed: node {other} answered in place of {sent.node_id}")
@@ -133,7 +137,7 @@ class Messenger:
         known = isinstance(seconds, float) and math.isfinite(seconds)
         if told := notes.get("error"):
             forgot = notes.get("forgot") is True
-            return Reply(memory=sent.memory, error=f"failed: {str(told)[:500]}", forgot=forgot)
+            return Reply(memory=sent.memory, error=f"failed: {clean(told, LONGEST)}", forgot=forgot)
         return Reply(
             frame=frame,
             memory=str(notes.get("memory", ""))[:100].encode(),
@@ -143,6 +147,8 @@ class Messenger:
 
     def _give_up(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
         """Go on without those who have not answered in time."""
+        for _ in range(0, len(waiting), WINDOW):  # a last look at everybody
+            self._receive(waiting, replies)
         now = time.monotonic()
         self._overdue = {n: s for n, s in self._overdue.items() if now - s.at < LATER * self._config.timeout_s}
         for number, sent in waiting.items():

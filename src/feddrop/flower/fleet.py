@@ -16,8 +16,9 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from feddrop.errors import ConfigError, FeddropError, RunError
+from feddrop.files import clean
 from feddrop.flower.config import FleetConfig
-from feddrop.flower.messages import Introduction, pack, unpack
+from feddrop.flower.messages import LONGEST, Introduction, pack, unpack
 
 log = logging.getLogger("feddrop")
 
@@ -133,7 +134,8 @@ class Fleet:
             return
         try:
             if answer.has_error():
-                raise ConfigError(f"{answer.error.reason or 'no reason given'} (error {answer.error.code})")
+                reason = clean(answer.error.reason or "no reason given", LONGEST)
+                raise ConfigError(f"{reason} (error {answer.error.code})")
             notes = unpack(answer.content)[1]
             said = Introduction.read(notes)
         except FeddropError as error:

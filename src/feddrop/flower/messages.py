@@ -13,11 +13,13 @@ from torch import nn
 
 from feddrop import params, wire
 from feddrop.errors import ConfigError, FrameError, shortened
+from feddrop.files import clean
 
 Note = str | int | float | bool
 STYPE = "feddrop.frame"
 _NAME = ""  # Flower counts the bytes of a name, too: without one it counts those of the frame
-_LONGEST = 500
+LONGEST = 500
+"""Letters of what a node says that are shown."""
 
 
 def pack(frame: bytes, **notes: Note) -> RecordDict:
@@ -108,7 +110,7 @@ class Introduction:
             ConfigError: they are not an introduction.
         """
         if error := str(notes.get("error", "")):
-            raise ConfigError(error[:_LONGEST])
+            raise ConfigError(clean(error, LONGEST))
         try:
             return cls(**{one.name: notes[one.name] for one in fields(cls) if one.name in notes})  # type: ignore[arg-type]
         except TypeError:

@@ -13,9 +13,10 @@ them, none of which grows with γ. So γ is the first of a fine grid of rates th
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ class Measured:
     link_s: float
     flops: float = 0.0
     compute_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in astuple(self)):
+            raise ValueError("what was measured is a number, finite and not negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

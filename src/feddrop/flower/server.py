@@ -23,7 +23,7 @@ from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
 from feddrop.participation import Participation
-from feddrop.preparation import Brought, check_names
+from feddrop.preparation import Brought, check_arguments
 from feddrop.rates import Rates, Workload, read_rates
 from feddrop.records import RoundRecord, RunFolder
 from feddrop.report import write_report
@@ -49,7 +49,7 @@ def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> 
         >>> import feddrop.flower
         >>> app = feddrop.flower.server_app()
     """
-    check_names(brought, _BROUGHT)
+    check_arguments(brought, _BROUGHT)
     app = ServerApp()
 
     @app.main()
@@ -75,13 +75,12 @@ def train(
         callbacks: who hears of every round.
         **brought: what you bring yourself.
     """
-    check_names(brought, _BROUGHT)
+    check_arguments(brought, _BROUGHT)
     config, treated = read_settings(settings)
     if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
-    config, folder = config.located(), Path(treated.out)
-    disk = RunFolder(folder)
-    about = disk.about() if folder.is_dir() else {}
+    folder = Path(treated.out)
+    about = RunFolder(folder).about()
     fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
     if len(fleet.samples) != config.data.devices:
         raise RunError(

@@ -1,7 +1,7 @@
 """The networks that come with the package."""
 
 from feddrop.models.images import NORMS, alexnet, lenet, resnet18
-from feddrop.models.named import INITS, MODELS, ModelConfig, Shaped, Shapes, build
+from feddrop.models.named import INITS, MODELS, ModelConfig, Shaped, Shapes, build, copied
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
 from feddrop.params import count_parameters
@@ -15,6 +15,7 @@ __all__ = [
     "Shapes",
     "alexnet",
     "build",
+    "copied",
     "count_parameters",
     "lenet",
     "lstm",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.models.images import ALEXNET, LENET, NORMS, RESNET18, alexnet, lenet, resnet18
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import MLP, mlp
@@ -243,6 +245,26 @@ def _check_size(config: ModelConfig, data: Shaped) -> None:
         f"model.width is {config.width:g}: {config.name} would have more than {most:,} parameters, which is all that "
         f"{'the free memory' if most < _MOST else 'a run'} takes; {hint}."
     )
+
+
+def copied(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
+    """Return a copy of a user's own network, or what their function from a seed makes; the caller's stays as it is."""
+    if isinstance(given, nn.Module):
+        return copy.deepcopy(given)
+    try:
+        inspect.signature(given).bind(seed)
+    except (TypeError, ValueError):
+        what = f"the class {given.__name__}" if isinstance(given, type) else shortened(given)
+        raise ConfigError(
+            f"model is {what}; it must be a torch.nn.Module that is built, or a function from a seed to one. A network "
+            "of ours is named in the configuration: model.name."
+        ) from None
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(seed, "init"))
+        made = given(seed)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
+    return copy.deepcopy(made)
 
 
 def _free_bytes() -> int:

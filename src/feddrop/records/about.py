@@ -26,6 +26,7 @@ SAME = {
     "data_crc32": "data",
     "samples": "partition",
     "class_counts": "partition",
+    "parts_crc32": "partition",
     "gains_crc32": "table of gains",
     "state": "method",
 }
@@ -107,6 +108,7 @@ def check(
             f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
             "run with it."
         )
+    check_rounds(config, done, folder)
     check_files(before, config, folder)
     for key, what in SAME.items():
         if key in now and before.get(key, now[key]) != now[key]:  # a run of an older version has fewer facts
@@ -124,6 +126,15 @@ def check(
     if changed:
         entry["changed"] = {key: new for key, (_, new) in changed.items()}
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def check_rounds(config: RunConfig, done: int, folder: object) -> None:
+    """Raise where fewer rounds are asked for than are done."""
+    if done > config.rounds:
+        raise RunError(
+            f"{clean(folder)} holds {done} rounds, and rounds is {config.rounds} now: a run does not go back. Ask for "
+            "as many or more, name another folder, or delete it."
+        )
 
 
 def check_files(before: Mapping[str, Any], config: RunConfig, folder: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,17 +107,13 @@ def load_model(
         >>> feddrop.load_model("runs/one").conv1
         Conv2d(1, 6, kernel_size=(5, 5), stride=(1, 1))
     """
-    from torch import nn
-
-    from feddrop import params
+    from feddrop import models, params
 
     run = RunFolder(folder)
     config, about = run.config(), run.about()
     values = run.checkpoint(best=best).groups.get("params", {})
-    if isinstance(model, nn.Module):
-        network = copy.deepcopy(model)
-    elif model is not None:
-        network = model(config.seed)
+    if model is not None:
+        network = models.copied(model, config.seed)
     elif "network" in (about.get("own") or []):
         raise RunError(
             f"{clean(run.path)} trained a network of your own ({clean(about.get('network'), 60)}). Give it: "

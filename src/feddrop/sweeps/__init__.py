@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError, RunError, within
+from feddrop.executors.config import MOST
 from feddrop.files import locked
 from feddrop.records import LoadedRun, RunFolder, load_run
-from feddrop.records.about import check_files, digest
+from feddrop.records.about import check_files, check_rounds, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
@@ -58,6 +59,8 @@ def sweep(
         >>> {name: len(run.rounds) for name, run in found.items()}
         {'rate-0.1': 2, 'rate-0.5': 2}
     """
+    if workers is not None:
+        within("workers", workers, 1, MOST)
     configs = runs if isinstance(runs, Mapping) else read_sweep(runs)
     out = Path(out)
     jobs = jobs_for(configs, out)
@@ -95,7 +98,7 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
         raise ConfigError("a sweep needs at least one run.")
     jobs = []
     for name, config in configs.items():
-        if not name or name != Path(name).name or name.startswith("."):
+        if not name or name != Path(name).name or name.startswith(".") or name in (PAGE, TABLE):
             raise ConfigError(f"a run of a sweep is called {name!r}; its name must be one that a folder can have.")
         if config.execution.executor == "ray":
             raise ConfigError(
@@ -108,11 +111,7 @@ def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[Job]:
                 f"{job.folder} holds a run of another configuration. Name another folder for the sweep, or delete it."
             )
         check_files(before, job.config, job.folder)
-        if (rounds := rounds_done(job)) > job.config.rounds:
-            raise RunError(
-                f"{job.folder} holds {rounds} rounds, and rounds is {job.config.rounds} now: a run does not go back. "
-                "Ask for as many or more, name another folder for the sweep, or delete it."
-            )
+        check_rounds(job.config, rounds_done(job), job.folder)
         jobs.append(job)
     return jobs
 

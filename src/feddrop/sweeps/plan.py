@@ -15,7 +15,7 @@ import tomli_w
 from feddrop.config import RunConfig, locate
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.files import flat
-from feddrop.texts import parse_toml, read_text
+from feddrop.texts import parse_toml, read_text, user_path
 
 MOST = 10_000
 """Runs of a sweep, at most: more is a slip."""
@@ -52,17 +52,23 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     if count > MOST:
         raise ConfigError(f"the sweep makes {count} runs; at most {MOST} are taken. Shorten its lists.")
     runs: dict[str, RunConfig] = {}
+    seen: dict[str, str] = {}
     for (label, variant), values in itertools.product(variants, itertools.product(*grid.values())):
         settings = merged(base, variant)
         cell = dict(zip(grid, values, strict=True))
         for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):  # the method first
             settings = merged(settings, _nested(key, cell[key]))
         name = _name(label, cell)
+        if name in runs:  # of a number and a text, or of two whose short digests are the same
+            name = _name(label, cell, digest_size=8)
         try:
             locate(settings, folder)
             config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
+        first = seen.setdefault(repr(config), name)
+        if first != name:
+            raise ConfigError(f"runs {first} and {name} are the same. Leave out one of them.")
         runs[name or "base"] = config
     return runs
 
@@ -93,7 +99,7 @@ def _base(given: Any, folder: Path) -> dict[str, Any]:
         return table
     if not isinstance(given, str):
         raise ConfigError(f"base is {shortened(given)}; it must be the name of a TOML file, or a table of settings.")
-    path = folder / Path(given).expanduser()
+    path = folder / user_path(given)
     table = parse_toml(read_text(path, "the base configuration"), "the base configuration")
     locate(table, path.parent.absolute())
     return table
@@ -140,15 +146,22 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return table
 
 
-def _name(label: str, cell: Mapping[str, Any]) -> str:
-    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full."""
+def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
+    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full.
+
+    Args:
+        label: of the variant.
+        cell: what is varied.
+        digest_size: bytes of the digest; 0 for 3 where there must be one.
+    """
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
     full = ",".join([*([label] if label else []), *words])
     name = _PLAIN.sub("-", full).strip("-.")[:LONGEST]
     plain = name == full and all(isinstance(value, str | int | float) for value in cell.values())
-    if plain or not full:
+    if (plain and not digest_size) or not full:
         return name
-    return f"{name}-{hashlib.blake2b(json.dumps([label, cell], default=str).encode(), digest_size=3).hexdigest()}"
+    said = json.dumps([label, cell], default=str).encode()
+    return f"{name}-{hashlib.blake2b(said, digest_size=digest_size or 3).hexdigest()}"
 
 
 def _word(value: Any) -> str:

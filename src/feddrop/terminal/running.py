@@ -106,7 +106,10 @@ def _refuse_own(folder: Path) -> None:
     """Say where to resume a run whose network or data came from Python."""
     from feddrop.records import RunFolder
 
-    own = RunFolder(folder).about().get("own")
+    about = RunFolder(folder).about()
+    own = about.get("own")
+    if about.get("command") == "flwr run":
+        raise RunError(f"{folder} is a run over Flower's nodes. The same `flwr run` goes on with it.")
     if isinstance(own, list) and own:
         wanted = ", ".join([repr(str(folder)), *(_OWN.get(str(what), f"{what}=...") for what in own)])
         raise RunError(

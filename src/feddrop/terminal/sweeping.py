@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from feddrop.errors import within
 from feddrop.terminal.say import Screen, note, say
 
 if TYPE_CHECKING:
@@ -73,8 +72,6 @@ def sweep(
     from feddrop.sweeps import PAGE, TABLE, jobs_for, read_sweep, rounds_done
     from feddrop.sweeps import sweep as train
 
-    if workers is not None:
-        within("workers", workers, 1, 1024)
     address = None if ray is None else address_of(ray)
     folder = out or Path("runs") / file.stem
     configs = read_sweep(file, set_)
