@@ -817,8 +817,13 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
     if claim == "two-phases":
         x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
         a, b, c = (rounds_by_seed(net, cell_run(net, "exact", value), 0) for value in (x[0], x[1], x[3]))
-        seeds = [s for s in a if s in b and s in c and all(math.isfinite(d[s]) for d in (a, b, c))]
-        return [(a[s] - b[s]) / (x[1] - x[0]) - (b[s] - c[s]) / (x[3] - x[1]) for s in seeds], ""
+        found, sign = [], ""
+        for s in sorted(set(a) & set(b) & set(c)):
+            steeper = (min(a[s], 51) - b[s]) / (x[1] - x[0]) - (b[s] - c[s]) / (x[3] - x[1])
+            if math.isfinite(steeper) and (math.isfinite(a[s]) or steeper > 0):
+                found.append(steeper)
+                sign = sign if math.isfinite(a[s]) else "≥"
+        return Sided(found, sign), ""
     if claim in ("less-overhead", "less-compute"):
         scenario, value, what, when = re.match(r"(.+), (.+) s: (bytes|computing) (.+)", at).groups()
         mine = cell_run(net, "exact", float(value))

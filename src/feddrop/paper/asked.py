@@ -128,17 +128,20 @@ def _phases(of: Curves) -> Verdict:
     *_, low, middle, high = range(len(of.spots)) if len(of.spots) > 2 else (0, 0, 0, 0)
     if low == high:
         return verdict("two-phases", [Point(at="fewer than three deadlines")])
-    found, ran, x = [], 0, [of.spots[i].x for i in (low, middle, high)]
+    found, ran, bound, x = [], 0, "", [of.spots[i].x for i in (low, middle, high)]
     for readings in zip(*(of.schemes["exact"][i] for i in (low, middle, high)), strict=True):
         if None not in readings:
             ran += 1
             a, b, c = (reading.rounds[HALF] for reading in readings if reading is not None)
-            if np.isfinite([a, b, c]).all():
-                found.append((a - b) / (x[1] - x[0]) - (b - c) / (x[2] - x[1]))
+            if np.isfinite([b, c]).all():  # what was never reached at the first is a bound, as in differences()
+                steeper = (min(a, of.limit + 1.0) - b) / (x[1] - x[0]) - (b - c) / (x[2] - x[1])
+                if np.isfinite(a) or steeper > 0:
+                    found.append(steeper)
+                    bound = bound or "≥" * bool(np.isinf(a))
     slopes = f"slope from {_x(of, low)} to {_x(of, middle)} s against {_x(of, middle)} to {_x(of, high)} s"
     where = f"overfitting, half-way: {slopes}"
     grain = 1.0 / (x[1] - x[0]) + 1.0 / (x[2] - x[1])
-    point = Point(at=where, differences=tuple(found), unit="rounds a second", grain=grain, ran=ran)
+    point = Point(at=where, differences=tuple(found), unit="rounds a second", grain=grain, ran=ran, bound=bound)
     return verdict("two-phases", [point])
 
 
