@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import tomllib
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,7 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
     ("words", "message"),
     [
         (("--rate", "0.5"), "rate is 0.5, but the method 'exact' takes none"),
+        (("--seed", "3"), "seed is 3, but the method 'exact' takes none"),
         (("--method", "random", "--seed", "-1"), "seed is -1; it must be 0 or more"),
     ],
 )
@@ -209,6 +212,15 @@ def test_the_picture_shows_what_it_says():
     assert [label.get_text() for label in use.get_xticklabels()] == names
 
 
+def test_the_picture_of_a_device_without_a_budget_that_was_left_out():
+    found = allocate(
+        replace(load(EXAMPLES / "problem.toml").problem, budget_j=[12.0, 0.0, 60.0, -0.1]), policy="leave-out"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(draw(found).axes) == 3
+
+
 def test_pictures_that_cannot_be(tmp_path):
     problem, names, *_ = load(EXAMPLES / "problem.toml")
     with pytest.raises(ConfigError, match="cannot write the picture"):
@@ -255,6 +267,9 @@ def test_a_problem_that_leaves_power_and_clock_open(tmp_path):
     lines += [",".join(map(str, [*device.values(), 2.0, 5e6, 0.9])) for device in devices]
     (tmp_path / "power.csv").write_text("\n".join(lines))
     np.testing.assert_allclose(allocate(load(tmp_path / "power.csv").problem).rate, found.rate)
+    (tmp_path / "power.csv").write_text("\n".join(lines).replace("5000000.0", "6000000.0", 1))
+    with pytest.raises(ConfigError, match=r"bandwidth_hz is .*; all share one band"):
+        load(tmp_path / "power.csv")
 
 
 def test_a_cell_that_leaves_power_and_clock_open(tmp_path):

@@ -114,7 +114,9 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
     }
     if chosen:
         values |= {key: _numbers(key, column(key, 0.0)) for key in _MAY_OPEN}
-        values["bandwidth_hz"] = _numbers("bandwidth_hz", common["bandwidth_hz"])
+        values["bandwidth_hz"] = band = _numbers("bandwidth_hz", common["bandwidth_hz"])
+        if band.size and np.ptp(band) > 0:
+            raise ConfigError(f"bandwidth_hz is {brief(common['bandwidth_hz'])}; all share one band, of one width.")
     problem: Problem | PowerProblem = PowerProblem(**values) if chosen else Problem(**values)
     if not problem.weight.any():
         raise ConfigError("all weights are 0; at least one device must have samples.")
