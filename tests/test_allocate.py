@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 from itertools import combinations
 
@@ -445,8 +446,19 @@ def test_bad_calls():
         allocate(p, "fixed")
     with pytest.raises(ConfigError, match="above max_rate"):
         allocate(p, "fixed", rate=0.95)
+    for rate, message in ((-0.1, "fixed rate is -0.1; it must be 0 or more"), ([0.1, 0.2], "one for each device")):
+        with pytest.raises(ConfigError, match=message):
+            allocate(Problem(**(SIMPLE | {"max_rate": [0.9] * 3})), "fixed", rate=rate)
     with pytest.raises(ConfigError, match=r"shape \[\]"):
         Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))
+
+
+def test_a_round_that_leaves_only_devices_without_samples_has_a_residual():
+    values = SIMPLE | {"weight": [1.0, 0.0, 0.0], "compute_s": [1e6, 0.01, 0.01]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = allocate(Problem(**values), policy="leave-out")
+        assert (found.active.tolist(), found.objective, found.residual) == ([False, True, True], 0.0, 0.0)
 
 
 @settings(max_examples=300)

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import tomllib
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from feddrop.allocation import PowerProblem, allocate
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.paper.finding import main as finding
 from feddrop.radio import RadioConfig
 from feddrop.radio.files import as_json, as_text, load, rows
@@ -91,6 +93,7 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
     ("words", "message"),
     [
         (("--rate", "0.5"), "rate is 0.5, but the method 'exact' takes none"),
+        (("--seed", "3"), "seed is 3, but the method 'exact' takes none"),
         (("--method", "random", "--seed", "-1"), "seed is -1; it must be 0 or more"),
     ],
 )
@@ -132,6 +135,11 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("p.toml", TOML.replace("0.3", "'fast'"), "comm_s is .*; it must be a number"),
         ("p.toml", TOML.replace("0.3", "-0.3"), "comm_s of device 0 is -0.3"),
         ("p.toml", TOML + "weight = 0\n", "all weights are 0"),
+        ("p.toml", TOML + "weight = 1\nsamples = 9\n", "weight and samples; give one of them"),
+        ("p.toml", TOML + "samples = 600\n" + TOML[TOML.index("[[") :], "samples of device 1 is missing"),
+        ("p.toml", TOML.replace("0.3", "[0.3, 0.4]"), r"comm_s is \[\[0.3, 0.4\]\]; it must be a number"),
+        ("p.toml", TOML.replace("= 2.0", "= [[2.0], [3.0]]"), "deadline_s is .*; it must be a number"),
+        ("p.toml", TOML.replace("= 2.0", "= true"), "deadline_s is True; it must be a number"),
         ("p.csv", "comm_s,compute_s,upload_j,compute_j\n1,1,1,1\n", "deadline_s is missing"),
         ("p.csv", "", "no devices"),
         ("p.csv", "comm_s,compute_s,upload_j,compute_j,deadline_s\n1,1,,1,9\n", "upload_j of device 0 is missing"),
@@ -141,7 +149,14 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'devices'"),
         ("c.toml", "[radio]\n[model]\nparameters = 10\n", "forward_flops is missing"),
         ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "bandwidth_hz is 'wide'; it must be a number"),
-        ("c.toml", "[radio]\npath_loss = 'far'\n", "wrong type"),
+        ("c.toml", "[radio]\npath_loss = 'far'\n", "radio.path_loss is 'far'; it must be a number or a list"),
+        ("c.toml", "[radio]\ndynamic = 'false'\n", "radio.dynamic is 'false'; it must be true or false"),
+        ("c.toml", "[radio]\nmin_devices = 2.5\n", "radio.min_devices is 2.5; it must be a whole number"),
+        ("c.toml", "[radio]\ndeadline_s = true\n", "radio.deadline_s is True; it must be a number"),
+        ("c.toml", "[radio]\ncpu_hz = ['fast', 'slow']\n", "an entry of radio.cpu_hz is 'fast'; it must be a number"),
+        ("c.toml", f"[radio]\npath_loss_exponent = {'9' * 400}\n", "path_loss_exponent is beyond what a number can be"),
+        ("c.toml", "[radio]\n[model]\nparameters = [1, 2]\n", r"parameters of .model. is .*; it must be a number"),
+        ("c.toml", "[radio]\n[cell]\nsamples = 0\n", r"samples of \[cell\] are 0; at least one"),
         ("c.toml", "[radio]\nscheme = 'exakt'\n", "radio.scheme is 'exakt'.*Did you mean 'exact'"),
         ("c.toml", "[radio]\ncosts = 'measured'\n", "radio.costs is 'measured'.*allocate plans by the paper's formula"),
         ("c.toml", "[radio]\n[cell]\nseed = -1\n", r"seed of \[cell\] is -1; it must be a whole number, 0 or more"),
@@ -162,6 +177,13 @@ def test_bad_files(tmp_path, name, text, message):
     file = tmp_path / name
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
+        load(file)
+
+
+def test_settings_of_a_cell_without_effect_are_said(tmp_path):
+    file = tmp_path / "cell.toml"
+    file.write_text((EXAMPLES / "cell.toml").read_text() + "min_devices = 3\n")
+    with pytest.warns(FeddropWarning, match=r"radio\.min_devices has no effect"):
         load(file)
 
 
@@ -188,6 +210,15 @@ def test_the_picture_shows_what_it_says():
     assert [bar.get_height() for bar in rate.patches] == pytest.approx(result.rate)
     assert [bar.get_height() for bar in use.patches[:4]] == pytest.approx(result.latency_s / 2.0)
     assert [label.get_text() for label in use.get_xticklabels()] == names
+
+
+def test_the_picture_of_a_device_without_a_budget_that_was_left_out():
+    found = allocate(
+        replace(load(EXAMPLES / "problem.toml").problem, budget_j=[12.0, 0.0, 60.0, -0.1]), policy="leave-out"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(draw(found).axes) == 3
 
 
 def test_pictures_that_cannot_be(tmp_path):
@@ -236,6 +267,9 @@ def test_a_problem_that_leaves_power_and_clock_open(tmp_path):
     lines += [",".join(map(str, [*device.values(), 2.0, 5e6, 0.9])) for device in devices]
     (tmp_path / "power.csv").write_text("\n".join(lines))
     np.testing.assert_allclose(allocate(load(tmp_path / "power.csv").problem).rate, found.rate)
+    (tmp_path / "power.csv").write_text("\n".join(lines).replace("5000000.0", "6000000.0", 1))
+    with pytest.raises(ConfigError, match=r"bandwidth_hz is .*; all share one band"):
+        load(tmp_path / "power.csv")
 
 
 def test_a_cell_that_leaves_power_and_clock_open(tmp_path):

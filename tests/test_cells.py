@@ -567,6 +567,16 @@ def test_gains_of_fewer_rounds_are_pointed_out(tmp_path, caplog):
     assert "gains of 2 rounds for a run of 3: they begin again" in caplog.text
 
 
+def test_gains_of_further_devices_are_pointed_out():
+    gains = gains_from(np.full((4, 30), 1e-9))  # as of 30 rounds of 4 devices, the axes swapped
+    config = RadioConfig(noise_figure_db=(5.0, 7.0))
+    with pytest.warns(FeddropWarning, match=r"gains of 30 devices for 4: those from device 4 on have no effect"):
+        config.cell(4, 100, 0, gains=gains)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config.cell(30, 100, 0, gains=gains)
+
+
 def test_a_preset_runs_and_resumes_to_the_bit(tmp_path):
     config = RunConfig.from_toml("", [*SMALL, "radio.preset=urban-micro", "radio.deadline_s=0.1"])
     with warnings.catch_warnings():

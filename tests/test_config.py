@@ -145,9 +145,15 @@ def test_rates_from_a_number_a_list_and_files(tmp_path):
 def test_the_rows_of_a_rates_table_may_stand_in_any_order(tmp_path):
     (tmp_path / "r.csv").write_text("device,rate\n" + "".join(f"{k},{k / 10}\n" for k in range(9, -1, -1)))
     assert read_rates(str(tmp_path / "r.csv"), 10) == [k / 10 for k in range(10)]
-    for rows in ("0,0.1\n0,0.2\n", "1,0.1\n2,0.2\n", "0,0.1\nx,0.2\n"):
-        (tmp_path / "bad.csv").write_text("device,rate\n" + rows)
-        with pytest.raises(ConfigError, match="device"):
+    for text, message in (
+        ("device,rate\n0,0.1\n0,0.2\n", "line 3: device 0 has a row already"),
+        ("device,rate\n1,0.1\n2,0.2\n", "device is 2, but the devices are 0 to 1"),
+        ("device,rate\n0,0.1\nx,0.2\n", "line 3: device is 'x'"),
+        ("device,rate,rate\n0,0.1,0.9\n1,0.2,0.9\n", "two columns named 'rate'"),
+        ("rate\n0.1\nmuch\n", "line 3: rate is 'much'; it must be a number"),
+    ):
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(ConfigError, match=message):
             read_rates(str(tmp_path / "bad.csv"), 2)
     (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbfdevice,rate\n1,0.5\n0,0.25\n")
     assert read_rates(str(tmp_path / "marked.csv"), 2) == [0.25, 0.5]

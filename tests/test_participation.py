@@ -50,11 +50,13 @@ def test_a_table_says_who_is_there(tmp_path):
     ("text", "message"),
     [
         ("device,first,last\n9,1,2\n", "devices are 0 to 5"),
-        ("device,first,last\n1,0,2\n", "rounds count from 1"),
+        ("device,first,last\n1,0,2\n", "line 2: first is '0'; it must be a whole number, and they count from 1"),
         ("device,first,last\n1,3,2\n", "rounds 3 to 2"),
         ("device,first\n1,3\n", "columns device, first, last"),
-        ("device,first,last\n1,x,2\n", "whole numbers"),
-        ("device,first,last\n1," + "9" * 400 + ",2\n", "whole numbers"),
+        ("device,first,last\n1,x,2\n", "first is 'x'; it must be a whole number"),
+        ("device,first,last\n1," + "9" * 400 + ",2\n", "last round is not before the first"),
+        ("device,first,last\n\n1,1,2,7\n", "line 3: 4 cells for 3 columns"),
+        ("device,first,last,last\n1,1,2,9\n", "two columns named 'last'"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path, text, message):
@@ -63,6 +65,32 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
         Participation(ParticipationConfig(availability=str(tmp_path / "when.csv")), 6, 0)
     with pytest.raises(ConfigError, match="only 6 devices"):
         Participation(ParticipationConfig(count=7), 6, 0)
+
+
+def test_a_round_without_anybody_is_an_error_before_the_run(tmp_path):
+    for rows, rounds, empty in (("3,1,2\n0,3,9\n5,8,99999999999999999999", 12, None), ("0,1,2\n3,2,5\n1,7,9", 9, 6)):
+        (tmp_path / "when.csv").write_text(f"device,first,last\n{rows}\n")
+        who = Participation(ParticipationConfig(availability=str(tmp_path / "when.csv")), 8, 0)
+        for limit in range(1, rounds + 1):
+            if empty and limit >= empty:
+                with pytest.raises(ConfigError, match=f"no device is there in round {empty}"):
+                    who.check(limit)
+            else:
+                who.check(limit)
+                who.chosen(limit)
+    config = RunConfig.from_toml("", [*BASE, "rounds=9", f"participation.availability={tmp_path / 'when.csv'}"])
+    with pytest.raises(ConfigError, match="no device is there in round 6"):
+        Run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_round_whose_devices_are_not_in_the_cell_is_an_error_before_the_run(tmp_path):
+    (tmp_path / "when.csv").write_text("device,first,last\n0,1,40\n")
+    for who in ("count=1", f"availability={tmp_path / 'when.csv'}"):
+        settings = ["rounds=40", f"participation.{who}", "radio.dynamic=true", "radio.min_devices=2"]
+        with pytest.raises(ConfigError, match=r"none of the devices chosen for round \d+ is in the cell"):
+            Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("extra", [[], ["radio.deadline_s=0.05"], ["method=feddst", "rate=0.5"]])

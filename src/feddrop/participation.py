@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import ConfigError
+from feddrop.radio.tables import brief, read_table
 from feddrop.seeds import derive, permutation
-from feddrop.texts import read_text
+
+_LAST = 2**62
+"""No run has as many rounds; a table may have more to say that a device stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,22 @@ class Participation:
         """Devices that take part in a round at most."""
         return min(self._count, self._devices)
 
+    @property
+    def everyone(self) -> bool:
+        """Whether all devices take part in every round."""
+        return self._spans is None and self._count >= self._devices
+
+    def check(self, rounds: int) -> None:
+        """Refuse a table by which nobody is there in one of so many rounds: before a run, not in the middle of it."""
+        if self._spans is None:
+            return
+        first_empty = 1
+        for _, first, last in sorted(self._spans.tolist(), key=lambda span: span[1]):
+            if first <= first_empty:
+                first_empty = max(first_empty, last + 1)
+        if first_empty <= rounds:
+            raise _nobody(first_empty)
+
     def chosen(self, round_: int) -> npt.NDArray[np.int64]:
         """Return the devices that take part in a round, sorted."""
         there = np.arange(self._devices)
@@ -69,30 +87,33 @@ class Participation:
             device, first, last = self._spans.T
             there = np.unique(device[(first <= round_) & (round_ <= last)])
             if not len(there):
-                raise ConfigError(
-                    f"no device is there in round {round_}, by participation.availability. Run fewer rounds, or add "
-                    "rows for it and start a new run."
-                )
+                raise _nobody(round_)
         if self._count >= len(there):
             return there
         order = permutation(derive(self._seed, "participation", round_), len(there))
         return np.sort(there[order[: self._count]])
 
 
+def _nobody(round_: int) -> ConfigError:
+    return ConfigError(
+        f"no device is there in round {round_}, by participation.availability. Run fewer rounds, or add rows for it "
+        "and start a new run."
+    )
+
+
 def _read_spans(path: Path, devices: int) -> npt.NDArray[np.int64]:
     """Read rows of device, first, last."""
-    text = read_text(path, "participation.availability")
-    try:
-        rows = list(csv.DictReader(text.splitlines()))
-        spans = np.array([[int(row[name]) for name in ("device", "first", "last")] for row in rows], dtype=np.int64)
-    except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
+    columns, rows = read_table(path, "availability")
+    if missing := {"device", "first", "last"} - set(columns):
         raise ConfigError(
-            f"participation.availability {str(path)!r} is no table of whole numbers in columns device, first, last."
-        ) from None
-    for row, (device, first, last) in enumerate(spans.reshape(-1, 3).tolist(), 2):
-        if not (0 <= device < devices and 1 <= first <= last):
+            f"participation.availability {str(path)!r} has no column {min(missing)}; it must have the columns device, "
+            "first, last."
+        )
+    spans = [(row.whole("device", 0), *(min(row.whole(name, 1), _LAST) for name in ("first", "last"))) for row in rows]
+    for row, (device, first, last) in zip(rows, spans, strict=True):
+        if device >= devices or first > last:
             raise ConfigError(
-                f"line {row} of {str(path)!r} says device {device}, rounds {first} to {last}; devices are 0 to "
-                f"{devices - 1}, and rounds count from 1."
+                f"{row.where}: device {brief(device)}, rounds {first} to {last}; devices are 0 to {devices - 1}, and "
+                "the last round is not before the first."
             )
-    return spans.reshape(-1, 3)
+    return np.array(spans, dtype=np.int64).reshape(-1, 3)

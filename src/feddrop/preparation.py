@@ -326,6 +326,7 @@ def _decider(
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Participation(config.participation, len(samples), config.seed)
+    chosen.check(config.rounds)
     config.server.check(chosen.most)
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
@@ -345,4 +346,6 @@ def _decider(
     if config.radio is None:
         return GivenRates(setup.rates or (), chosen)
     fixed = read_rates(config.given_rate, len(samples)) if config.radio.scheme == "fixed" else None
-    return RadioRates(config.radio, work, chosen, config.seed, fixed, gains)
+    rates = RadioRates(config.radio, work, chosen, config.seed, fixed, gains)
+    rates.check(config.rounds)
+    return rates

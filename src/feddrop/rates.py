@@ -5,8 +5,6 @@ Both deciders have the same functions: ``decide`` before a round, ``costs`` afte
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,11 +23,12 @@ from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.cost import Cost
+from feddrop.radio.tables import by_device, read_table
 from feddrop.radio.wires import AUTO, ERRORS, choose_wires
 from feddrop.rounds import DeviceRound
 from feddrop.seeds import derive
 from feddrop.subnets.masks import check_rate
-from feddrop.texts import read_text
+from feddrop.texts import parse_json, read_text
 from feddrop.wire import frame_bytes
 
 
@@ -129,6 +128,12 @@ class RadioRates:
         self._covers = {wire: covers(replace(work, dtype=wire)) for wire in kinds if radio.costs == "measured"}
         self._last: tuple[int, Allocation] | None = None
 
+    def check(self, rounds: int) -> None:
+        """Refuse a cell that none of those who take part is in, in one of so many rounds: before a run, not midway."""
+        if self.cell.dynamics is not None and not self._participation.everyone:
+            for round_ in range(1, rounds + 1):
+                self._present(round_, self.cell.draw(round_, derive(self._seed, "channels")))
+
     def decide(self, round_: int) -> Decision:
         """Draw the channels of a round and allocate."""
         if self._radio.scheme == "primal-dual":  # resumed: warm starts are replayed, so that they are the same
@@ -166,7 +171,7 @@ class RadioRates:
     def _tight(self, round_: int, channels: Channels, wires: Sequence[str]) -> Allocation:
         """Allocate, and again with every device under the cover of its own rate, as long as rates fall.
 
-        Who takes part, and until when, is decided once: at rate θ, where the first cover is exact. No rate rises above
+        Who takes part, and until when, is decided once, under the first cover, that of rate θ. No rate rises above
         that of the allocation before, so that what was feasible stays so. Shares that are given or drawn stay as they
         are: drawn again at lower rates they would become ever fairer.
         """
@@ -314,45 +319,27 @@ class Rates(Protocol):
 def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
     """Return one rate a device: from one number, a list, or a file (``.json`` list, or ``.csv`` with a column rate)."""
     if isinstance(rate, str):
-        rate = _rates_from_file(Path(rate))
+        rate = tuple(_rates_from_file(Path(rate), devices))
     rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
     if len(rates) != devices:
         raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one a device, or one for all.")
     return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
 
 
-def _rates_from_file(path: Path) -> tuple[float, ...]:
-    text = read_text(path, "the rates in")
-    try:
-        if path.suffix == ".json":
-            if not isinstance(values := json.loads(text), list):
-                raise ConfigError(f"{str(path)!r} holds {shortened(values)}; it must hold a list, a rate a device.")
-            return tuple(map(float, values))
-        return _by_device(list(csv.DictReader(text.splitlines())), path)
-    except ConfigError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
+def _rates_from_file(path: Path, devices: int) -> Sequence[float]:
+    if path.suffix.lower() == ".json":
+        if not isinstance(values := parse_json(read_text(path, "the rates in"), repr(str(path))), list):
+            raise ConfigError(f"{str(path)!r} holds {shortened(values)}; it must hold a list, a rate a device.")
+        return values
+    columns, rows = read_table(path, "rates")
+    if "rate" not in columns:
         raise ConfigError(
             f"{str(path)!r} holds no rates: write a JSON list, or a CSV with a column rate (and one named device, if "
             "the rows are not in order)."
-        ) from None
-
-
-def _by_device(rows: list[dict[str, str]], path: Path) -> tuple[float, ...]:
-    """Return the column rate in the order of the column device, where there is one."""
-    for row in rows:
-        if None in row or None in row.values():
-            raise ConfigError(f"{str(path)!r} has a row of more or fewer cells than columns: {list(row.values())[:4]}.")
-    rates = [float(row["rate"]) for row in rows]
-    if not rows or "device" not in rows[0]:
-        return tuple(rates)
-    devices = [int(row["device"]) for row in rows]
-    if sorted(devices) != list(range(len(rows))):
-        raise ConfigError(
-            f"the column device of {str(path)!r} holds {sorted(devices)[:12]}; it must name every device from 0 to "
-            f"{len(rows) - 1} once."
         )
-    return tuple(rates[row] for row in np.argsort(devices).tolist())
+    if "device" in columns:
+        rows = by_device(rows, devices, repr(str(path)))
+    return [row.number("rate") for row in rows]
 
 
 def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:

@@ -90,7 +90,7 @@ def allocate(
             return found
     max_rate = problem.max_rate
     if method == "fixed":
-        problem = replace(problem, max_rate=_fixed_rate(rate, max_rate))
+        problem = replace(problem, max_rate=_fixed_rate(rate, problem))
     problem, active = settle(problem, policy, equal=method == "equal", fixed=method == "fixed")
     if method == "equal":
         return baselines.equal(problem, active)
@@ -147,10 +147,16 @@ def _check_seed(seed: int | None) -> None:
         raise ConfigError(f"The seed is {seed}; it must be 0 or more, and below 2**128.")
 
 
-def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _fixed_rate(rate: npt.ArrayLike | None, problem: AnyProblem) -> npt.NDArray[np.float64]:
     if rate is None:
         raise ConfigError("The method 'fixed' needs a rate: --rate 0.3 on the command line, rate=0.3 in Python.")
-    given = np.asarray(rate, dtype=np.float64)
-    if not np.all(given <= max_rate):
-        raise ConfigError(f"The fixed rate {given} is above max_rate {max_rate}; lower it or raise max_rate.")
+    try:
+        given = np.asarray(rate, dtype=np.float64)
+        np.broadcast_shapes(given.shape, problem.shape)
+    except (TypeError, ValueError):
+        raise ConfigError(f"The fixed rate is {rate}; it must be a number, or one for each device.") from None
+    if not np.all(given <= problem.max_rate):
+        raise ConfigError(f"The fixed rate {given} is above max_rate {problem.max_rate}; lower it or raise max_rate.")
+    if not np.all(given >= 0):
+        raise ConfigError(f"The fixed rate is {given}; it must be 0 or more.")
     return given

@@ -71,7 +71,8 @@ class Allocation:
         cpu_hz: f, ``[..., num_devices]``, 0 for a device without a part; None where the problem fixes it.
         tx_power_w: P, likewise.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
-        objective: Σ w_k/(1-γ_k) over the active devices, their weights adding up to 1: a float, or ``[num_rounds]``.
+        objective: Σ w_k/(1-γ_k) over the active devices, a float or ``[num_rounds]``; where some have no part, the
+            weights of the others are made to add up to 1.
         iterations: passes over the devices.
         price: μ, the multiplier of the band, ``[..., 1]``; None for methods that have none.
         history: of the primal-dual method, ``[checks, 4]``: pass, gap, worst violation, band in use.
@@ -252,7 +253,10 @@ def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -
 
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
-    """Σ w_k/(1-γ_k) over the active devices, whose weights are made to add up to 1: a float, or ``[num_rounds]``."""
+    """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
+
+    The weights of a problem add up to 1; where not all devices are active, those of the active ones are made to.
+    """
     keep = 1.0 - rate
     if active.all():
         value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
@@ -333,5 +337,6 @@ def kkt_residual(allocation: Allocation) -> float:
         if isinstance(allocation.problem, PowerProblem) and m.clock is not None and m.power is not None:
             worst += [(limits_off(allocation.problem, *allocation._chosen, m.clock, m.power) / size)[active]]
         worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
-        worst += [np.abs(m.band * room_band) / np.reshape(np.asarray(allocation.objective), (-1, 1))]
+        whole = np.reshape(np.asarray(allocation.objective), (-1, 1))  # 0 where only devices without samples are left
+        worst += [np.abs(m.band * room_band) / np.where(whole > 0, whole, 1.0)]
     return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

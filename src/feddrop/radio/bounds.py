@@ -15,7 +15,7 @@ from feddrop.radio.cell import Cell, Channels
 
 
 def covering(measure: Callable[[float], float], max_rate: float, *, steps: int = 256) -> float:
-    """Smallest figure of the full model whose part 1-γ covers what a subnet costs, at every rate up to θ.
+    """A figure of the full model, close to the smallest, whose part 1-γ covers what a subnet costs up to rate θ.
 
     The paper's formula says that a subnet costs 1-γ of the full model. A real one costs more: a frame has a header,
     biases are not dropped, counts are rounded up. A deadline that is met by the formula is then missed by what is

@@ -280,7 +280,9 @@ class RadioConfig:
         self._check_table(table)
         drawn = self._draw(devices, seed)
         distances = table.get("distance_m", np.asarray(self.distances_m))
-        if note := self.noise_note(bool(distances.size) or gains is not None):
+        fading = self._fading(distances, devices, seed, Path(folder), gains)
+        idle = fading.idle(devices) if isinstance(fading, Measured) else ""
+        for note in filter(None, (self.noise_note(bool(distances.size) or gains is not None), idle)):
             warnings.warn(note, FeddropWarning, stacklevel=2)
         changing = Dynamics(min_devices=self.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
         power = self.base_power_w / devices if self.base_power_w else self.downlink_power_w
@@ -294,7 +296,7 @@ class RadioConfig:
             downlink_power_w=np.asarray(power),
             bandwidth_hz=self.bandwidth_hz,
             deadline_s=self.deadline_s,
-            fading=self._fading(distances, devices, seed, Path(folder), gains),
+            fading=fading,
             noise=self.noise,
             noise_w_hz=self.noise_w_hz,
             downlink_noise_w_hz=noise_density(self.noise_figure_db[1]) if self.noise_figure_db else None,

@@ -20,10 +20,12 @@ table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` tab
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -31,7 +33,8 @@ from feddrop.allocation.feasible import Shortfall
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
-from feddrop.errors import ConfigError, InfeasibleError, one_of
+from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
+from feddrop.radio.checks import plain
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
 from feddrop.texts import parse_json, parse_toml, read_text
@@ -96,18 +99,24 @@ def _problem(common: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) ->
     def column(key: str, default: Any = None) -> list[Any]:
         return [default if device.get(key) in (None, "") else device[key] for device in devices]
 
-    weight = column("weight") if any("weight" in device for device in devices) else column("samples", 1.0)
+    given = [key for key in ("weight", "samples") if any(entry is not None for entry in column(key))]
+    if len(given) == 2:
+        raise ConfigError("devices have weight and samples; give one of them: it is divided by its sum.")
+    key = given[0] if given else "samples"
+    weight = column(key, None if given else 1.0)
     if None in weight:
-        raise ConfigError(f"weight of device {weight.index(None)} is missing; give it to all devices or to none.")
-    values: dict[str, Any] = {key: _numbers(key, column(key)) for key in needed} | {
-        "weight": _numbers("weight", weight),
+        raise ConfigError(f"{key} of device {weight.index(None)} is missing; give it to all devices or to none.")
+    values: dict[str, Any] = {name: _numbers(name, column(name)) for name in needed} | {
+        "weight": _numbers(key, weight),
         "deadline_s": _numbers("deadline_s", common["deadline_s"]),
         "max_rate": _numbers("max_rate", common.get("max_rate", 0.9)),
         "budget_j": _numbers("budget_j", column("budget_j", common.get("budget_j", np.inf))),
     }
     if chosen:
         values |= {key: _numbers(key, column(key, 0.0)) for key in _MAY_OPEN}
-        values["bandwidth_hz"] = _numbers("bandwidth_hz", common["bandwidth_hz"])
+        values["bandwidth_hz"] = band = _numbers("bandwidth_hz", common["bandwidth_hz"])
+        if band.size and np.ptp(band) > 0:
+            raise ConfigError(f"bandwidth_hz is {brief(common['bandwidth_hz'])}; all share one band, of one width.")
     problem: Problem | PowerProblem = PowerProblem(**values) if chosen else Problem(**values)
     if not problem.weight.any():
         raise ConfigError("all weights are 0; at least one device must have samples.")
@@ -135,7 +144,10 @@ def _check_keys(
 
 
 def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A number, or one a device; what TOML and JSON have besides is none."""
     try:
+        if any(isinstance(value, list | bool) for value in (values if isinstance(values, list) else [values])):
+            raise TypeError
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(
@@ -153,17 +165,32 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
             'Leave it out or write costs = "formula"; `feddrop run` plans by measured costs.'
         )
     devices, seed, number = _whole(cell, "devices", 10, 1, _MOST), _whole(cell, "seed", 0), _whole(cell, "round", 1, 1)
-    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in radio.items()}
+    hints = get_type_hints(RadioConfig)
+    config = RadioConfig(**{key: _typed(f"radio.{key}", value, hints[key]) for key, value in radio.items()})
+    for line in config.without_effect():
+        warnings.warn(line, FeddropWarning, stacklevel=3)
     samples = _numbers("samples of [cell]", cell.get("samples", 5000))
-    try:
-        config = RadioConfig(**listed)
-        built = config.cell(devices, samples, seed, folder=folder)
-        problem = built.problem(built.draw(number, seed), **model, choose=config.chooses)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"a value of [radio], [cell] or [model] has the wrong type: {error}.") from None
+    if not samples.any():
+        raise ConfigError("samples of [cell] are 0; at least one device must have samples.")
+    built = config.cell(devices, samples, seed, folder=folder)
+    figures: dict[str, Any] = {key: _typed(f"{key} of [model]", value, float) for key, value in model.items()}
+    problem = built.problem(built.draw(number, seed), **figures, choose=config.chooses)
     return Given(problem, [""] * built.devices, config.method, config.policy)
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """A value of its type, as a run takes it: the text "false", say, must not count as true."""
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is tuple and isinstance(value, list):
+            return tuple(_typed(f"an entry of {key}", entry, get_args(option)[0]) for entry in value)
+        if option is float and type(value) in (int, float):
+            return plain(key, value)
+        if type(value) is option:
+            return value
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    allowed = " or ".join(names.get(option, "a list") for option in options)
+    raise ConfigError(f"{key} is {brief(value)}; it must be {allowed}.")
 
 
 def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -63,6 +63,16 @@ class Measured:
             f"there are gains of {len(self.uplink)} rounds for a run of {rounds}: they begin again after the last one."
         )
 
+    def idle(self, devices: int) -> str:
+        """One line for a cell of fewer devices than there are gains of; empty otherwise."""
+        have = self.uplink.shape[1]
+        if have <= devices:
+            return ""
+        return (
+            f"there are gains of {have} devices for {devices}: those from device {devices} on have no effect. If the "
+            "array is [devices, rounds], turn it."
+        )
+
     def crc32(self) -> int:
         """Checksum of all gains."""
         return zlib.crc32(self.downlink.tobytes(), zlib.crc32(self.uplink.tobytes()))

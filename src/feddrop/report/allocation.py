@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddrop.allocation.power import PowerProblem
+from feddrop.allocation.problem import positive
 from feddrop.allocation.solution import Allocation
 from feddrop.errors import ConfigError
 from feddrop.report.style import BINDINGS, GRID, INK, blank_figure
@@ -44,7 +45,7 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
     rate.bar(place, np.where(allocation.active, allocation.rate, 0.0), color=colours, width=0.8)
     rate.set_ylabel("dropout rate γ")
     use.bar(place - 0.2, allocation.latency_s / p.deadline_s, width=0.4, color=colours)
-    use.bar(place + 0.2, allocation.energy_j / p.budget_j, width=0.4, color=colours, alpha=0.45)
+    use.bar(place + 0.2, allocation.energy_j / positive(p.budget_j), width=0.4, color=colours, alpha=0.45)
     use.axhline(1.0, color=INK, lw=0.8)
     use.set_ylabel("of deadline (dark)\nand budget (pale)")
     for axes in pace:

@@ -20,7 +20,7 @@ def allocate(
     method: str | None = None,
     policy: str | None = None,
     rate: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     plot: Path | None = None,
     json_: Json = False,
 ) -> None:
@@ -38,7 +38,7 @@ def allocate(
     rate:
         Rate of the method fixed; no other method takes one.
     seed:
-        Seed of the method random, 0 or more. The seed of a cell is in its file.
+        Seed of the method random, 0 or more; no other method takes one. The seed of a cell is in its file. Default: 0.
     plot:
         Draw the allocation into this file, e.g. split.png.
     json_:
@@ -49,8 +49,13 @@ def allocate(
     from feddrop.report.allocation import save
 
     problem, names, scheme, fallback = load(file)
+    if seed is not None and (method or scheme) != "random":
+        raise ConfigError(
+            f"the seed is {seed}, but the method {method or scheme!r} takes none; leave it out, or choose the method "
+            "'random'. The seed of a cell is in its file."
+        )
     try:
-        found = solve(problem, method or scheme, policy=policy or fallback, rate=rate, seed=seed)
+        found = solve(problem, method or scheme, policy=policy or fallback, rate=rate, seed=seed or 0)
     except InfeasibleError as error:
         raise with_names(error, names) from None
     if plot is not None:
