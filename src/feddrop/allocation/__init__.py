@@ -151,6 +151,8 @@ def _fixed_rate(rate: npt.ArrayLike | None, max_rate: npt.NDArray[np.float64]) -
     if rate is None:
         raise ConfigError("The method 'fixed' needs a rate: --rate 0.3 on the command line, rate=0.3 in Python.")
     given = np.asarray(rate, dtype=np.float64)
+    if np.any(given < 0):
+        raise ConfigError(f"The fixed rate is {given}; it must be at least 0, and at most max_rate.")
     if not np.all(given <= max_rate):
         raise ConfigError(f"The fixed rate {given} is above max_rate {max_rate}; lower it or raise max_rate.")
     return given
