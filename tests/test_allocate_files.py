@@ -93,6 +93,7 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
         (("--rate", "0.5"), "rate is 0.5, but the method 'exact' takes none"),
         (("--method", "random", "--seed", "-1"), "seed is -1; it must be 0 or more"),
         (("--seed", "3"), "seed is 3, but the method 'exact' takes none"),
+        (("--method", "none", "--policy", "stretch"), "policy is 'stretch', but the method 'none' takes none"),
     ],
 )
 def test_the_command_refuses_what_it_would_ignore(words, message):

@@ -648,6 +648,14 @@ def test_the_same_run_gives_the_same_bytes_whatever_the_users_settings(drawn: Dr
     assert again.read_bytes() == first
 
 
+def test_a_page_takes_the_place_of_no_other_file(folder: Path) -> None:
+    write_run(folder, rounds=1, radio=False)
+    before = (folder / "config.toml").read_text()
+    with pytest.raises(RunError, match="a page must end in '.html'"):
+        report.write_report(folder, folder / "config.toml")
+    assert (folder / "config.toml").read_text() == before
+
+
 def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(folder, rounds=1, radio=False)
     path = folder / "report.html"

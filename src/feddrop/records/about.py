@@ -94,8 +94,8 @@ def check(
         NumPy or feddrop, are added to its list ``resumed``, and a warning says so.
 
     Raises:
-        RunError: network, data, partition, a setting or a file that it names differ; the message names it and what to
-            do.
+        RunError: network, data, partition, a setting or a file that it names differ, or more rounds are done than asked
+            for; the message names it and what to do.
     """
     now, where = plain(facts), clean(folder)
     changed = _changes(before, config, where)
@@ -106,6 +106,11 @@ def check(
         raise RunError(
             f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
             "run with it."
+        )
+    if done > config.rounds:
+        raise RunError(
+            f"{where} holds {done} rounds, and rounds is {config.rounds} now: a run does not go back. Ask for as many or "
+            "more, or start a new run."
         )
     check_files(before, config, folder)
     for key, what in SAME.items():

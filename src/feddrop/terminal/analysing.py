@@ -55,6 +55,8 @@ def allocate(
             f"The seed is {seed}, but the method {chosen!r} takes none; leave it out, or choose the method 'random'. "
             "The seed of a cell is in its file."
         )
+    if policy is not None and chosen == "none":
+        raise ConfigError(f"The policy is {policy!r}, but the method 'none' takes none; leave it out.")
     try:
         found = solve(problem, chosen, policy=policy or fallback, rate=rate, seed=seed or 0)
     except InfeasibleError as error:
