@@ -445,7 +445,7 @@ def test_bad_calls():
         allocate(p, "fixed")
     with pytest.raises(ConfigError, match="above max_rate"):
         allocate(p, "fixed", rate=0.95)
-    with pytest.raises(ConfigError, match="The fixed rate is -0.1; it must be at least 0"):
+    with pytest.raises(ConfigError, match=r"The fixed rate is -0\.1; it must be at least 0"):
         allocate(p, "fixed", rate=-0.1)
     with pytest.raises(ConfigError, match=r"shape \[\]"):
         Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))

@@ -651,7 +651,7 @@ def test_the_same_run_gives_the_same_bytes_whatever_the_users_settings(drawn: Dr
 def test_a_page_takes_the_place_of_no_other_file(folder: Path) -> None:
     write_run(folder, rounds=1, radio=False)
     before = (folder / "config.toml").read_text()
-    with pytest.raises(RunError, match="a page must end in '.html'"):
+    with pytest.raises(RunError, match=r"a page must end in '\.html'"):
         report.write_report(folder, folder / "config.toml")
     assert (folder / "config.toml").read_text() == before
 
@@ -800,7 +800,12 @@ def test_groups_of_a_sweep_are_named_without_the_seed(tmp_path: Path) -> None:
 def test_a_rate_that_only_some_runs_have_differs(tmp_path: Path) -> None:
     from feddrop.config import RunConfig
 
-    for name, given in (("whole", 'method = "fedavg"'), ("default", ""), ("same", "rate = 0.3"), ("half", "rate = 0.5")):
+    for name, given in (
+        ("whole", 'method = "fedavg"'),
+        ("default", ""),
+        ("same", "rate = 0.3"),
+        ("half", "rate = 0.5"),
+    ):
         write_run(tmp_path / name, radio=False)
         (tmp_path / name / "config.toml").write_text(RunConfig.from_toml(given).to_toml())
     runs = {path.name: report.read_log(path) for path in tmp_path.iterdir()}

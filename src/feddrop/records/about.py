@@ -109,8 +109,8 @@ def check(
         )
     if done > config.rounds:
         raise RunError(
-            f"{where} holds {done} rounds, and rounds is {config.rounds} now: a run does not go back. Ask for as many or "
-            "more, or start a new run."
+            f"{where} holds {done} rounds, and rounds is {config.rounds} now: a run does not go back. Ask for as many "
+            "or more, or start a new run."
         )
     check_files(before, config, folder)
     for key, what in SAME.items():

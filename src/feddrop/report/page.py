@@ -92,8 +92,8 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         lowest = f"lowest {plain(float(values[at]))} in round {run.rounds[at]}"
         yield "Test loss", plain(run.last("test_loss")), lowest if at < len(values) - 1 else "the lowest of the run"
     for name, values in run.metrics.items():
-        when = run.rounds[np.isfinite(values)]
-        yield name, plain(run.last(f"metrics.{name}")), f"in round {when[-1]}" if when.size else ""
+        known = run.rounds[np.isfinite(values)]
+        yield name, plain(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""
     wall = run.by_round["wall_s"]
     yield "Rounds", str(len(run.rounds)), f"in {in_seconds(float(np.nansum(wall)))}" if np.isfinite(wall).any() else ""
     if run.has_absences:
@@ -171,7 +171,11 @@ def _devices(run: RunLog) -> Html:
         if not np.isfinite(run.values(field)).any():
             continue
         varies = _varies(run, field)
-        about = "Bar and number: the mean over rounds. Line: the range." if varies else "The same in every round." * (len(run.rounds) > 1)
+        about = (
+            "Bar and number: the mean over rounds. Line: the range."
+            if varies
+            else "The same in every round." * (len(run.rounds) > 1)
+        )
         figures.append(drawing(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))

@@ -19,7 +19,8 @@ from feddrop import data, models, params
 from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
-from feddrop.learning.losses import Loss, loss_named
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.cut import LEVELS, SubnetConfig
 from feddrop.theory.bounds import Theta
@@ -130,7 +131,9 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     about = _about(folder / "run.json")
     for what in ("data", "loss"):
         if what in (about.get("own") or []):
-            raise RunError(f"{folder} was run with {what} of your own. Use feddrop.theory.study on its network and data.")
+            raise RunError(
+                f"{folder} was run with {what} of your own. Use feddrop.theory.study on its network and data."
+            )
     model, limit = config.model.name, config.data.train_limit or None
     dataset = _no_tokens(data.load(config.data.name, path=config.data.path or None, train_limit=limit))
     network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
