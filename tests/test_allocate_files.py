@@ -95,6 +95,7 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
         (("--rate", "0.5"), "rate is 0.5, but the method 'exact' takes none"),
         (("--seed", "3"), "seed is 3, but the method 'exact' takes none"),
         (("--method", "random", "--seed", "-1"), "seed is -1; it must be 0 or more"),
+        (("--method", "none", "--policy", "stretch"), "policy is 'stretch', but the method 'none' takes none"),
     ],
 )
 def test_the_command_refuses_what_it_would_ignore(words, message):
@@ -227,6 +228,9 @@ def test_pictures_that_cannot_be(tmp_path):
         save(allocate(problem), tmp_path / "no" / "where.png", names)
     with pytest.raises(ConfigError, match="cannot write the picture"):
         save(allocate(problem), tmp_path / "split.wrong", names)
+    with pytest.raises(ConfigError, match="has no ending"):
+        save(allocate(problem), tmp_path / "split", names)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):

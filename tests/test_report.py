@@ -497,6 +497,18 @@ def test_suspicious_updates_are_counted_and_explained(folder: Path) -> None:
     assert rows[:, head.index("suspicious")].tolist() == ["1", "0", "0", "3"]
 
 
+def test_updates_that_were_too_large_are_one_reason(folder: Path) -> None:
+    lines = write_run(folder)
+    for n, times in enumerate(("9.5", "13", "1.2e+03")):
+        lines[n]["devices"][0]["suspicious"] = f"{times} × as large as the last round's median"
+    lines[0]["devices"][1]["suspicious"] = "8 × as large as the round's median"
+    write_metrics(folder, lines)
+    assert report.read_log(folder).suspicions == {
+        "9.5 to 1.2e+03 × as large as the last round's median": 3,
+        "8 × as large as the round's median": 1,
+    }
+
+
 def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> None:
     lines = write_run(folder)
     for n, line in enumerate(lines):
@@ -509,6 +521,8 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     assert "accuracy" not in page.of("th")
     tiles = dict(zip(page.of("dt")[:3], page.of("dd")[:6:2], strict=True))
     assert tiles == {"Test loss": quantities.plain(2.2 / 6), "mae": "1.75", "<script>": "1.00"}
+    assert page.of("dd")[3:6:2] == ["in round 6", "in round 1"]  # a metric may be a method's: of no test set, not yours
+    assert "Your own metric." not in page.of("p")
     assert {"Loss", "mae"} <= {*page.of("h3")}
     np.testing.assert_allclose(report.metric_figure(run, "mae").axes[0].lines[0].get_ydata(), run.metrics["mae"])
     with pytest.raises(ConfigError, match="Did you mean 'mae'"):
@@ -632,6 +646,14 @@ def test_the_same_run_gives_the_same_bytes_whatever_the_users_settings(drawn: Dr
         again = report.write_report(folder, tmp_path / "deep" / "er" / "again.html")
         assert dict(mpl.rcParams) == before
     assert again.read_bytes() == first
+
+
+def test_a_page_takes_the_place_of_no_other_file(folder: Path) -> None:
+    write_run(folder, rounds=1, radio=False)
+    before = (folder / "config.toml").read_text()
+    with pytest.raises(RunError, match=r"a page must end in '\.html'"):
+        report.write_report(folder, folder / "config.toml")
+    assert (folder / "config.toml").read_text() == before
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -762,6 +784,35 @@ def test_runs_that_differ_in_the_seed_are_one_group_with_a_band(tmp_path: Path) 
     assert "Nothing: all runs have the same" in " ".join(
         Page(report.write_comparison(folders[:3], tmp_path / "d.html")).of("p")
     )
+
+
+def test_groups_of_a_sweep_are_named_without_the_seed(tmp_path: Path) -> None:
+    for seed, lr in itertools.product(range(2), (0.1, 0.5)):
+        for name in (f"units,seed={seed},lr={lr}", f"whole,seed={seed}", f"seed={seed}"):
+            method = {"u": "feddrop", "w": "fedavg", "s": "heterofl"}[name[0]]
+            write_run(tmp_path / name, seed=seed, radio=False)
+            config = f"seed = {seed}\nmethod = '{method}'\n[train]\nlr = {lr if name[0] == 'u' else 1.0}\n"
+            (tmp_path / name / "config.toml").write_text(config)
+    groups = report.grouped([report.read_log(folder) for folder in sorted(tmp_path.iterdir())])
+    assert [group.name for group in groups] == ["base", "units,lr=0.1", "units,lr=0.5", "whole"]
+
+
+def test_a_rate_that_only_some_runs_have_differs(tmp_path: Path) -> None:
+    from feddrop.config import RunConfig
+
+    for name, given in (
+        ("whole", 'method = "fedavg"'),
+        ("default", ""),
+        ("same", "rate = 0.3"),
+        ("half", "rate = 0.5"),
+    ):
+        write_run(tmp_path / name, radio=False)
+        (tmp_path / name / "config.toml").write_text(RunConfig.from_toml(given).to_toml())
+    runs = {path.name: report.read_log(path) for path in tmp_path.iterdir()}
+    found = report.groups.differing(report.grouped([runs["whole"], runs["half"]]))
+    assert found == {"rate": [0.0, 0.5], "method.name": ["fedavg", "feddrop"]}
+    assert report.groups.differing(report.grouped([runs["default"], runs["same"]])) == {}
+    assert report.groups.differing(report.grouped([runs["default"], runs["half"]])) == {"rate": [0.3, 0.5]}
 
 
 def test_a_method_keeps_its_colour_over_its_settings() -> None:
@@ -922,6 +973,7 @@ def test_labels_are_moved_apart_and_keep_their_order() -> None:
         (quantities.in_joules(29_400), "29.4 kJ"),
         (quantities.in_joules(float("nan")), "–"),
         (quantities.in_percent(0.94231), "94.2 %"),
+        (quantities.in_percent(-0.0001), "0.0 %"),
         (quantities.plain(123456.0), "123,456"),
         (quantities.plain(0.000012), "1.20e-05"),
         (quantities.plain(-0.5), "-0.500"),

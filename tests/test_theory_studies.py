@@ -9,10 +9,12 @@ import torch
 
 from feddrop.checkpoints import save_checkpoint
 from feddrop.config import RunConfig
-from feddrop.data import load
+from feddrop.data import from_arrays, load
 from feddrop.errors import ConfigError, RunError
 from feddrop.models import ModelConfig, build
 from feddrop.params import from_model
+from feddrop.records import load_model
+from feddrop.runs import run
 from feddrop.terminal import app
 from feddrop.theory import Point, Study, draw, lemma1, study
 from feddrop.theory.studies import work
@@ -180,6 +182,25 @@ def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
         call("--checkpoint", str(run), *SMALL)
 
 
+def test_command_measures_the_loss_and_the_network_of_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig.from_toml("rounds = 1\n[data]\nname = 'diabetes'\n[model]\nname = 'mlp'\nlayers = 3")
+    run(config, "run")
+    call("--checkpoint", "run", "--json", "--level", "weight", "--rates", "0.1", "--masks", "2", "--batch", "400")
+    data = load("diabetes")
+    outputs = load_model("run")(data.train_x).detach()
+    measured = json.loads(capsys.readouterr().out)["loss"]
+    assert measured == pytest.approx(float(torch.nn.functional.mse_loss(outputs, data.train_y)), rel=1e-5)
+
+
+def test_command_refuses_tokens(monkeypatch):
+    tokens = torch.ones((4, 3), dtype=torch.int64)
+    text = from_arrays(tokens, tokens, tokens, tokens, vocabulary=5)
+    monkeypatch.setattr("feddrop.theory.console.data.load", lambda *_, **__: text)
+    with pytest.raises(ConfigError, match="holds tokens"):
+        call("--data", "shakespeare", "--model", "lstm", *SMALL)
+
+
 def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr("feddrop.theory.console.study", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(ConfigError, match=r"devices is 2000.*1438 training samples"):
@@ -193,6 +214,7 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
         (("--devices", "0"), "from 1 to"),
         (("--rates", "0.5", "0.1"), "rising"),
         (("--batch", "1"), "from 2 to"),
+        (("--checkpoint", "run", "--model", "mlp", "--rounds", "5"), "--model and --rounds with --checkpoint"),
     ],
 )
 def test_command_explains_bad_input(arguments, message):

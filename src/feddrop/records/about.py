@@ -95,8 +95,8 @@ def check(
         NumPy or feddrop, are added to its list ``resumed``, and a warning says so.
 
     Raises:
-        RunError: network, data, partition, a setting or a file that it names differ; the message names it and what to
-            do.
+        RunError: network, data, partition, a setting or a file that it names differ, or more rounds are done than asked
+            for; the message names it and what to do.
     """
     now, where = plain(facts), clean(folder)
     changed = _changes(before, config, where)

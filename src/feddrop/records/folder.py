@@ -176,7 +176,7 @@ class RunFolder:
             )
         if not overwrite:
             begun = (self.path / CONFIG).is_file() and not (self.path / ABOUT).exists()  # its start was cut short
-            more = ", or say overwrite=True" if is_run else ""
+            more = ", or in Python say overwrite=True" if is_run else ""
             more = f", `feddrop resume {clean(self.path)}`{more}" if is_run or begun else ""
             raise RunError(f"{clean(self.path)} is not empty. Name a new folder{more}.")
 

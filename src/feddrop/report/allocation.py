@@ -63,6 +63,8 @@ def draw(allocation: Allocation, names: Sequence[str] = ()) -> Figure:
 
 def save(allocation: Allocation, path: str | Path, names: Sequence[str] = ()) -> None:
     """Draw an allocation into a file; its ending says which format."""
+    if not Path(path).suffix:
+        raise ConfigError(f"the picture {str(path)!r} has no ending, which says its format. Name it split.png, say.")
     try:
         draw(allocation, names).savefig(path)
     except (OSError, ValueError) as error:

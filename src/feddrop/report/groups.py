@@ -16,7 +16,8 @@ from feddrop.report.style import SERIES
 
 DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D")
-_SEED_ENDING = re.compile(r"[-_ ./]*(seed|s)?[-_=]?\d*$")
+_SEED_ENDING = re.compile(r"[-_ ./,]*(seed|s)?[-_=]?\d*$")
+_SEED_IN_A_SWEEP = re.compile(r"(^|,)seed=\d+(?=,|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,9 @@ def _with_defaults(reader: Any, config: Mapping[str, Any], table: dict[str, Any]
     import tomli_w
 
     try:
-        return flat(_in_tables(tomllib.loads(reader.from_toml(tomli_w.dumps(config)).to_toml())))
+        known = reader.from_toml(tomli_w.dumps(config))
+        rate = {} if known.radio is not None else {"rate": known.given_rate}  # a file leaves out what was not given
+        return rate | flat(_in_tables(tomllib.loads(known.to_toml())))
     except (FeddropError, TypeError, ValueError):
         return table  # not a configuration of this version: as it stands
 
@@ -176,6 +179,9 @@ def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
 def _name(runs: Sequence[RunLog]) -> str:
     if len(runs) == 1:
         return runs[0].name
+    without = {_SEED_IN_A_SWEEP.sub("", run.name).strip(",") for run in runs}
+    if len(without) == 1:
+        return without.pop() or "base"
     letters = zip(*(run.name for run in runs), strict=False)
     shared = "".join(some[0] for some in takewhile(lambda some: len(set(some)) == 1, letters))
     return _SEED_ENDING.sub("", shared) or runs[0].name

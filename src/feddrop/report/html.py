@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddrop import files
+from feddrop.errors import RunError
 from feddrop.files import clean
 from feddrop.report.style import to_svg
 
@@ -105,6 +106,8 @@ def in_frame(page: Html, height: int = 900) -> str:
 def write_atomically(out: Path, name: str, page: Html) -> Path:
     """Write a page to ``out`` (or to this name in it, if it is a folder): a reader sees the old file or the new one."""
     path = out / name if out.is_dir() else out
+    if path.suffix not in (".html", ".htm"):
+        raise RunError(f"{path} ends in {path.suffix!r}; a page must end in '.html'. Or name a folder that is there.")
     files.write_atomically(path, page.encode())
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12
 """Own metrics that are drawn: more would bury the rest."""
+_TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 
 def read_log(run_dir: str | Path, kind: type[Log]) -> Log:
@@ -114,9 +116,18 @@ def _suspicious(rounds: Sequence[RoundRecord], devices: Ints) -> npt.NDArray[np.
 
 
 def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count the reasons for which updates were marked, the most frequent first."""
-    marks = (entry.suspicious for record in rounds for entry in record.devices if entry.suspicious)
-    return dict(Counter(clean(reason, LONGEST_REASON) for reason in marks).most_common())
+    """Count the reasons for which updates were marked, the most frequent first; how large they were is one range."""
+    marks = [entry.suspicious for record in rounds for entry in record.devices if entry.suspicious]
+    parted = [_TIMES.fullmatch(mark) for mark in marks]
+    sizes: dict[str, set[str]] = {}
+    for part in filter(None, parted):
+        sizes.setdefault(part[2], set()).add(part[1])
+    spans = {rest: f"{min(all_, key=float)} to {max(all_, key=float)}" for rest, all_ in sizes.items() if len(all_) > 1}
+    told = (
+        f"{spans[part[2]]} {part[2]}" if part and part[2] in spans else mark
+        for mark, part in zip(marks, parted, strict=True)
+    )
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in told).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:

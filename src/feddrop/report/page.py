@@ -91,8 +91,9 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         at = int(np.nanargmin(values))
         lowest = f"lowest {plain(float(values[at]))} in round {run.rounds[at]}"
         yield "Test loss", plain(run.last("test_loss")), lowest if at < len(values) - 1 else "the lowest of the run"
-    for name in run.metrics:
-        yield name, plain(run.last(f"metrics.{name}")), "on the test set, in the end"
+    for name, values in run.metrics.items():
+        known = run.rounds[np.isfinite(values)]
+        yield name, plain(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""
     wall = run.by_round["wall_s"]
     yield "Rounds", str(len(run.rounds)), f"in {in_seconds(float(np.nansum(wall)))}" if np.isfinite(wall).any() else ""
     if run.has_absences:
@@ -124,7 +125,7 @@ def _learning(run: RunLog) -> Html:
         figures.append(drawing("loss", "Loss", note, partial(loss_figure, run)))
     for n, name in enumerate(run.metrics):
         if np.isfinite(run.metrics[name]).any():
-            figures.append(drawing(f"metric-{n}", name, "Your own metric.", partial(metric_figure, run, name)))
+            figures.append(drawing(f"metric-{n}", name, "", partial(metric_figure, run, name)))
     return section("Learning", "", *_diverged(run), *figures)
 
 
@@ -170,7 +171,11 @@ def _devices(run: RunLog) -> Html:
         if not np.isfinite(run.values(field)).any():
             continue
         varies = _varies(run, field)
-        about = "Mean over rounds, and the range." if varies else "The same in every round." * (len(run.rounds) > 1)
+        about = (
+            "Bar and number: the mean over rounds. Line: the range."
+            if varies
+            else "The same in every round." * (len(run.rounds) > 1)
+        )
         figures.append(drawing(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))

@@ -23,7 +23,7 @@ SHOWN = {"urban-macro": SERIES[0], "urban-micro": SERIES[1], "indoor": SERIES[2]
 
 def draw(devices: int = 200, seed: int = 0) -> Figure:
     """Draw the three presets: a map of each, and the distribution of the mean gains over many devices."""
-    figure = blank_figure(11.2, 3.6, dpi=144)
+    figure = blank_figure(11.2, 3.9, dpi=144)
     axes = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.35))
     for panel, (name, colour) in zip(axes, SHOWN.items(), strict=False):
         _map(panel, _dropped(name, devices, seed), name, colour)
@@ -35,7 +35,7 @@ def draw(devices: int = 200, seed: int = 0) -> Figure:
     axes[-1].set_ylabel("share of devices below")
     axes[-1].set_title("gains")
     axes[-1].grid(color=GRID)
-    axes[-1].legend(frameon=False, loc="upper left", fontsize=8)
+    figure.legend(frameon=False, loc="outside lower right", ncols=4)
     return figure
 
 
@@ -47,7 +47,7 @@ def _dropped(preset: str, devices: int, seed: int) -> Dropped:
 
 
 def _map(axes: Axes, found: Dropped, name: str, colour: str) -> None:
-    """Draw devices around the base station: filled with a line of sight, ringed in a building."""
+    """Draw devices around the base station: filled with a line of sight, square in a building."""
     x, y = found.distance_m * np.cos(found.angle_rad), found.distance_m * np.sin(found.angle_rad)
     size = 4.0 + 26.0 * np.clip((10.0 * np.log10(found.gain) + 140.0) / 90.0, 0.0, 1.0)
     for inside, sees in ((False, False), (False, True), (True, False), (True, True)):

@@ -70,7 +70,7 @@ def in_hertz(value: float) -> str:
 
 def in_percent(fraction: float, digits: int = 1) -> str:
     """Write a fraction as percent: ``94.2 %``."""
-    return f"{100 * fraction:.{digits}f} %" if math.isfinite(fraction) else NOTHING
+    return f"{100 * fraction:z.{digits}f} %" if math.isfinite(fraction) else NOTHING
 
 
 def plain(value: float) -> str:

@@ -38,7 +38,7 @@ def allocate(
     rate:
         Rate of the method fixed; no other method takes one.
     seed:
-        Seed of the method random, 0 or more; no other method takes one. The seed of a cell is in its file. Default: 0.
+        Seed of the method random, 0 if none is given; no other method takes one. The seed of a cell is in its file.
     plot:
         Draw the allocation into this file, e.g. split.png.
     json_:
@@ -49,13 +49,16 @@ def allocate(
     from feddrop.report.allocation import save
 
     problem, names, scheme, fallback = load(file)
-    if seed is not None and (method or scheme) != "random":
+    chosen = method or scheme
+    if seed is not None and chosen != "random":
         raise ConfigError(
-            f"the seed is {seed}, but the method {method or scheme!r} takes none; leave it out, or choose the method "
-            "'random'. The seed of a cell is in its file."
+            f"The seed is {seed}, but the method {chosen!r} takes none; leave it out, or choose the method 'random'. "
+            "The seed of a cell is in its file."
         )
+    if policy is not None and chosen == "none":
+        raise ConfigError(f"The policy is {policy!r}, but the method 'none' takes none; leave it out.")
     try:
-        found = solve(problem, method or scheme, policy=policy or fallback, rate=rate, seed=seed or 0)
+        found = solve(problem, chosen, policy=policy or fallback, rate=rate, seed=seed or 0)
     except InfeasibleError as error:
         raise with_names(error, names) from None
     if plot is not None:
@@ -68,15 +71,15 @@ def allocate(
 
 def theory(
     *,
-    model: str = "lenet",
-    data: str = "digits",
+    model: str | None = None,
+    data: str | None = None,
     checkpoint: Path | None = None,
     level: str = "both",
     rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True)] = [],  # noqa: B006 -- cyclopts copies it
     batch: int = 128,
     masks: int = 24,
-    rounds: int = 100,
-    devices: int = 10,
+    rounds: int | None = None,
+    devices: int | None = None,
     seed: int = 0,
     out: Path | None = None,
     json_: Json = False,
@@ -86,23 +89,23 @@ def theory(
     Parameters
     ----------
     model:
-        lenet or alexnet, at initialisation.
+        Network, at initialisation: lenet (the default), alexnet, or mlp for tables.
     data:
-        digits, cifar10, cifar100 or fashion_mnist.
+        digits (the default), diabetes, cifar10, cifar100 or fashion_mnist.
     checkpoint:
-        Run folder: measure its newest checkpoint instead, with its data, devices and rounds.
+        Run folder: measure its newest checkpoint, with its own network, data, devices and rounds.
     level:
         weight, unit or both.
     rates:
-        Dropout rates, rising.
+        Dropout rates, rising. Default: eight from 0.01 to 0.7.
     batch:
         Training samples to measure on, 2 or more.
     masks:
         Masks a rate and level, and random vectors, 2 or more; more make the errors smaller.
     rounds:
-        Planned rounds T, for theta.
+        Planned rounds T, for theta. Default: 100.
     devices:
-        Devices K, for theta.
+        Devices K, for theta. Default: 10.
     seed:
         Root of every random choice.
     out:
@@ -110,6 +113,11 @@ def theory(
     json_:
         Print JSON.
     """
+    fresh = {"model": model, "data": data, "rounds": rounds, "devices": devices}
+    given = [f"--{name}" for name, value in fresh.items() if value is not None]
+    if checkpoint is not None and given:
+        raise ConfigError(f"{' and '.join(given)} with --checkpoint: a run brings its own. Leave one of them out.")
+    rounds, devices = 100 if rounds is None else rounds, 10 if devices is None else devices
     for name, value, low in (("batch", batch, 2), ("masks", masks, 2), ("rounds", rounds, 1), ("devices", devices, 1)):
         within(name, value, low, MOST)
     if seed < 0:
@@ -123,8 +131,8 @@ def theory(
     from feddrop.theory.console import render, run_study
 
     found, title = run_study(
-        model=model,
-        name=data,
+        model=model or "lenet",
+        name=data or "digits",
         checkpoint=checkpoint,
         level=level,
         rates=rates,

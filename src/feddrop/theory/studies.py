@@ -98,9 +98,10 @@ class Study:
             said.append(f"{law.level} level, m∘g(ŵ): {_where(law, law.update)}")
             low = float(self.bound(law)[0] / law.gradient.measured[0])
             high = float(self.bound(law)[-1] / law.gradient.measured[-1])
+            more = f", {high:,.0f} times at {law.rates[-1]:g}" if len(law.rates) > 1 else ""
             said.append(
-                f"{law.level} level: Lemma 1's bound is {low:,.0f} times what is measured at rate {law.rates[0]:g}, "
-                f"{high:,.0f} times at {law.rates[-1]:g}."
+                f"{law.level} level: Lemma 1's bound is {low:,.0f} times what is measured at rate {law.rates[0]:g}"
+                f"{more}."
             )
         if self.slope.grad_norm_sq.value < 2 * self.slope.grad_norm_sq.error:
             said.append("‖g‖² cannot be told from 0 on this batch, so θ is a guess: take a larger batch.")
