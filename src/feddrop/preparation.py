@@ -122,7 +122,7 @@ class Prepared:
     def facts(self, command: str) -> dict[str, Any]:
         """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
         dataset = self.dataset
-        known = dataset.class_names and self.parts
+        known = dataset.class_names and self.parts and not dataset.train_y.is_floating_point()
         counts = data.class_counts(dataset.train_y.numpy(), list(self.parts), dataset.num_classes) if known else None
         return {
             "command": command or ("" if self.own else "feddrop run config.toml"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from feddrop.errors import ConfigError, named_object, one_of
-from feddrop.learning.local import Loss, accuracy, mean_absolute_error
+from feddrop.learning.local import Loss, accuracy
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -23,15 +23,20 @@ def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Let targets ``[N]`` meet outputs ``[N, 1]``, which would otherwise broadcast to ``[N, N]`` without a word."""
-    if outputs.shape != targets.shape and outputs.numel() == targets.numel():
-        return targets.reshape(outputs.shape)
-    if outputs.shape != targets.shape:
+    """Let targets ``[N]`` meet outputs ``[N, 1]``, which would otherwise broadcast to ``[N, N]`` without a word.
+
+    Sides of 1 may be missing, and what belongs to a sample may be flat; nothing else is the same in another shape.
+    """
+    if outputs.shape == targets.shape:
+        return targets
+    same = [side for side in outputs.shape if side > 1] == [side for side in targets.shape if side > 1]
+    flat = min(outputs.ndim, targets.ndim) <= 2 and outputs.shape[:1] == targets.shape[:1]
+    if outputs.numel() != targets.numel() or not (same or flat):
         raise ConfigError(
             f"the network gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}; this loss needs the same "
             "shape. Change the network's last layer, or use another loss."
         )
-    return targets
+    return targets.reshape(outputs.shape)
 
 
 LOSSES: Mapping[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse": _mse, "l1": _l1, "bce": _bce}
@@ -49,4 +54,4 @@ def measures_for(loss: Loss) -> dict[str, Loss]:
     """Return what is measured on the test set by default: accuracy for classes, the absolute error for numbers."""
     if loss is nn.functional.cross_entropy:
         return {"accuracy": accuracy}
-    return {"mae": mean_absolute_error} if loss in (_mse, _l1) else {}
+    return {"mae": _l1} if loss in (_mse, _l1) else {}
