@@ -64,6 +64,42 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
             feddrop.Run(config(), tmp_path / "d", model=wrong, dataset=small)
 
 
+def odd(what, value):
+    """A network that works, with one more tensor."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    net.register_buffer(what, value) if what == "buffer" else net.register_parameter(what, value)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), r"'1.weight' of the network has no shape yet"),
+        (odd("own", nn.Parameter(torch.ones(2, dtype=torch.complex64))), r"'own' .* is torch.complex64"),
+        (odd("own", nn.Parameter(torch.ones(2, dtype=torch.bfloat16))), r"'own' .* is torch.bfloat16"),
+        (odd("buffer", torch.ones(2, dtype=torch.bfloat16)), r"'buffer' .* is torch.bfloat16"),
+        (odd("buffer", torch.full((3, 3), -torch.inf).triu(1)), r"'buffer' .* not finite .* of a mask make a bool"),
+        (odd("own", nn.Parameter(torch.tensor([torch.nan]))), r"'own' .* not finite"),
+        (odd("buffer", torch.ones(1)).requires_grad_(False), "nothing of the network can be learned"),
+    ],
+)
+def test_a_network_that_cannot_be_sent_or_learned_is_an_error_before_the_run(tmp_path, small, net, said):
+    for given in (net, lambda seed: net):
+        with pytest.raises(ConfigError, match=said):
+            feddrop.Run(config(), tmp_path / "run", model=given, dataset=small)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["feddrop", "feddst", "fjord"])
+def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, small, method):
+    net = odd("own", nn.Parameter(torch.empty(0, 4)))
+    net.register_buffer("angles", torch.full((2,), torch.inf, dtype=torch.complex64))
+    net.insert(1, nn.Linear(256, 8))
+    net[2] = nn.Linear(8, 10)
+    records = feddrop.run(config(f"method={method}"), tmp_path / "run", model=net, dataset=small)
+    assert {device.status for device in records[-1].devices} == {"ok"}
+
+
 def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
     parts = [range(30), range(30, 60)]
     feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)

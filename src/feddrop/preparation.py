@@ -242,10 +242,15 @@ def _metrics(brought: Brought) -> Mapping[str, Loss]:
 
 def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module:
     """Return a network of our own: the caller's is never trained."""
-    if isinstance(given, nn.Module):
-        return copy.deepcopy(given)
     if given is None:
         return models.build(config.model, dataset, config.seed)
+    made = given if isinstance(given, nn.Module) else _made(config, given)
+    params.check_learnable(made)
+    return copy.deepcopy(made)
+
+
+def _made(config: RunConfig, given: Callable[[int], nn.Module]) -> nn.Module:
+    """Return the network that a function makes of the run's seed."""
     try:
         inspect.signature(given).bind(config.seed)
     except (TypeError, ValueError):
@@ -259,7 +264,7 @@ def _network(config: RunConfig, dataset: Dataset, given: nn.Module | Callable[[i
         made = given(config.seed)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"model is a function that gives a {type(made).__name__}; it must give a torch.nn.Module.")
-    return copy.deepcopy(made)
+    return made
 
 
 def _replaced(config: RunConfig, brought: Brought, taken: Sequence[str]) -> list[str]:
