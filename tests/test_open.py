@@ -100,6 +100,33 @@ def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, sm
     assert {device.status for device in records[-1].devices} == {"ok"}
 
 
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (nn.Linear(4, 2), r"gives \(1, 2\) for targets \(1,\) of 3 classes; .* Change the network's last layer"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"gives \(3,\) for targets \(1,\) of 3 classes"),
+        (nn.ModuleDict({"a": nn.Linear(4, 3)}), "the network gives a dict, and the loss takes a tensor"),
+    ],
+)
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_outputs_that_do_not_fit_the_targets_are_an_error_before_the_run(tmp_path, net, said, where):
+    """One device alone holds class 2, or none does: the others would have gone on without it."""
+    if isinstance(net, nn.ModuleDict):
+        net.forward = lambda x: {"logits": net["a"](x)}
+    x, y, test_y = np.random.default_rng(0).random((30, 4)), np.arange(30) % 2, np.arange(30) % 2
+    (y if where == "train" else test_y)[-1] = 2
+    dataset = feddrop.from_arrays(x, y, x, test_y, class_names=["a", "b", "c"])
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(), tmp_path / "run", model=net, dataset=dataset)
+    assert not (tmp_path / "run").exists()
+    if isinstance(net, nn.ModuleDict):  # a loss of one's own takes what it likes
+
+        def loss(outputs, targets):
+            return nn.functional.cross_entropy(outputs["logits"], targets)
+
+        assert feddrop.run(config(), tmp_path / "run", model=net, dataset=dataset, loss=loss)
+
+
 def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
     parts = [range(30), range(30, 60)]
     feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)

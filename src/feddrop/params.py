@@ -34,10 +34,12 @@ def weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_learnable(model: nn.Module) -> None:
-    """Raise unless a network can be sent and learned: real numbers in all parameters, finite ones in all that travels."""
+    """Raise unless a network can be sent and learned: its parameters are real, and all that travels is finite."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):  # type: ignore[no-untyped-call]
-            raise ConfigError(f"{name!r} of the network has no shape yet: call the network once on a sample of your data.")
+            raise ConfigError(
+                f"{name!r} of the network has no shape yet: call the network once on a sample of your data."
+            )
         travels = tensor.is_floating_point()
         if (travels or isinstance(tensor, nn.Parameter)) and tensor.dtype not in _DTYPES:
             raise ConfigError(

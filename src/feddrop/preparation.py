@@ -21,8 +21,8 @@ from feddrop.device import Samples, Task, check_torch_device
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
-from feddrop.learning.local import Loss
-from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.local import Loss, call
+from feddrop.learning.losses import check_fit, loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
@@ -31,6 +31,7 @@ from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.records import RoundRecord
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
+from feddrop.subnets import probe
 
 log = logging.getLogger("feddrop")
 
@@ -171,6 +172,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     setup = task.setup
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
+    _check_fit(setup, dataset)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
@@ -229,6 +231,16 @@ def device_task(
         threads=config.execution.threads,
         torch_device=config.execution.device,
     )
+
+
+def _check_fit(setup: Setup, dataset: Dataset) -> None:
+    """Raise where the network's outputs do not fit the targets: devices, or the test, would fail on single samples."""
+    model = probe.twin(setup.model)
+    where = next(model.parameters()).device
+    with torch.no_grad(), probe.random_state_kept(model):
+        outputs = call(model, probe.samples(model, dataset.example, 1))
+    classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
+    check_fit(setup.loss, outputs, dataset.train_y[:1].to(where), classes)
 
 
 def _metrics(brought: Brought) -> Mapping[str, Loss]:

@@ -106,7 +106,8 @@ class Guard:
 def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the mean squared difference of every two updates over the entries that both hold, ``[K, K]``.
 
-    It is in the units of the network's weights, as :func:`size_of` is. Two that share nothing are as far apart as their sizes say, as if the other's values were zero.
+    It is in the units of the network's weights, as :func:`size_of` is. Two that share nothing are as far apart as their
+    sizes say, as if the other's values were zero.
     """
     count = len(updates)
     square, shared, own = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,6 +49,35 @@ def loss_named(name: str) -> Loss:
         found: Loss = named_object(name, "train.loss")
         return found
     return LOSSES[one_of("train.loss", name, LOSSES)]
+
+
+def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
+    """Raise where what a network gives does not fit the targets; a loss of the user's own is not looked at.
+
+    Args:
+        loss: of outputs and targets.
+        outputs: what the network gives for some samples.
+        targets: of these samples.
+        classes: number of classes that there are targets of.
+    """
+    if loss not in LOSSES.values():
+        return
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"the network gives a {type(outputs).__name__}, and the loss takes a tensor. Let the network give one, or "
+            "bring a loss of your own: feddrop.run(..., loss=...)."
+        )
+    if loss is not nn.functional.cross_entropy:
+        loss(outputs, targets)
+        return
+    shares = targets.is_floating_point()
+    sides = outputs.shape if shares else (*outputs.shape[:1], *outputs.shape[2:])
+    if sides != targets.shape or outputs.ndim < 2 or outputs.shape[1] < (0 if shares else classes):
+        raise ConfigError(
+            f"the network gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}"
+            f"{'' if shares else f' of {classes} classes'}; cross-entropy takes [N, classes, ...] for classes "
+            "[N, ...], or for shares of the same shape. Change the network's last layer, or the targets."
+        )
 
 
 def measures_for(loss: Loss) -> dict[str, Loss]:
