@@ -172,12 +172,30 @@ def test_command_needs_the_samples_of_the_run(tmp_path, digits, samples):
 
 
 def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
-    run = a_run(tmp_path, digits, own=["data"])
-    with pytest.raises(RunError, match="data of your own"):
-        call("--checkpoint", str(run), *SMALL)
+    for own in ("data", "loss"):
+        run = a_run(tmp_path, digits, own=[own])
+        with pytest.raises(RunError, match=f"{own} of your own"):
+            call("--checkpoint", str(run), *SMALL)
     (run / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"run\.json cannot be read"):
         call("--checkpoint", str(run), *SMALL)
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1"])
+def test_command_measures_the_network_and_the_loss_of_the_run(capsys, tmp_path, loss):
+    """Three hidden layers, and numbers to learn: by cross-entropy the loss of a network with one output is 0."""
+    table = load("diabetes")
+    network = 'model = { name = "mlp", layers = 3 }'
+    config = RunConfig.from_toml(f'data.name = "diabetes"\n{network}\ntrain.loss = "{loss}"')
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    (tmp_path / "run.json").write_text(json.dumps({"samples": [177, 177], "own": []}))
+    model = build(config.model, table, seed=8)
+    save_checkpoint(tmp_path / "checkpoints", 5, {"params": from_model(model)})
+    call("--checkpoint", str(tmp_path), "--level", "weight", "--json", *SMALL[:-1], "354")
+    with torch.no_grad():
+        expected = (model(table.train_x) - table.train_y).abs()
+    mean = expected.square().mean() if loss == "mse" else expected.mean()
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(float(mean), rel=1e-4)
 
 
 def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):

@@ -19,6 +19,8 @@ from feddrop import data, models, params
 from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.cut import LEVELS, SubnetConfig
 from feddrop.theory.bounds import Theta
@@ -29,10 +31,11 @@ from feddrop.theory.variance import Curve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is measured: a network, its data, and the devices' samples and rounds that Lemma 2 asks for."""
+    """What is measured: a network, its data and loss, and the devices' samples and rounds that Lemma 2 asks for."""
 
     network: nn.Module
     dataset: data.Dataset
+    loss: Loss
     samples: list[int]
     rounds: int
     title: str
@@ -74,7 +77,7 @@ def run_study(
     levels = LEVELS if level == "both" else (level,)
     of = _new(model, name, devices, rounds, seed) if checkpoint is None else _of_run(checkpoint, seed)
     chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), len(of.dataset.train_y))[:batch])
-    point = Point(of.network, of.dataset.train_x[chosen], of.dataset.train_y[chosen])
+    point = Point(of.network, of.dataset.train_x[chosen], of.dataset.train_y[chosen], loss=of.loss)
     bar = Progress(
         TextColumn("measuring"),
         BarColumn(),
@@ -103,15 +106,16 @@ def run_study(
 
 def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subject:
     """Return a new network, and devices that share the data equally."""
-    dataset = data.load(name)
+    dataset = _numbers(data.load(name))
     count = len(dataset.train_y)
     if not 1 <= devices <= count:
         raise ConfigError(
             f"devices is {devices}; there must be at least 1, and no more than the {count} training samples."
         )
     return _Subject(
-        network=_build(model, dataset, 1.0, seed),
+        network=models.build(model, dataset, seed),
         dataset=dataset,
+        loss=loss_named(dataset.loss),
         samples=[(count + k) // devices for k in range(devices)],
         rounds=rounds,
         title=f"{model} on {dataset.name}, at initialisation",
@@ -125,17 +129,21 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     if loaded is None:
         raise RunError(f"{folder} holds no checkpoint yet. Name a run folder with one round done or more.")
     about = _about(folder / "run.json")
-    if "data" in (about.get("own") or []):
-        raise RunError(f"{folder} was run on data of your own. Use feddrop.theory.study on its network and data.")
+    for own in ("data", "loss"):
+        if own in (about.get("own") or []):
+            raise RunError(f"{folder} was run with {own} of your own. Use feddrop.theory.study on its network.")
     model = config.model.name
-    dataset = data.load(config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None)
-    network, values = _build(model, dataset, config.model.width, seed), dict(loaded.groups["params"])
+    dataset = _numbers(
+        data.load(config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None)
+    )
+    network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
     params.load_into(network, values)
     return _Subject(
         network=network,
         dataset=dataset,
+        loss=loss_named(config.train.loss or dataset.loss),
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded.round} rounds",
@@ -143,8 +151,11 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     )
 
 
-def _build(model: str, dataset: data.Dataset, width: float, seed: int) -> nn.Module:
-    return models.build(models.ModelConfig(name=model, width=width), dataset, seed)
+def _numbers(dataset: data.Dataset) -> data.Dataset:
+    """Return a data set whose samples are numbers, which can be differentiated; tokens are refused."""
+    if dataset.vocabulary:
+        raise ConfigError(f"{dataset.name} holds tokens; the theory is measured on images or tables, such as 'digits'.")
+    return dataset
 
 
 def _about(path: Path) -> dict[str, Any]:
