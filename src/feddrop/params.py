@@ -36,7 +36,7 @@ def weights(model: nn.Module) -> dict[str, nn.Parameter]:
 def check_learnable(model: nn.Module) -> None:
     """Raise unless a network can be sent and learned: its parameters are real, and all that travels is finite."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):  # type: ignore[no-untyped-call]
+        if is_lazy(tensor):
             raise ConfigError(
                 f"{name!r} of the network has no shape yet: call the network once on a sample of your data."
             )
