@@ -90,6 +90,34 @@ def test_a_network_that_cannot_be_sent_or_learned_is_an_error_before_the_run(tmp
     assert not (tmp_path / "run").exists()
 
 
+class Counting(nn.Module):
+    """Answers by how often it was trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(256, 8), nn.Linear(8, 10)
+        self.register_buffer("times", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.times += self.training
+        return self.fc2(self.fc1(x.flatten(1)).relu()) * (1 + 0.1 * self.times)
+
+
+@pytest.mark.parametrize("method", ["feddrop", '{ name = "feddrop", level = "unit" }', "fedrolex", "fjord", "feddst"])
+def test_counters_of_a_network_begin_anew_in_every_round(tmp_path, small, method):
+    """They do not travel: a run that is stopped and resumed, or has more workers, must not know of other devices'."""
+    torch.manual_seed(0)
+    chosen, net = config(f"method={method}", "rate=0.5"), Counting()
+    never = feddrop.Run(chosen, tmp_path / "never", model=net, dataset=small)
+    rounds = [(record.train_loss, record.test_loss) for record in never]
+    next(iter(feddrop.Run(chosen, tmp_path / "stopped", model=net, dataset=small)))
+    again = feddrop.resume(tmp_path / "stopped", model=net, dataset=small)
+    assert [(record.train_loss, record.test_loss) for record in again] == rounds
+    with torch.no_grad():
+        outputs = feddrop.load_model(tmp_path / "never", net).eval()(small.test_x)
+    assert float(nn.functional.cross_entropy(outputs, small.test_y)) == pytest.approx(rounds[-1][1], rel=1e-5)
+
+
 @pytest.mark.parametrize("method", ["feddrop", "feddst", "fjord"])
 def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, small, method):
     net = odd("own", nn.Parameter(torch.empty(0, 4)))

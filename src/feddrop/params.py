@@ -75,9 +75,14 @@ def _floats(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
+def counters(model: nn.Module) -> Params:
+    """Copy the buffers of a network that are no floats (counters, tables): they do not travel, so rounds begin anew."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+
+
 @torch.no_grad()
 def load_into(model: nn.Module, params: Params) -> None:
-    """Copy values into the parameters and float buffers of a network, in place; step counters of norms start anew."""
+    """Copy values into the parameters and buffers of a network, in place; step counters of norms start anew."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in params:
             tensor.copy_(params[name])
