@@ -118,6 +118,62 @@ def test_counters_of_a_network_begin_anew_in_every_round(tmp_path, small, method
     assert float(nn.functional.cross_entropy(outputs, small.test_y)) == pytest.approx(rounds[-1][1], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("brought", "said"),
+    [
+        ({"method": "feddst"}, r"method is 'feddst'; it must be a factory .* method.name"),
+        ({"loss": "mse"}, r"loss is 'mse'; it must be a function .* train.loss"),
+        ({"metrics": [len]}, "metrics is .*; it must be functions"),
+        ({"metrics": {"top": "accuracy"}}, "metrics has 'accuracy' for 'top'; it must be a function"),
+        ({"dataset": ([1], [0])}, r"dataset is .*; it must be a feddrop.Dataset"),
+        ({"executor": "serial"}, "executor is 'serial'; it must be a function"),
+        ({"rates": [0.5]}, r"rates is \[0.5\]; it must be a function"),
+    ],
+)
+def test_what_is_brought_and_is_something_else_is_said(tmp_path, brought, said):
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(), tmp_path / "run", **brought)
+
+
+def lame(part, change):
+    """Federated dropout, one of whose functions does not do what it should."""
+
+    def factory(setup):
+        inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+        return inner._replace(**{part: lambda *given: change(getattr(inner, part)(*given), *given)})
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            lame("init", lambda *_: {"loss": 0.5}),
+            r"init gives the state \{'loss': 0.5\}; it must be a dictionary of tensors",
+        ),
+        (lame("merge", lambda done, *_: (done[0], [1])), r"merge gives the state \[1\]"),
+        (
+            lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),
+            "gives nothing for '1.weight'; torch.float32",
+        ),
+        (lame("merge", lambda done, *_: ({n: t.double() for n, t in done[0].items()}, {})), "gives torch.float64"),
+    ],
+)
+def test_a_method_that_gives_something_else_is_said(tmp_path, small, method, said):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    with pytest.raises(RunError, match=said):
+        feddrop.run(config(), tmp_path / "run", model=net, dataset=small, method=method)
+
+
+def test_a_method_that_does_not_look_at_the_updates_is_said(tmp_path, small):
+    def factory(setup):
+        return feddrop.feddrop(setup, feddrop.FeddropConfig())._replace(merge=lambda state, params, _: (params, state))
+
+    with pytest.raises(RunError, match="merge left updates unread"):
+        feddrop.run(config(), tmp_path / "run", dataset=small, method=factory)
+
+
 @pytest.mark.parametrize("method", ["feddrop", "feddst", "fjord"])
 def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, small, method):
     net = odd("own", nn.Parameter(torch.empty(0, 4)))

@@ -69,6 +69,19 @@ class Brought(TypedDict, total=False):
 NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
 """What the things that a user brings are called in ``run.json``."""
 
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "dataset": (
+        lambda given: isinstance(given, Dataset),
+        "a feddrop.Dataset, as feddrop.from_arrays makes one; one of ours is named in data.name",
+    ),
+    "method": (callable, "a factory setup -> Method; one of ours is named in the configuration: method.name"),
+    "executor": (callable, "a function task -> Executor; one of ours is named in execution.executor"),
+    "loss": (callable, "a function (outputs, targets) -> mean; one of ours is named in train.loss"),
+    "metrics": (lambda given: isinstance(given, Mapping), "functions (outputs, targets) -> mean by name"),
+    "rates": (callable, "a function (workload, participation) -> Rates; numbers stand in the configuration: rate"),
+}
+"""What some of the things that a user brings must be, and how it is said."""
+
 REPLACED = {
     "model": ("model",),
     "dataset": ("data.name", "data.path", "data.train_limit"),
@@ -149,9 +162,16 @@ class Prepared:
 
 
 def check_names(brought: Brought, allowed: Iterable[str]) -> None:
-    """Raise an error for an argument that does not exist, or has no effect here."""
+    """Raise an error for an argument that does not exist, has no effect here, or is something else."""
     for name in brought:
         one_of("an argument", name, allowed)
+    for name, (fits, what) in _KINDS.items():
+        given = brought.get(name)
+        if given is not None and not fits(given):
+            raise ConfigError(f"{name} is {shortened(given)}; it must be {what}.")
+    for name, metric in (brought.get("metrics") or {}).items():
+        if not callable(metric):
+            raise ConfigError(f"metrics has {shortened(metric)} for {name!r}; it must be {_KINDS['loss'][1]}.")
 
 
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
