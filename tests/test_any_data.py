@@ -86,3 +86,14 @@ def test_resnet18(norm, tmp_path, digits):
         feddrop.RunConfig.from_toml(text, ["rounds=1"]), tmp_path / "run", dataset=digits, parts=parts
     )
     assert [entry["status"] for entry in records[0]["devices"]] == ["ok", "ok"]
+
+
+def test_targets_that_are_shares_of_classes(tmp_path):
+    """torch's cross-entropy takes them; the class of a sample is its largest share, and no device has so many of it."""
+    x = np.random.default_rng(0).normal(size=(80, 4))
+    shares = np.eye(4)[x.argmax(1)] * 0.9 + 0.025
+    arrays = (x[:60], shares[:60], x[60:], shares[60:])
+    dataset = feddrop.from_arrays(*arrays, class_names=["a", "b", "c", "d"], loss="cross_entropy")
+    config = feddrop.RunConfig.from_toml(SHORT, ["data.devices=3", "rounds=8", "train.lr=0.5", "rate=0.0"])
+    records = feddrop.run(config, tmp_path / "run", model=nn.Linear(4, 4), dataset=dataset)
+    assert records[-1]["test_accuracy"] > 0.7

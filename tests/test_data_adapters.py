@@ -119,7 +119,7 @@ ROWS = Items([{"a": np.ones(3), "b": np.ones(2), "label": 0}])
         ),
         (Items([([[1, 2], [3]], 0)]), {}, "rows of several lengths"),
         (Items([(np.ones(3), 0), (np.ones(3), None)]), {}, "or nothing"),
-        (Items([("to be", 0)]), {}, "x has shape|tokens"),
+        (Items([("to be", 0)]), {}, "turn texts into tokens"),
         (Items([np.ones(3)]), {}, "must be a tuple"),
         (Items([]), {}, "train is empty"),
         (Stream(), {}, "without a length"),
@@ -127,6 +127,8 @@ ROWS = Items([{"a": np.ones(3), "b": np.ones(2), "label": 0}])
         (GOOD, {"target": "label"}, "items are tuples"),
         (ROWS, {}, "Which keys are the inputs"),
         (ROWS, {"inputs": "c"}, "have no 'c'"),
+        (ROWS, {"inputs": []}, r"inputs is \[\], the target 'label'; name one input or more"),
+        (ROWS, {"inputs": ["a", "label"]}, "other than the target"),
         (Items([{"a": np.ones(3), "b": 1}]), {}, "Which key is the target"),
         (Items([{"a": np.ones(3), "label": 1}, {"a": np.ones(3)}]), {}, "Item 1 of train has no 'label'"),
     ],
@@ -134,3 +136,8 @@ ROWS = Items([{"a": np.ones(3), "b": np.ones(2), "label": 0}])
 def test_what_cannot_be_taken_is_said(train, options, message):
     with pytest.raises(DataError, match=message):
         feddrop.from_dataset(train, train, **options)
+
+
+def test_owners_may_be_the_target():
+    rows = Items([{"a": np.full(3, i), "label": i % 2} for i in range(4)])
+    assert feddrop.from_dataset(rows, rows, owners="label", inputs="a").owners.tolist() == [0, 1, 0, 1]

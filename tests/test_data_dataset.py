@@ -67,6 +67,9 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
         ({"x": np.ones((0, 3)), "y": np.ones(0, int)}, "not empty"),
         ({"x": np.array([["a"] * 3] * 4)}, "whole numbers or floats"),
         ({"x": np.full((4, 3), np.nan)}, "not finite"),
+        ({"x": np.full((4, 3), 1e39)}, r"x holds a value of 1e\+39, which float32 does not"),
+        ({"test_x": np.full((2, 3), -1e300)}, r"test_x holds a value of 1e\+300"),
+        ({"y": np.full(4, 1e39), "test_y": np.ones(2)}, r"y holds a value of 1e\+39"),
         ({"test_x": np.ones((2, 4))}, "must agree"),
         ({"y": np.array([0, 1, 0])}, "y must be 4 integers"),
         ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, "y holds float64, test_y int64"),
@@ -79,6 +82,12 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
 def test_from_arrays_refuses(change, message):
     with pytest.raises(DataError, match=message):
         data.from_arrays(**(GOOD | change))
+
+
+def test_from_arrays_takes_what_numpy_does_not_know():
+    x = torch.arange(12.0).reshape(4, 3)
+    taken = data.from_arrays(**(GOOD | {"x": x.bfloat16(), "test_x": x[:2].bfloat16()}))
+    assert torch.equal(taken.train_x, data.from_arrays(**(GOOD | {"x": x, "test_x": x[:2]})).train_x)
 
 
 def test_rank_in_class_against_a_plain_loop():
@@ -159,7 +168,11 @@ TOKENS = {"x": np.array([[0, 1]]), "y": np.array([0]), "test_x": np.array([[0, 1
         ({"test_x": np.array([[0, 2]]), "vocabulary": 2}, "test_x holds token 2, but the vocabulary has 2"),
         ({"x": [[0, 1], [1]]}, "several shapes"),
         ({"x": np.array([["to", "be"]])}, "turn texts into tokens"),
-        ({"x": np.ones((1, 2))}, "must agree"),
+        (
+            {"x": np.ones((1, 2))},
+            r"x is numbers of shape \(2,\), one of test_x tokens of shape .*must agree",
+        ),
+        ({"x": ["to be"]}, "turn texts into tokens"),
         ({"x": ()}, "x is empty"),
         ({"x": (np.ones((1, 2)), np.ones((2, 2)))}, r"\[1, 2\] samples"),
         ({"test_x": np.zeros((0, 2), int), "test_y": np.zeros(0, int)}, "test_x has shape"),
@@ -185,6 +198,7 @@ HAND = {"name": "hand", "train_x": torch.ones(4, 3), "train_y": torch.tensor([0,
         ({"train_y": torch.tensor([0, 1, 0, -1])}, "train_y holds class -1"),
         ({"train_y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "int64"),
         ({"train_x": torch.ones(3, 3)}, "for 4 targets"),
+        ({"test_x": np.ones((2, 3))}, "test_x or test_y is a ndarray; it must be a tensor"),
         ({"test_x": torch.ones(2, 4)}, "must agree"),
         ({"test_x": (torch.ones(2, 3), torch.ones(2, 3))}, "numbers of inputs"),
         ({"loss": "mse"}, "takes floats"),

@@ -95,7 +95,7 @@ def plain_distances(updates):
         row = {}
         for name, piece in subnet.items():
             index = range(math.prod(piece.shape)) if piece.index is None else piece.index
-            row |= {(name, int(at)): float(v) for at, v in zip(index, values[name], strict=True)}
+            row |= {(name, int(at)): float(v) / piece.scale for at, v in zip(index, values[name], strict=True)}
         dense.append(row)
     for i in range(count):
         for j in range(count):
@@ -107,12 +107,12 @@ def plain_distances(updates):
     return apart
 
 
-def random_updates(count, seed=0, shift=None):
+def random_updates(count, seed=0, shift=None, scales=(1.0,)):
     chance = np.random.default_rng(seed)
     updates = []
     for device in range(count):
-        kept = np.flatnonzero(chance.random(12) < 0.6)
-        subnet = {"w": Piece(shape=(3, 4), index=kept, sub_shape=(3, 4)), "b": whole((2,))}
+        kept, scale = np.flatnonzero(chance.random(12) < 0.6), scales[device % len(scales)]
+        subnet = {"w": Piece(shape=(3, 4), index=kept, sub_shape=(3, 4), scale=scale), "b": whole((2,))}
         values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in subnet.items()}
         if shift and device in shift:
             values = {name: value + shift[device] for name, value in values.items()}
@@ -121,7 +121,7 @@ def random_updates(count, seed=0, shift=None):
 
 
 def test_distances_are_a_plain_loop():
-    updates = [(one.subnet, one.values) for one in random_updates(6)]
+    updates = [(one.subnet, one.values) for one in random_updates(6, scales=(1.0, 2.0, 10.0))]
     apart_in_w = [({"w": Piece(shape=(4,), index=np.array(kept), sub_shape=(4,))}, {"w": torch.tensor(values)})
                   for kept, values in (([0, 1], [1.0, 2.0]), ([2, 3], [3.0, 0.0]), ([1, 2], [2.0, 1.0]))]  # fmt: skip
     for some in (updates, apart_in_w):
@@ -140,6 +140,15 @@ def test_multi_krum_is_a_plain_loop(count, hostile):
     assert 1 not in kept
     left_out = {device for device, why in marks.items() if "multi-Krum" in why}
     assert left_out == set(range(count)) - set(kept)
+
+
+def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
+    """A subnet of rate 0.9 is sent ten times as large, and moves so; that is not what is hostile."""
+    plain, high = whole((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
+    moves = ((1.0, plain), (1.1, plain), (-3.0, plain), (0.9, plain), (10.5, high))  # the third goes the other way
+    updates = [Sent(d, {"w": torch.full((4,), move)}, {"w": piece}) for d, (move, piece) in enumerate(moves)]
+    passed = Guard(krum=1).watch(((None, one) for one in updates), lambda *_: None)
+    assert [one.device for _, one in passed] == [0, 1, 3, 4]
 
 
 def test_krum_needs_enough_devices():

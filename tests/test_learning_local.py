@@ -193,11 +193,22 @@ def test_losses_by_name():
     )
     with pytest.raises(ConfigError, match="needs the same shape"):
         LOSSES["mse"](outputs, torch.zeros(5))
+    with pytest.raises(ConfigError, match=r"gives \(2, 3, 1\) for targets \(3, 2\)"):  # positions before samples
+        LOSSES["mse"](torch.zeros(2, 3, 1), torch.zeros(3, 2))
+    assert float(LOSSES["mse"](torch.zeros(2, 6), torch.ones(2, 3, 2))) == 1.0
     with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'"):
         loss_named("crossentropy")
     assert loss_named("torch.nn.functional:huber_loss") is nn.functional.huber_loss
     assert list(measures_for(loss_named("cross_entropy"))) == ["accuracy"]
-    assert list(measures_for(loss_named("mse"))) == ["mae"]
+    (mae,) = measures_for(loss_named("mse")).values()
+    assert float(mae(outputs.flatten(), targets[:, None])) == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+def test_accuracy_of_targets_that_are_shares_of_classes():
+    """As many samples as classes: compared with the shares themselves, a table of 3 by 3 would come out."""
+    outputs = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 3.0, 0.0]])
+    shares = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 0.1, 0.9]])
+    assert float(accuracy(outputs, shares)) == float(accuracy(outputs, shares.argmax(1))) == pytest.approx(2 / 3)
 
 
 def test_schedules():

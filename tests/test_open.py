@@ -69,6 +69,136 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
     assert (torch.get_rng_state() == expected).all()
 
 
+def odd(what, value):
+    """A network that works, with one more tensor."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    net.register_buffer(what, value) if what == "buffer" else net.register_parameter(what, value)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), r"'1.weight' of the network has no shape yet"),
+        (odd("own", nn.Parameter(torch.ones(2, dtype=torch.complex64))), r"'own' .* is torch.complex64"),
+        (odd("own", nn.Parameter(torch.ones(2, dtype=torch.bfloat16))), r"'own' .* is torch.bfloat16"),
+        (odd("buffer", torch.ones(2, dtype=torch.bfloat16)), r"'buffer' .* is torch.bfloat16"),
+        (odd("buffer", torch.full((3, 3), -torch.inf).triu(1)), r"'buffer' .* not finite .* of a mask make a bool"),
+        (odd("own", nn.Parameter(torch.tensor([torch.nan]))), r"'own' .* not finite"),
+        (odd("buffer", torch.ones(1)).requires_grad_(False), "nothing of the network can be learned"),
+    ],
+)
+def test_a_network_that_cannot_be_sent_or_learned_is_an_error_before_the_run(tmp_path, small, net, said):
+    for given in (net, lambda seed: net):
+        with pytest.raises(ConfigError, match=said):
+            feddrop.Run(config(), tmp_path / "run", model=given, dataset=small)
+    assert not (tmp_path / "run").exists()
+
+
+class Counting(nn.Module):
+    """Answers by how often it was trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(256, 8), nn.Linear(8, 10)
+        self.register_buffer("times", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.times += self.training
+        return self.fc2(self.fc1(x.flatten(1)).relu()) * (1 + 0.1 * self.times)
+
+
+@pytest.mark.parametrize("method", ["feddrop", '{ name = "feddrop", level = "unit" }', "fedrolex", "fjord", "feddst"])
+def test_counters_of_a_network_begin_anew_in_every_round(tmp_path, small, method):
+    """They do not travel: a run that is stopped and resumed, or has more workers, must not know of other devices'."""
+    torch.manual_seed(0)
+    chosen, net = config(f"method={method}", "rate=0.5"), Counting()
+    never = feddrop.Run(chosen, tmp_path / "never", model=net, dataset=small)
+    rounds = [(record.train_loss, record.test_loss) for record in never]
+    next(iter(feddrop.Run(chosen, tmp_path / "stopped", model=net, dataset=small)))
+    again = feddrop.resume(tmp_path / "stopped", model=net, dataset=small)
+    assert [(record.train_loss, record.test_loss) for record in again] == rounds
+    with torch.no_grad():
+        outputs = feddrop.load_model(tmp_path / "never", net).eval()(small.test_x)
+    assert float(nn.functional.cross_entropy(outputs, small.test_y)) == pytest.approx(rounds[-1][1], rel=1e-5)
+
+
+def lame(part, change):
+    """Federated dropout, one of whose functions does not do what it should."""
+
+    def factory(setup):
+        inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+        return inner._replace(**{part: lambda *given: change(getattr(inner, part)(*given), *given)})
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            lame("init", lambda *_: {"loss": 0.5}),
+            r"init gives the state \{'loss': 0.5\}; it must be a dictionary of tensors",
+        ),
+        (lame("merge", lambda done, *_: (done[0], [1])), r"merge gives the state \[1\]"),
+        (
+            lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),
+            "gives nothing for '1.weight'; torch.float32",
+        ),
+        (lame("merge", lambda done, *_: ({n: t.double() for n, t in done[0].items()}, {})), "gives torch.float64"),
+    ],
+)
+def test_a_method_that_gives_something_else_is_said(tmp_path, small, method, said):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+    with pytest.raises(RunError, match=said):
+        feddrop.run(config(), tmp_path / "run", model=net, dataset=small, method=method)
+
+
+def test_a_method_that_does_not_look_at_the_updates_is_said(tmp_path, small):
+    def factory(setup):
+        return feddrop.feddrop(setup, feddrop.FeddropConfig())._replace(merge=lambda state, params, _: (params, state))
+
+    with pytest.raises(RunError, match="merge left updates unread"):
+        feddrop.run(config(), tmp_path / "run", dataset=small, method=factory)
+
+
+@pytest.mark.parametrize("method", ["feddrop", "feddst", "fjord"])
+def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, small, method):
+    net = odd("own", nn.Parameter(torch.empty(0, 4)))
+    net.register_buffer("angles", torch.full((2,), torch.inf, dtype=torch.complex64))
+    net.insert(1, nn.Linear(256, 8))
+    net[2] = nn.Linear(8, 10)
+    records = feddrop.run(config(f"method={method}"), tmp_path / "run", model=net, dataset=small)
+    assert {device.status for device in records[-1].devices} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (nn.Linear(4, 2), r"gives \(1, 2\) for targets \(1,\) of 3 classes; .* Change the network's last layer"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"gives \(3,\) for targets \(1,\) of 3 classes"),
+        (nn.ModuleDict({"a": nn.Linear(4, 3)}), "the network gives a dict, and the loss takes a tensor"),
+    ],
+)
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_outputs_that_do_not_fit_the_targets_are_an_error_before_the_run(tmp_path, net, said, where):
+    """One device alone holds class 2, or none does: the others would have gone on without it."""
+    if isinstance(net, nn.ModuleDict):
+        net.forward = lambda x: {"logits": net["a"](x)}
+    x, y, test_y = np.random.default_rng(0).random((30, 4)), np.arange(30) % 2, np.arange(30) % 2
+    (y if where == "train" else test_y)[-1] = 2
+    dataset = feddrop.from_arrays(x, y, x, test_y, class_names=["a", "b", "c"])
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(), tmp_path / "run", model=net, dataset=dataset)
+    assert not (tmp_path / "run").exists()
+    if isinstance(net, nn.ModuleDict):  # a loss of one's own takes what it likes
+
+        def loss(outputs, targets):
+            return nn.functional.cross_entropy(outputs["logits"], targets)
+
+        assert feddrop.run(config(), tmp_path / "run", model=net, dataset=dataset, loss=loss)
+
+
 def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
     parts = [range(30), range(30, 60)]
     feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)

@@ -96,6 +96,7 @@ class Device:
         self.task = task
         self._numbers = range(len(task.parts)) if number is None else range(number, number + 1)
         self.model = copy.deepcopy(task.setup.model).to(task.torch_device)  # training overwrites it
+        self._counters = params.counters(self.model)
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self._norms = any(isinstance(module, norms) for module in self.model.modules())
@@ -127,6 +128,7 @@ class Device:
         kept = wire.decode(frame, subnet)
         values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
         self._seed(derive(job.seed, "torch"))  # what the user's own layers draw (dropout)
+        params.load_into(self.model, self._counters)  # another device may have moved them
         update, remembered = self.method.local(subnet, values, job, self._batches(job), known)
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
         return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
@@ -152,7 +154,7 @@ class Device:
 
     def load(self, values: Params) -> None:
         """Load the parameters that are evaluated next."""
-        params.load_into(self.model, values)
+        params.load_into(self.model, {**self._counters, **values})
 
     def evaluate(self, start: int) -> tuple[dict[str, float], int]:
         """Return the sum of the loss and of every measure over one chunk of the test set; and its size.

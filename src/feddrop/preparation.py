@@ -22,8 +22,8 @@ from feddrop.device import Samples, Task, check_torch_device
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
-from feddrop.learning.local import Loss
-from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.local import Loss, call
+from feddrop.learning.losses import check_fit, loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
@@ -32,6 +32,7 @@ from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.records import RoundRecord
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
+from feddrop.subnets import probe
 
 log = logging.getLogger("feddrop")
 
@@ -131,7 +132,7 @@ class Prepared:
     def facts(self, command: str) -> dict[str, Any]:
         """Return what ``run.json`` tells of network and data; on resume they must be those of the start."""
         dataset = self.dataset
-        known = dataset.class_names and self.parts
+        known = dataset.class_names and self.parts and not dataset.train_y.is_floating_point()
         counts = data.class_counts(dataset.train_y.numpy(), list(self.parts), dataset.num_classes) if known else None
         return {
             "command": command or ("" if self.own else "feddrop run config.toml"),
@@ -216,6 +217,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     setup = task.setup
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
+    _check_fit(setup, dataset)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
@@ -255,8 +257,10 @@ def device_task(
     """
     loss = brought.get("loss") or loss_named(config.train.loss or dataset.loss)
     own, decided = brought.get("model"), config.radio is not None or brought.get("rates") is not None
+    network = models.build(config.model, dataset, config.seed) if own is None else models.copied(own, config.seed)
+    params.check_learnable(network)
     setup = Setup(
-        model=models.build(config.model, dataset, config.seed) if own is None else models.copied(own, config.seed),
+        model=network,
         example=dataset.example,
         rounds=config.rounds,
         train=config.train,
@@ -274,6 +278,16 @@ def device_task(
         threads=config.execution.threads,
         torch_device=config.execution.device,
     )
+
+
+def _check_fit(setup: Setup, dataset: Dataset) -> None:
+    """Raise where the network's outputs do not fit the targets: devices, or the test, would fail on single samples."""
+    model = probe.twin(setup.model)
+    where = next(model.parameters()).device
+    with torch.no_grad(), probe.random_state_kept(model):
+        outputs = call(model, probe.samples(model, dataset.example, 1))
+    classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
+    check_fit(setup.loss, outputs, dataset.train_y[:1].to(where), classes)
 
 
 def _metrics(brought: Brought) -> Mapping[str, Loss]:

@@ -15,7 +15,7 @@ from feddrop import wire
 from feddrop.device import Reply
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.learning.guard import LARGEST, Guard
-from feddrop.methods.method import Job, Method, State, Update
+from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.params import Params, with_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
@@ -219,8 +219,20 @@ def run_round(
     replies = executor.compute(sent.parcels())
     updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
     new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
+    _check_merged(updates, params, new)
     new = with_variances(params, new)
-    return RoundResult(new, new_state, [sent.done[device] for device in sorted(sent.done)])
+    return RoundResult(new, checked_state(new_state, "merge"), [sent.done[device] for device in sorted(sent.done)])
+
+
+def _check_merged(updates: Iterator[tuple[Job, Update]], before: Params, after: Params) -> None:
+    """Raise unless a method's merge went through all updates and gave a network of the same tensors."""
+    if next(updates, None) is not None:
+        raise RunError("the method's merge left updates unread; it must go through all of them, also those it drops.")
+    for name in before.keys() | after.keys():
+        due, found = (given.get(name) for given in (before, after))
+        if due is None or found is None or (due.shape, due.dtype) != (found.shape, found.dtype):
+            kinds = [f"{t.dtype} {list(t.shape)}" if t is not None else "nothing" for t in (found, due)]
+            raise RunError(f"the method's merge gives {kinds[0]} for {name!r}; {kinds[1]} was due.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
 from feddrop.memories import Memories
-from feddrop.methods.method import Method, State
+from feddrop.methods.method import Method, State, checked_state
 from feddrop.params import Params
 from feddrop.preparation import NAMES, Brought, check_arguments, prepare
 from feddrop.rates import Decision
@@ -94,7 +94,7 @@ class Run:
         self.prepared = prepare(self.config, brought)
         self._method = self.prepared.method
         start = params.from_model(self.prepared.model)
-        self.state: State = self._method.init(start)
+        self.state: State = checked_state(self._method.init(start), "init")
         _check_metrics(brought.get("metrics") or {}, self._method, self.state)
         self.params: Params = self._settled(start, self.state)
         self._step: Params = first_state(config.server, self.params)

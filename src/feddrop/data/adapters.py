@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.data.arrays import from_arrays
+from feddrop.data.arrays import as_numpy, from_arrays
 from feddrop.data.dataset import Dataset
 from feddrop.data.values import Array
 from feddrop.errors import DataError
@@ -59,7 +59,7 @@ def from_dataset(
     *keys_in, key_out = keys = _keys(train, _first("train", train), inputs, target, owners)
     if class_names is None:
         class_names = _named(train, key_out)
-    wanted = (*keys, owners) if isinstance(owners, str) else keys
+    wanted = tuple(dict.fromkeys((*keys, owners))) if isinstance(owners, str) else keys
     columns, test_columns = _columns("train", train, wanted), _columns("test", test, keys)
     several = len(keys_in) > 1
     x, test_x = (tuple(found[key] for key in keys_in) for found in (columns, test_columns))
@@ -116,6 +116,8 @@ def _named_keys(data: Any, known: list[str], inputs: Any, target: str | None, ow
             raise DataError(f"Which keys are the inputs? Items have {', '.join(known)}; name one or more by inputs=.")
         inputs = left
     wanted = ((inputs,) if isinstance(inputs, str) else tuple(inputs)) + (target,)
+    if len(wanted) < 2 or target in wanted[:-1]:
+        raise DataError(f"inputs is {inputs!r}, the target {target!r}; name one input or more, other than the target.")
     for key in (*wanted, *([owners] if isinstance(owners, str) else [])):
         if key not in known:
             raise DataError(f"Items have no {key!r}; they have {', '.join(known)}.")
@@ -161,7 +163,7 @@ def _value(what: str, number: int, item: Any, key: Any) -> Array:
     except (KeyError, IndexError, TypeError):
         raise DataError(f"Item {number} of {what} has no {key!r}, which the first has.") from None
     try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        array = np.asarray(as_numpy(value))
     except ValueError:
         raise DataError(
             f"Item {number} of {what}: {key!r} has rows of several lengths; pad or crop them to one."

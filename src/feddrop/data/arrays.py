@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_CLASSES = (
     1_000_000  # that are named without being asked: a larger label is a mistake, and its names fill the memory
 )
+_LARGEST = 1e38  # that float32 holds, and the difference of two
 
 
 def from_arrays(
@@ -134,6 +135,10 @@ def is_tokens(x: Array) -> bool:
     return x.ndim == 2 and x.dtype.kind in "iu" and x.dtype.itemsize > 1
 
 
+def _kind(x: Array) -> str:
+    return "tokens" if is_tokens(x) else "numbers"
+
+
 def numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Number the owners of ``count`` samples from 0 in the order of their names or numbers, and name them."""
     given = _array(owners)
@@ -149,8 +154,8 @@ def numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tup
 def _check_alike(train: tuple[Array, ...], test: tuple[Array, ...], targets: Array, test_targets: Array) -> None:
     """Raise unless samples for training and for testing are of one kind."""
     if [(a.shape[1:], is_tokens(a)) for a in train] != [(a.shape[1:], is_tokens(a)) for a in test]:
-        shapes = [" and ".join(str(a.shape[1:]) for a in given) for given in (train, test)]
-        raise DataError(f"A sample of x has shape {shapes[0]}, one of test_x {shapes[1]}; they must agree.")
+        kinds = [" and ".join(f"{_kind(a)} of shape {a.shape[1:]}" for a in given) for given in (train, test)]
+        raise DataError(f"A sample of x is {kinds[0]}, one of test_x {kinds[1]}; they must agree.")
     if (targets.dtype.kind == "f") != (test_targets.dtype.kind == "f"):
         raise DataError(f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both numbers.")
 
@@ -164,10 +169,18 @@ def _numbered(largest: int) -> list[str]:
     return [str(label) for label in range(largest + 1)]
 
 
+def as_numpy(given: Any) -> Any:
+    """Return a torch tensor, wherever it lives, as NumPy can take it, and anything else as it is."""
+    if not hasattr(given, "detach"):
+        return given
+    tensor = given.detach().cpu()
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # which NumPy does not know
+
+
 def _array(given: Any) -> Array:
     """NumPy view of a NumPy array, a torch tensor, wherever it lives, or a list."""
     try:
-        return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        return np.asarray(as_numpy(given))
     except ValueError as error:  # a list of lists of several lengths
         raise DataError(f"The samples have several shapes ({error}). Pad, crop or resize them to one.") from None
 
@@ -185,14 +198,13 @@ def _inputs(what: str, given: Any) -> tuple[Array, ...]:
 def _input(what: str, given: Any) -> Array:
     """Check an input and bring it to ``[N, C, ...]``; images without channels get one."""
     x = _array(given)
+    if x.dtype.kind not in "buif":
+        raise DataError(f"{what} holds {x.dtype}; it must hold whole numbers or floats (turn texts into tokens first).")
     if x.ndim < 2 or x.size == 0:
         raise DataError(
             f"{what} has shape {x.shape}; it must be [N, F], [N, H, W], [N, C, H, W] or tokens [N, L], and not empty."
         )
-    if x.dtype.kind not in "buif":
-        raise DataError(f"{what} holds {x.dtype}; it must hold whole numbers or floats (turn texts into tokens first).")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{what} holds values that are not finite (inf or nan); replace or remove them.")
+    _check_finite(what, x)
     if is_tokens(x) and x.min() < 0:
         raise DataError(f"{what} holds token {x.min()}; tokens count from 0 (give tables of numbers as floats).")
     return x[:, None] if x.ndim == 3 else x
@@ -207,8 +219,15 @@ def _targets(what: str, given: Any, count: int) -> Array:
             f"{what} must be {count} integers from 0 (classes) or floats, one or more for each sample; given: "
             f"{y.dtype} of shape {y.shape}."
         )
-    if y.dtype.kind == "f":
-        if not np.isfinite(y).all():
-            raise DataError(f"{what} holds values that are not finite (inf or nan); replace or remove them.")
-        return y[:, None] if y.ndim == 1 else y
-    return y
+    _check_finite(what, y)
+    return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y
+
+
+def _check_finite(what: str, values: Array) -> None:
+    """Raise unless all values are finite, also as float32, which they become."""
+    if values.dtype.kind != "f":
+        return
+    if not np.isfinite(values).all():
+        raise DataError(f"{what} holds values that are not finite (inf or nan); replace or remove them.")
+    if (largest := max(float(values.max()), -float(values.min()))) > _LARGEST:
+        raise DataError(f"{what} holds a value of {largest:.3g}, which float32 does not. Scale it below {_LARGEST:g}.")

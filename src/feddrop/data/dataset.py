@@ -121,6 +121,11 @@ class Dataset:
 
     def _check_lengths(self, what: str, x: Any, y: Tensor) -> None:
         for tensor in (*as_tuple(x), y):
+            if not hasattr(tensor, "is_floating_point"):
+                kind = type(tensor).__name__
+                raise DataError(
+                    f"{what}_x or {what}_y is a {kind}; it must be a tensor. feddrop.from_arrays makes them."
+                )
             if tensor.ndim < 1 or len(tensor) != len(y):
                 raise DataError(f"{what}_x has shape {tuple(tensor.shape)} for {len(y)} targets; they must be as many.")
         if len(y) == 0:

@@ -1,7 +1,7 @@
 """One device against all: updates that stand out are marked, and on demand clipped or left out.
 
 The size of an update is the root mean square of its values, each divided by the scale that its piece was sent with, so
-that subnets of all rates can be compared.
+that subnets of all rates can be compared; so is the distance of two.
 """
 
 from __future__ import annotations
@@ -106,12 +106,15 @@ class Guard:
 def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the mean squared difference of every two updates over the entries that both hold, ``[K, K]``.
 
-    Two that share nothing are as far apart as their sizes say, as if the other's values were zero.
+    It is in the units of the network's weights, as :func:`size_of` is. Two that share nothing are as far apart as their
+    sizes say, as if the other's values were zero.
     """
     count = len(updates)
     square, shared, own = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
     for name in updates[0][0]:
-        rows = torch.stack([scatter(values[name], subnet[name]).reshape(-1) for subnet, values in updates]).double()
+        rows = torch.stack(
+            [scatter(values[name] / subnet[name].scale, subnet[name]).reshape(-1) for subnet, values in updates]
+        ).double()
         masks = torch.stack(
             [scatter(torch.ones(subnet[name].size), subnet[name]).reshape(-1) for subnet, _ in updates]
         ).double()

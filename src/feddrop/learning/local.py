@@ -97,13 +97,9 @@ def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of right answers; outputs ``[N, classes, ...]``, targets ``[N, ...]``."""
-    return (outputs.argmax(1) == targets).double().mean()
-
-
-def mean_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean absolute difference."""
-    return nn.functional.l1_loss(outputs, targets)
+    """Return the share of right answers; outputs ``[N, classes, ...]``, targets ``[N, ...]``, or shares as outputs."""
+    right = targets.argmax(1) if targets.is_floating_point() else targets
+    return (outputs.argmax(1) == right).double().mean()
 
 
 @torch.no_grad()

@@ -160,8 +160,9 @@ class _Fjord:
         self, pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory
     ) -> tuple[Update, Memory]:
         top = self.config.widest(job.rate)
-        for level in self.levels[:top]:
+        for level in self.levels[: top + 1]:
             level.network.train()
+            params.load_into(level.network, params.counters(self.setup.model))
         for number in self._apart(top):
             params.load_into(self.levels[number].network, self.levels[number].split(job.payload[_key(number)]))
         draws = _Draws(job.seed, self.config, top)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import Gradients, Loss, Objective, train
@@ -206,6 +206,13 @@ def jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         Job(round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate)
         for device, rate in sorted(rates.items())
     ]
+
+
+def checked_state(state: State, what: str) -> State:
+    """Return what a method's function ``what`` gave as its state if it can be saved, else raise a RunError."""
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise RunError(f"the method's {what} gives the state {shortened(state)}; it must be a dictionary of tensors.")
+    return state
 
 
 def trained(

@@ -106,14 +106,14 @@ def run_study(
 
 def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subject:
     """Return a new network, and devices that share the data equally."""
-    dataset = _no_tokens(data.load(name))
+    dataset = _numbers(data.load(name))
     count = len(dataset.train_y)
     if not 1 <= devices <= count:
         raise ConfigError(
             f"devices is {devices}; there must be at least 1, and no more than the {count} training samples."
         )
     return _Subject(
-        network=models.build(models.ModelConfig(name=model), dataset, seed),
+        network=models.build(model, dataset, seed),
         dataset=dataset,
         loss=loss_named(dataset.loss),
         samples=[(count + k) // devices for k in range(devices)],
@@ -129,13 +129,13 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     if loaded is None:
         raise RunError(f"{folder} holds no checkpoint yet. Name a run folder with one round done or more.")
     about = _about(folder / "run.json")
-    for what in ("data", "loss"):
-        if what in (about.get("own") or []):
+    for own in ("data", "loss"):
+        if own in (about.get("own") or []):
             raise RunError(
-                f"{folder} was run with {what} of your own. Use feddrop.theory.study on its network and data."
+                f"{folder} was run with {own} of your own. Use feddrop.theory.study on its network and data."
             )
     model, limit = config.model.name, config.data.train_limit or None
-    dataset = _no_tokens(data.load(config.data.name, path=config.data.path or None, train_limit=limit))
+    dataset = _numbers(data.load(config.data.name, path=config.data.path or None, train_limit=limit))
     network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
@@ -151,9 +151,10 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     )
 
 
-def _no_tokens(dataset: data.Dataset) -> data.Dataset:
+def _numbers(dataset: data.Dataset) -> data.Dataset:
+    """Return a data set whose samples are numbers, which can be differentiated; tokens are refused."""
     if dataset.vocabulary:
-        raise ConfigError(f"{dataset.name} holds tokens; the theory is measured on images and tables. Take other data.")
+        raise ConfigError(f"{dataset.name} holds tokens; the theory is measured on images or tables, such as 'digits'.")
     return dataset
 
 
