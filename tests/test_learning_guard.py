@@ -64,6 +64,15 @@ def test_the_first_round_is_compared_with_itself():
     assert marks == {1: "250 × as large as the round's median"}
 
 
+def test_where_all_move_far_at_once_nobody_stands_out():
+    """As when FedDST moves its masks. A few that come alone are compared with the round before."""
+    _, marks = watched(Guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert marks == {3: "8.89 × as large as the round's median"}
+    assert watched(Guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
+    assert watched(Guard(median=0.0), 13.0, 14.0)[1] == {}
+    assert watched(Guard(clip=2.0, median=1.0), 13.0, 13.0, 13.0)[1].keys() == {0, 1, 2}  # clipped, and said to be
+
+
 def test_clipping_is_against_the_median_of_the_last_round():
     guard = Guard(clip=2.0)
     passed, marks = watched(guard, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself

@@ -22,8 +22,10 @@ LARGEST = 1e6
 """No honest update changes a weight by more; what is larger would overflow the network of all."""
 
 STANDS_OUT = 7.0
-"""An update so many times larger than the median of the last round is marked as suspicious; honest ones of rates from 0
-to 0.9 were seen to be up to 5 times as large."""
+"""An update so many times larger than the median of the last round, and of its own, is marked as suspicious; honest
+ones of rates from 0 to 0.9 were seen to be up to 5 times as large."""
+A_FEW = 3
+"""Updates from which on their median says what is usual in a round: one of them cannot move it."""
 
 U = TypeVar("U", bound=Any)
 Mark = Callable[[int, str], None]
@@ -53,38 +55,35 @@ class Guard:
     def watch(self, updates: Iterable[tuple[Any, U]], mark: Mark) -> Iterator[tuple[Any, U]]:
         """Pass updates on, with their jobs; ``mark`` is told the device and what is wrong with its update.
 
-        Before the first round there is nothing to compare with. The round is then compared with itself: where it is to
-        be clipped it is held whole, else its updates are marked when they have all been used. A round of which some
-        updates are to be left out is held whole, too.
+        What is clipped is clipped by the median of the last round. Before the first there is none, and the round is
+        held whole and compared with itself; so is one of which some updates are to be left out. What else stands out
+        is marked when all have been used, by the larger of the two medians: where all devices move far at once, as
+        when FedDST moves its masks, nobody stands out.
         """
-        sizes: list[float] = []
-        devices: list[int] = []
+        sizes: dict[int, float] = {}
         reference = self.median
         if self._krum or (self._clip and math.isnan(reference)):
             held = list(updates)
             if math.isnan(reference) and held:
                 reference = median(size_of(update) for _, update in held)
             updates = self._closest(held, mark) if self._krum else held
+        clipped = set()
         for job, update in updates:
-            size = size_of(update)
-            sizes.append(size)
-            devices.append(update.device)
-            yield job, self._bounded(update, size, reference, mark)
-        self.median = median(sizes) if sizes else self.median
-        if math.isnan(reference):
-            for device, size in zip(devices, sizes, strict=True):
-                if size > STANDS_OUT * self.median:
-                    mark(device, f"{size / self.median:.3g} × as large as the round's median")
-
-    def _bounded(self, update: U, size: float, reference: float, mark: Mark) -> U:
-        times = size / reference if reference > 0 else 1.0
-        if self._clip and times > self._clip:
-            mark(update.device, f"{times:.3g} × as large as the last round's median; clipped to {self._clip:g} ×")
-            factor = self._clip / times
-            return replace(update, values={name: value * factor for name, value in update.values.items()})
-        if times > STANDS_OUT:
-            mark(update.device, f"{times:.3g} × as large as the last round's median")
-        return update
+            size = sizes[update.device] = size_of(update)
+            times = size / reference if reference > 0 else 1.0
+            if self._clip and times > self._clip:
+                clipped.add(update.device)
+                mark(update.device, f"{times:.3g} × as large as the last round's median; clipped to {self._clip:g} ×")
+                factor = self._clip / times
+                update = replace(update, values={name: value * factor for name, value in update.values.items()})
+            yield job, update
+        self.median = median(sizes.values()) if sizes else self.median
+        now, whose = self.median, "round's"
+        if reference >= (now if len(sizes) >= A_FEW else 0.0):
+            now, whose = reference, "last round's"
+        for device, size in sizes.items():
+            if size > STANDS_OUT * now > 0 and device not in clipped:
+                mark(device, f"{size / now:.3g} × as large as the {whose} median")
 
     def _closest(self, held: list[tuple[Any, U]], mark: Mark) -> list[tuple[Any, U]]:
         """Multi-Krum: keep the K - f updates whose K - f - 2 nearest neighbours are nearest."""
