@@ -281,6 +281,17 @@ def test_accuracy_against_latency():
         assert [rate, devices] == ([f"{means[0]:.2f}", f"{means[1]:.1f}"] if runs else ["", ""])
 
 
+def test_the_page_on_the_radio_repeats_what_random_shares_and_theta_gave():
+    text = " ".join((ROOT / "docs" / "radio.md").read_text().split())
+    told = text[text.index("Random shares do") : text.index("([three seeds]")]
+    expected = []
+    for net, x, caps in (("lenet", 5.9, (0.9, 0.7, 0.5)), ("alexnet", 24.8, (0.9, 0.5))):
+        assert x == tight_of_caps(net)
+        runs = [*(cell_run(net, "random", x, cap=cap) for cap in caps), cell_run(net, "exact", x)]
+        expected += [f"{fmean(ends(run).values()):.1f}" for run in runs]
+    assert re.findall(r"([\d.]+) %", told) == expected
+
+
 def test_a_changing_cell():
     for scenario, x, *cells in rows_of(SECTIONS["A cell that changes"])[0][1:]:
         net = NETWORKS[scenario.split(",")[0]]
