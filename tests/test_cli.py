@@ -158,7 +158,7 @@ def test_settings_beyond_reason_are_one_clear_line(here, change, message):
         (b"rounds = " + b"9" * 5000, "thousands of digits"),
         (b"rounds = " + b"[" * 5000, "nested too deeply"),
         (b"a = " + b"{a = " * 5000, "nested too deeply"),
-        (b"\0\0", "not valid TOML"),
+        (b"\0\0", "'x.toml' is not valid TOML"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "allocate"])

@@ -26,7 +26,7 @@ from feddrop.methods import METHODS, MethodConfig
 from feddrop.models import ModelConfig
 from feddrop.participation import ParticipationConfig
 from feddrop.radio import RadioConfig
-from feddrop.texts import parse_toml, read_text, user_path
+from feddrop.texts import parse_toml, read_toml, user_path
 
 T = TypeVar("T")
 
@@ -150,18 +150,20 @@ class RunConfig:
             overrides: ``"section.key=value"`` settings that win over the text.
             folder: from where relative file names in the text count; those in the overrides count from here.
         """
-        table = parse_toml(text, "the configuration")
+        return cls._of(parse_toml(text, "the configuration"), overrides, folder)
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+        """Read a configuration from a TOML file; see :meth:`from_toml`."""
+        return cls._of(read_toml(path, "the configuration"), overrides, Path(path).parent.absolute())
+
+    @classmethod
+    def _of(cls, table: dict[str, Any], overrides: Sequence[str], folder: str | Path) -> RunConfig:
         if folder:
             locate(table, Path(folder))
         for override in sorted(overrides, key=_depth):  # a section before its keys, in whichever order they were given
             _override(table, override)
         return from_table(cls, table)
-
-    @classmethod
-    def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-        """Read a configuration from a TOML file; see :meth:`from_toml`."""
-        text = read_text(path, "the configuration")
-        return cls.from_toml(text, overrides, Path(path).parent.absolute())
 
     def located(self) -> RunConfig:
         """Return the same configuration with file names that hold wherever it is read from."""

@@ -56,6 +56,11 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     return dict(_parse(tomllib.loads, text.removeprefix("\ufeff"), what, "TOML"))
 
 
+def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """Read a TOML file; ``what`` it is stands in the error, with its name."""
+    return parse_toml(read_text(path, what), f"{what} {os.fspath(path)!r}")
+
+
 def parse_json(text: str, what: str) -> Any:
     """Parse JSON; ``what`` names it in the error."""
     return _parse(json.loads, text.removeprefix("\ufeff"), what, "JSON")

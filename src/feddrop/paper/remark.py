@@ -140,7 +140,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
         + "\n\n**As trained in the table**, non-IID, first seed, FedDST with its paper's α, both ways together: on "
         "AlexNet FedDrop drops fully-connected layers only, and FedDST's mask covers all, so that equal rates are not "
         "equal sparsities there.\n\n"
-        + markdown_table(["", "FedDrop", "FedDST", "FedDrop sends more by"], trained)
+        + (markdown_table(["", "FedDrop", "FedDST", "FedDrop sends more by"], trained) if trained else "Not run.")
         + "\n"
     )
     note = "as trained, the rate counts over the layers that are dropped: on AlexNet that is not equal sparsity"

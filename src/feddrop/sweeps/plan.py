@@ -15,7 +15,7 @@ import tomli_w
 from feddrop.config import RunConfig, locate
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.files import flat
-from feddrop.texts import parse_toml, read_text, user_path
+from feddrop.texts import read_toml, user_path
 
 MOST = 10_000
 """Runs of a sweep, at most: more is a slip."""
@@ -37,7 +37,7 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     Returns:
         A configuration a run, by a name made of what is varied.
     """
-    table = parse_toml(read_text(path, "the sweep"), "the sweep")
+    table = read_toml(path, "the sweep")
     for key in table:
         one_of("a key of the sweep", key, _KEYS)
     folder = Path(path).parent.absolute()
@@ -100,7 +100,7 @@ def _base(given: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(given, str):
         raise ConfigError(f"base is {shortened(given)}; it must be the name of a TOML file, or a table of settings.")
     path = folder / user_path(given)
-    table = parse_toml(read_text(path, "the base configuration"), "the base configuration")
+    table = read_toml(path, "the base configuration")
     locate(table, path.parent.absolute())
     return table
 
