@@ -19,6 +19,8 @@ ROWS = {  # what is shown: the method, whether its rate may be 0.5 for all, and 
     "federated dropout, units": ('{ name = "feddrop", level = "unit" }', 0.5, True),
     "HeteroFL": ('"heterofl"', 0.5, True),
     "FedRolex": ('"fedrolex"', 0.5, True),
+    "FIARSE": ('"fiarse"', 0.5, True),
+    "FIARSE, by layer": ('{ name = "fiarse", threshold = "layer" }', 0.5, True),
     "FedDST": ('{ name = "feddst", alpha = 0.1, readjust_every = 5 }', 0.5, False),
     "PruneFL": ('{ name = "prunefl", first_rounds = 5, adjust_every = 5, max_density = 0.5 }', None, False),
     "FjORD": ('"fjord"', False, True),

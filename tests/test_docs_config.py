@@ -22,6 +22,7 @@ from feddrop.learning.losses import LOSSES
 from feddrop.learning.means import MEANS
 from feddrop.methods.feddrop import RULES
 from feddrop.methods.feddst import LAYER_SPARSITIES
+from feddrop.methods.fiarse import THRESHOLDS
 from feddrop.models import INITS, MODELS, NORMS
 from feddrop.radio.cell import NOISES
 from feddrop.radio.places import SIGHTS
@@ -41,6 +42,7 @@ CHOICES = {
     "method[feddrop].level": LEVELS,
     "method[feddrop].rule": RULES,
     "method[feddst].layer_sparsity": LAYER_SPARSITIES,
+    "method[fiarse].threshold": THRESHOLDS,
     "model.init": INITS,
     "model.name": MODELS,
     "model.norm": NORMS,

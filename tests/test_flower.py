@@ -118,6 +118,7 @@ SMALL = {
     "feddrop": {"method.level": "unit"},
     "feddst": {**FEDDST, "rounds": 5},
     "fedrolex": {"participation.count": 2},
+    "fiarse": {"rate": "[0.0, 0.3, 0.5, 0.7]"},
     "fjord": {"method.distill": True},
     "heterofl": {"rate": "[0.0, 0.3, 0.5, 0.7]"},
     "prunefl": {"method.first_rounds": 1, "method.first_adjust_every": 1, "method.adjust_every": 1},

@@ -38,6 +38,7 @@ RATE = 0.4
 SMALL = {
     "feddrop": [{}, {"level": "unit", "rule": "holders"}, {"rule": "model", "count": "bernoulli"}],
     "feddst": [{"alpha": 0.3, "readjust_every": 2}],
+    "fiarse": [{}, {"threshold": "layer"}],
     "fjord": [{}, {"widths": (0.3, 0.5, 0.7, 1.0), "distill": True}],
     "prunefl": [
         {"first_rounds": 0, "adjust_every": 2},

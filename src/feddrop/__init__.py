@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from feddrop.methods.fedavg import FedavgConfig, fedavg
     from feddrop.methods.feddrop import FeddropConfig, feddrop
     from feddrop.methods.feddst import FeddstConfig, feddst
+    from feddrop.methods.fiarse import FiarseConfig, at_rate, fiarse
     from feddrop.methods.fjord import FjordConfig, at_width, fjord
     from feddrop.methods.method import Job, Method, Setup, Sizes, Spec, Update, jobs, trained
     from feddrop.methods.prunefl import PruneflConfig, prunefl
@@ -66,6 +67,7 @@ _HOMES = {
     "FeddropError": "errors",
     "FeddropWarning": "errors",
     "FeddstConfig": "methods.feddst",
+    "FiarseConfig": "methods.fiarse",
     "FjordConfig": "methods.fjord",
     "FrameError": "errors",
     "InfeasibleError": "errors",
@@ -103,6 +105,7 @@ _HOMES = {
     "WindowConfig": "methods.windows",
     "alexnet": "models",
     "allocate": "allocation",
+    "at_rate": "methods.fiarse",
     "at_width": "methods.fjord",
     "derive": "seeds",
     "export": "records",
@@ -110,6 +113,7 @@ _HOMES = {
     "feddrop": "methods.feddrop",
     "feddst": "methods.feddst",
     "fedrolex": "methods.windows",
+    "fiarse": "methods.fiarse",
     "fjord": "methods.fjord",
     "from_arrays": "data",
     "from_dataset": "data",
@@ -153,6 +157,7 @@ __all__ = [
     "FeddropError",
     "FeddropWarning",
     "FeddstConfig",
+    "FiarseConfig",
     "FjordConfig",
     "FrameError",
     "InfeasibleError",
@@ -190,6 +195,7 @@ __all__ = [
     "WindowConfig",
     "alexnet",
     "allocate",
+    "at_rate",
     "at_width",
     "derive",
     "export",
@@ -197,6 +203,7 @@ __all__ = [
     "feddrop",
     "feddst",
     "fedrolex",
+    "fiarse",
     "fjord",
     "from_arrays",
     "from_dataset",

@@ -274,8 +274,8 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
     if work.sizes is None:
         raise ConfigError(
             "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
-            "promised by measured costs. Use others (an exact count, no layer rates), or radio.costs = "
-            '"formula".'
+            "promised by measured costs. Use others (an exact count, no layer rates, a threshold by layer), or "
+            'radio.costs = "formula".'
         )
     sizes = lru_cache(maxsize=4096)(work.sizes)
 

@@ -92,7 +92,8 @@ class Costs:
         if work.sizes is None:
             raise ConfigError(
                 "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
-                'planned for. Use others (an exact count, no layer rates), or flower.planning = "given".'
+                "planned for. Use others (an exact count, no layer rates, a threshold by layer), or "
+                'flower.planning = "given".'
             )
         rates = np.linspace(0.0, max_rate, STEPS + 1)
         sizes = [work.sizes(float(rate)) for rate in rates]

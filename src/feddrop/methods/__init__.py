@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from feddrop.errors import ConfigError, named_object, one_of
-from feddrop.methods import fedavg, feddrop, feddst, fjord, prunefl, windows
+from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, windows
 from feddrop.methods.method import Method, MethodFactory, Setup
 
 Builder = Callable[[Setup, Any], Method]
@@ -23,6 +23,7 @@ METHODS: Mapping[str, tuple[type[Any], Builder]] = {
     "feddrop": (feddrop.FeddropConfig, feddrop.feddrop),
     "feddst": (feddst.FeddstConfig, feddst.feddst),
     "fedrolex": (windows.WindowConfig, windows.fedrolex),
+    "fiarse": (fiarse.FiarseConfig, fiarse.fiarse),
     "fjord": (fjord.FjordConfig, fjord.fjord),
     "heterofl": (windows.WindowConfig, windows.heterofl),
     "prunefl": (prunefl.PruneflConfig, prunefl.prunefl),

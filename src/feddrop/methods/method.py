@@ -233,7 +233,7 @@ def trained(
     :func:`feddrop.learning.local.train`. What no value travels of (norm statistics of another width) stays as the
     network has it.
     """
-    params.load_into(network, {name: value for name, value in values.items() if subnet[name].size})
+    params.load_into(network, {name: value for name, value in values.items() if value.numel()})
     mean = train(
         network,
         subnet,
@@ -246,7 +246,7 @@ def trained(
     )
     after = params.from_model(network)
     moved = {
-        name: from_device_shape(after[name] - values[name], piece) if piece.size else torch.empty(0)
+        name: from_device_shape(after[name] - values[name], piece) if values[name].numel() else torch.empty(0)
         for name, piece in subnet.items()
     }
     return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)

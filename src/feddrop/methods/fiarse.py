@@ -1,0 +1,179 @@
+"""FIARSE: a device trains the largest weights of the network, as many as its rate leaves room for.
+
+A weight takes part in a minibatch only while its magnitude is at least the threshold θ that the round began with, so
+that importance is learned with the weights: what sinks below θ is out, and what stands close above it moves faster.
+The network can be cut to any size afterwards (:func:`at_rate`). ``docs/fiarse.md`` tells what is theirs and what is
+ours. With rate 0 for every device it is federated averaging.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from feddrop import params
+from feddrop.errors import one_of
+from feddrop.learning.batches import Inputs, laid_out
+from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, masked
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
+from feddrop.methods.windows import over_holders
+from feddrop.params import Params
+from feddrop.sections import sections_bytes
+from feddrop.subnets.masks import check_rate, kept_count
+from feddrop.subnets.piece import Subnet, from_device_shape, whole
+
+THRESHOLDS = ("network", "layer")
+
+log = logging.getLogger("feddrop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiarseConfig:
+    """FIARSE's own settings.
+
+    Attributes:
+        threshold: ``"network"`` compares all weights with one θ, so that layers of small weights lose most;
+            ``"layer"`` has a θ for every layer, which each keeps a share 1-γ: what a device computes is then known
+            beforehand, as measured costs of a radio need it.
+    """
+
+    threshold: str = "network"
+
+    def __post_init__(self) -> None:
+        one_of("method.threshold", self.threshold, THRESHOLDS)
+
+
+def fiarse(setup: Setup, config: FiarseConfig) -> Method:
+    """Build FIARSE.
+
+    Example:
+        >>> from torch import nn, zeros
+        >>> import feddrop
+        >>> setup = feddrop.Setup(model=nn.Linear(8, 4), example=zeros(1, 8), rounds=3)
+        >>> method = feddrop.fiarse(setup, feddrop.FiarseConfig(threshold="layer"))
+        >>> method.sizes(0.75).kept, method.sizes(0.75).push_bytes
+        ({'weight': 8, 'bias': 4}, 16)
+    """
+    layout = _Layout(setup.model, config)
+
+    def init(_: Params) -> State:
+        if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
+            log.warning(
+                f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest stay about as "
+                "they began, and tests are of the whole network. Give a device rate 0, or test feddrop.at_rate(...)."
+            )
+        return {}
+
+    def plan(_: State, held: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        sent = {rate: layout.payload(held, rate) for rate in set(rates.values())}
+        return [replace(job, payload=sent[job.rate]) for job in jobs(round_, rates, seed)]
+
+    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
+        floors = layout.thresholds(pieces, values)
+
+        def objective(network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
+            own = dict(network.named_parameters())
+            large = {name: _large(own[name], floor) for name, floor in floors.items()}
+            return setup.loss(functional_call(network, large, laid_out(network, x)), y)
+
+        return trained(setup, setup.model, pieces, values, job, batches, objective=objective), memory
+
+    def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        return over_holders(setup, before, updates), state
+
+    sizes = layout.sizes if config.threshold == "layer" else None
+    return Method(init, plan, layout.cut, local, merge, sizes=sizes)
+
+
+def at_rate(setup: Setup, config: FiarseConfig, params_: Params, rate: float) -> nn.Module:
+    """Return the network as a device of a rate holds it: its largest weights, and zeros.
+
+    Args:
+        setup: what the method was built for, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
+        config: the method's settings.
+        params_: the trained parameters.
+        rate: γ.
+    """
+    network = copy.deepcopy(setup.model)
+    layout = _Layout(network, config)
+    params.load_into(network, masked(params_, layout.largest(params_, check_rate(rate))))
+    return network.eval()
+
+
+class _Layout(MaskLayout):
+    """Which weights are the largest, at any rate."""
+
+    def __init__(self, model: nn.Module, config: FiarseConfig) -> None:
+        super().__init__(model)
+        self._by_layer = config.threshold == "layer"
+
+    def largest(self, held: Params, rate: float) -> Masks:
+        """Mark the largest weights, a share 1-γ of the network's or of each layer's."""
+        sizes: dict[str, Floats] = {name: np.abs(held[name].numpy()) for name in self.weights}
+        if self._by_layer:
+            return {name: largest(size, kept_count(size.size, 1.0 - rate)) for name, size in sizes.items()}
+        return self.parted(largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
+
+    def payload(self, held: Params, rate: float) -> dict[str, Tensor]:
+        """Return what a device of a rate must be sent: one bit a weight; nothing where it holds them all."""
+        return {} if self._all(rate) else {"mask": self.joined(self.largest(held, rate))}
+
+    def cut(self, job: Job) -> Subnet:
+        """Return the subnet of a job."""
+        return {name: whole(shape) for name, shape in self._shapes.items()} if self._all(job.rate) else super().cut(job)
+
+    def sizes(self, rate: float) -> Sizes:
+        """Return what a subnet of a rate costs, where every layer keeps its share."""
+        kept = {
+            name: kept_count(math.prod(shape), 1.0 - rate) if name in self.weights else math.prod(shape)
+            for name, shape in self._shapes.items()
+        }
+        return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}))
+
+    def thresholds(self, pieces: Subnet, values: Params) -> dict[str, float]:
+        """Return θ of every weight that has one, from what a device holds: the smallest magnitude that was kept."""
+        cut = [name for name in self.weights if pieces[name].index is not None]
+        among = self.weights if cut and not self._by_layer else cut
+        held = {name: from_device_shape(values[name], pieces[name]) for name in among if pieces[name].size}
+        floors = {name: float(kept.abs().min()) for name, kept in held.items()}
+        if floors and not self._by_layer:
+            floors = dict.fromkeys(self.weights, min(floors.values()))
+        return {name: floor for name, floor in floors.items() if floor > 0.0}  # nothing is below 0
+
+    def _all(self, rate: float) -> bool:
+        counts = [math.prod(shape) for shape in self.weights.values()] if self._by_layer else [self.size]
+        return all(kept_count(count, 1.0 - rate) >= count for count in counts)
+
+
+def _large(weight: Tensor, threshold: float) -> Tensor:
+    large: Tensor = _Large.apply(weight, threshold)  # type: ignore[no-untyped-call]
+    return large
+
+
+class _Large(torch.autograd.Function):
+    """The weights of magnitude θ and more, and zeros.
+
+    The gradient of those is multiplied by 1 + 2θ|w|/(|w|+θ)², which is 1.5 at θ and falls towards 1; the others have
+    none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, threshold: float) -> Tensor:
+        size = weight.abs()
+        active = size >= threshold
+        ctx.save_for_backward(active * (1.0 + 2.0 * threshold * size / (size + threshold).square()))
+        return weight * active
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return slopes[0] * factor, None
