@@ -280,6 +280,64 @@ def test_a_clock_that_spends_too_much_is_called_by_its_name(subband):
     assert np.isinf(why.deadline_s)
 
 
+def plain_least_share(p, z, stretch=1.0):
+    """The slow twin: halving, with the best pace at every share looked at."""
+    low, high = np.full(p.shape, -60.0), np.full(p.shape, 30.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        fits = pace(p, np.exp(middle), stretch=stretch, idle=0.0).z <= z
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    return np.where((high < 30.0) & (p.budget_j > 0), np.exp(high), np.inf)
+
+
+@pytest.mark.parametrize("kind", ["full speed", "energy", "bounded"])
+def test_least_shares_under_subband_noise_are_those_of_halving(kind):
+    """Also where some device is out of reach: of its deadline, of its budget, with a clock that is too fast."""
+    p = power_problems(kind, 3, 6, seed=21, subband=True)
+    rows = np.arange(6)[:, None]
+    p = replace(
+        p,
+        budget_j=np.where((rows == 1) | ((rows == 2) & (np.arange(3) == 1)), 1e-3, 1.0) * p.budget_j,
+        deadline_s=np.where(rows == 3, 0.1, 1.0) * p.deadline_s,
+        least_cpu_hz=np.where(rows == 4, p.cpu_hz, p.least_cpu_hz),
+    )
+    top = np.broadcast_to(1.0 / (1.0 - p.max_rate), p.shape)
+    for stretch in (1.0, 3.0):
+        found, plain = p.least_share(top, stretch), plain_least_share(p, top, stretch)
+        assert np.isinf(plain).any()
+        np.testing.assert_allclose(found, plain, rtol=2e-9)
+    both = p.least_share(np.stack([top, np.ones(p.shape)]))
+    np.testing.assert_allclose(both[0], p.least_share(top), rtol=1e-12)
+    np.testing.assert_allclose(both[1], plain_least_share(p, 1.0), rtol=2e-9)
+
+
+def urban(budget_j, deadline_s):
+    cell = feddrop.RadioConfig(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
+    cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))
+    return cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
+
+
+@pytest.mark.parametrize(("budget_j", "deadline_s"), [(0.2, 20.6), (6.0, 0.5)])
+def test_an_infeasible_round_under_subband_noise_is_explained_in_few_passes(monkeypatch, budget_j, deadline_s):
+    """And what it says would do is just enough, by halving. Passes are counted: 1126 and 474 it took once."""
+    from feddrop.allocation import power
+
+    calls = []
+    monkeypatch.setattr(power, "pace", lambda *args, **more: calls.append(1) or pace(*args, **more))
+    p = urban(budget_j, deadline_s)
+    why = diagnose(p)
+    assert len(calls) <= 200
+    top = np.asarray(1.0 / (1.0 - p.max_rate))
+    for less in (0.0, 1e-8):
+        if np.isfinite(why.deadline_s):
+            load = plain_least_share(p, top, why.deadline_s / p.deadline_s * (1 - less)).sum()
+            assert (load > 1 + 1e-12) == (less > 0)
+        if np.isfinite(why.budget_j):
+            richer = replace(p, budget_j=np.maximum(p.budget_j, why.budget_j * (1 - less)))
+            assert (plain_least_share(richer, top).sum() > 1 + 1e-12) == (less > 0)
+    assert np.isfinite(min(why.deadline_s, why.budget_j))
+
+
 def test_the_quick_iteration_is_the_safe_one():
     """Newton on everything at once finds what the nested search does, or leaves it to that."""
     from feddrop.allocation import exact_power, power_newton

@@ -30,10 +30,8 @@ def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
         problem: a round or a batch of rounds.
         active: devices that have a part, ``[..., num_devices]``.
     """
-    low, high = (
-        np.where(active, np.log(np.minimum(problem.least_share(z), 2.0)), NARROW)
-        for z in (1.0 / (1.0 - problem.max_rate), np.ones(()))
-    )
+    ends = np.stack([np.broadcast_to(1.0 / (1.0 - problem.max_rate), problem.shape), np.ones(problem.shape)])
+    low, high = np.where(active, np.log(np.minimum(problem.least_share(ends), 2.0)), NARROW)
     high = np.maximum(high, low)
     market = _Market(problem, active, low, high)
     with np.errstate(all="ignore"):
