@@ -311,6 +311,27 @@ def test_least_shares_under_subband_noise_are_those_of_halving(kind):
     np.testing.assert_allclose(both[1], plain_least_share(p, 1.0), rtol=2e-9)
 
 
+def test_least_shares_are_those_of_halving_where_computing_leaves_next_to_nothing():
+    """Of the energy, or of the time. The first was 0.4 % too large, and the second said to be out of any reach."""
+    p = PowerProblem(
+        weight=[0.5, 0.5],
+        download_s=[3.222574e-4, 0.01459484],
+        cycles=[3.173000527e9, 621.98358],
+        cpu_hz=[2.133310032e10, 2116615.46],
+        cpu_constant=[2.95764572e-25, 4.6496028e-29],
+        upload_bits=[19.4153465, 531595.133],
+        bandwidth_hz=[7851531.59, 2933392.89],
+        gain_to_noise=[31057214.35, 2.0065194],
+        tx_power_w=[0.40264986, 0.19642218],
+        least_tx_power_w=[0.03440596, 0.06891938],
+        deadline_s=[394.624271, 31168.1325],
+        budget_j=[244169.762, 1.56655303e-6],
+        max_rate=[0.053019456, 0.629334888],
+    )
+    top = 1.0 / (1.0 - p.max_rate)
+    np.testing.assert_allclose(p.least_share(top), plain_least_share(p, top), rtol=1e-7)
+
+
 def urban(budget_j, deadline_s):
     cell = feddrop.RadioConfig(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
     cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))

@@ -28,6 +28,9 @@ MARGIN = 1.0 - 1e-12
 TOLERANCE = 2.0**-30
 """Of q, at Newton's last step; the error after it is its square."""
 
+_FINE = 2.0**-46
+"""The same where what is left after computing matters, which may change a billion times as fast as q."""
+
 _TIE = 2.0**-45
 """Loads so close are the same: full speed then counts as what the deadline asks for."""
 
@@ -341,6 +344,10 @@ def reach(
     def sides(h: Hurry) -> tuple[FloatArray, FloatArray]:
         return z - h.tau, z - c.clock / h.tau**2
 
+    def most(h: Hurry) -> FloatArray:
+        seconds, joules = sides(h)
+        return np.fmin(seconds / h.on_d, joules / h.on_e)
+
     def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
         h = hurry(q, c)
         seconds, joules = sides(h)
@@ -355,12 +362,12 @@ def reach(
     middle = np.sqrt(fastest * np.minimum(z, c.slow_tau))
     first = inverse_log_phi(np.log(c.twice_clock) - 3.0 * np.log(middle) - c.log_ratio)
     first = np.minimum(np.maximum(np.where(np.isfinite(first), first, top), low), top - 1e-6)
-    seconds, joules = sides(hurry(first, c))
-    hopeless = ~((seconds > 0) & (joules > 0))  # if not there, then nowhere
-    q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=TOLERANCE)
-    h = hurry(q, c)
-    seconds, joules = sides(h)
-    return np.maximum(np.fmin(seconds / h.on_d, joules / h.on_e), 0.0), q
+    middling = most(hurry(first, c))
+    hopeless = ~(middling > 0)  # if not there, then nowhere
+    q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=_FINE)
+    r = most(hurry(q, c))
+    # Where computing takes all but a billionth of time or energy, rounding may leave nothing at all for the air.
+    return np.maximum(np.fmax(r, middling), 0.0), np.where(middling > r, first, q)
 
 
 def log_phi(x: FloatArray) -> FloatArray:
