@@ -237,6 +237,21 @@ def test_absent_devices_have_no_part():
     assert allocate(replace(few, weight=few.weight / few.weight.sum())).objective == pytest.approx(found.objective)
 
 
+@pytest.mark.parametrize("noise", ["density", "subband"])
+def test_the_wishes_of_devices_without_samples_set_no_price(noise):
+    """The others have enough, and those could use more than there is: 170 passes went into a price of 1e-200."""
+    samples, deadline_s = np.where(np.isin(np.arange(10), (3, 7)), 0.0, 2000.0), 4.0 if noise == "subband" else 8.0
+    cell = Cell.paper(10, seed=0, samples=samples, deadline_s=deadline_s, budget_j=60.0, noise=noise)
+    problem = cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
+    assert problem.least_share(np.ones(())).sum() > 1
+    found = allocate(problem)
+    assert found.objective == 1
+    assert found.price[0] == 0
+    assert found.iterations <= 10
+    assert found.residual <= 1e-8
+    assert (found.share > 0).all()
+
+
 def test_devices_without_weight_work_or_download():
     p = one_of_power(power_problems("mixed", 4, 1, seed=13), 0)
     for name in ("weight", "cycles", "cpu_constant", "download_s"):
