@@ -240,8 +240,9 @@ class Cell:
         work = self.training_flops(forward_flops) if flops is None else np.asarray(flops, dtype=np.float64)
         cycles = work / self.flop_per_cycle
         held = np.where(channels.present, self.samples, 0.0)
+        whole = np.sum(held, axis=-1, keepdims=True)
         rest = {
-            "weight": held / np.maximum(np.sum(held, axis=-1, keepdims=True), 1.0),
+            "weight": held / np.where(whole > 0, whole, 1.0),
             "deadline_s": np.asarray(self.deadline_s),
             "budget_j": self.budget_j - self.circuit_j,
             "max_rate": np.asarray(self.max_rate),
