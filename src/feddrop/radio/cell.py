@@ -241,7 +241,7 @@ class Cell:
         cycles = work / self.flop_per_cycle
         held = np.where(channels.present, self.samples, 0.0)
         whole = np.sum(held, axis=-1, keepdims=True)
-        rest = {
+        rest: dict[str, Any] = {
             "weight": held / np.where(whole > 0, whole, 1.0),
             "deadline_s": np.asarray(self.deadline_s),
             "budget_j": self.budget_j - self.circuit_j,
