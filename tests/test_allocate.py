@@ -449,6 +449,10 @@ def test_bad_calls():
     for rate, message in ((-0.1, "fixed rate is -0.1; it must be 0 or more"), ([0.1, 0.2], "one for each device")):
         with pytest.raises(ConfigError, match=message):
             allocate(Problem(**(SIMPLE | {"max_rate": [0.9] * 3})), "fixed", rate=rate)
+    alone = {k: v[0] if isinstance(v, list) else v for k, v in SIMPLE.items()} | {"weight": [1.0]}
+    for several in ([0.5] * 5, [[0.5], [0.6]]):  # which would have made five devices, or two rounds, of one
+        with pytest.raises(ConfigError, match="one for each device"):
+            allocate(Problem(**alone), "fixed", rate=several)
     with pytest.raises(ConfigError, match=r"shape \[\]"):
         Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))
 
@@ -459,6 +463,12 @@ def test_a_round_that_leaves_only_devices_without_samples_has_a_residual():
         warnings.simplefilter("error")
         found = allocate(Problem(**values), policy="leave-out")
         assert (found.active.tolist(), found.objective, found.residual) == ([False, True, True], 0.0, 0.0)
+
+
+def test_numbers_whose_squares_overflow_are_numbers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert allocate(Problem(**(SIMPLE | {"budget_j": [1e200] * 3}))).objective >= 1
 
 
 @settings(max_examples=300)

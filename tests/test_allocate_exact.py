@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allocate_cases import DEVICES, KINDS, dual_bound, least_share, one, problems, reference, smallest_z, subband
-from feddrop.allocation import Problem, Status, allocate
+from feddrop.allocation import Problem, Status, SubbandProblem, allocate
 from feddrop.allocation.feasible import settle
 
 ROUNDS = dict.fromkeys(DEVICES, 150) | {100: 40, 300: 15}
@@ -117,6 +117,30 @@ def test_subband_is_feasible_and_stationary(devices: int) -> None:
     assert result.residual <= 1e-9
     if devices == 100:
         assert set(result.binding.ravel()) == {"deadline", "energy", "deadline+energy", "rate cap"}
+
+
+def test_subband_shares_never_fill_more_than_the_band() -> None:
+    """Far below the noise what band is worth is known to 1e-14 only, and so are the shares."""
+    rng = np.random.default_rng(0)
+    for devices in (2, 3):
+        shape = (300, devices)
+        snr = 10.0 ** rng.uniform(-2.5, -1, (300, 1)) / devices * rng.uniform(0.5, 2.0, shape)
+        p = SubbandProblem(
+            weight=rng.dirichlet(np.full(devices, 2.0), 300),
+            push_s=snr * 0.1 * rng.uniform(0.5, 2.0, shape),
+            pull_s=snr * rng.uniform(0.2, 2.0, shape),
+            snr_down=snr * rng.uniform(1.0, 10.0, shape),
+            snr_up=snr,
+            tx_power_w=1.0,
+            compute_s=rng.uniform(0.1, 1.0, shape),
+            compute_j=0.1,
+            deadline_s=1.0,
+            budget_j=np.where(rng.random(shape) < 0.5, np.inf, rng.uniform(0.5, 2.0, shape)),
+            max_rate=0.9,
+        )
+        result = allocate(p, policy="leave-out")
+        assert_feasible(result)
+        assert result.residual <= 1e-9
 
 
 def test_subband_links_and_their_derivatives() -> None:

@@ -237,6 +237,21 @@ def test_absent_devices_have_no_part():
     assert allocate(replace(few, weight=few.weight / few.weight.sum())).objective == pytest.approx(found.objective)
 
 
+@pytest.mark.parametrize("noise", ["density", "subband"])
+def test_the_wishes_of_devices_without_samples_set_no_price(noise):
+    """The others have enough, and those could use more than there is: 170 passes went into a price of 1e-200."""
+    samples, deadline_s = np.where(np.isin(np.arange(10), (3, 7)), 0.0, 2000.0), 4.0 if noise == "subband" else 8.0
+    cell = Cell.paper(10, seed=0, samples=samples, deadline_s=deadline_s, budget_j=60.0, noise=noise)
+    problem = cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
+    assert problem.least_share(np.ones(())).sum() > 1
+    found = allocate(problem)
+    assert found.objective == 1
+    assert found.price[0] == 0
+    assert found.iterations <= 10
+    assert found.residual <= 1e-8
+    assert (found.share > 0).all()
+
+
 def test_devices_without_weight_work_or_download():
     p = one_of_power(power_problems("mixed", 4, 1, seed=13), 0)
     for name in ("weight", "cycles", "cpu_constant", "download_s"):
@@ -278,6 +293,85 @@ def test_a_clock_that_spends_too_much_is_called_by_its_name(subband):
     assert why.devices == [1]
     assert why.constraints == ["energy"]
     assert np.isinf(why.deadline_s)
+
+
+def plain_least_share(p, z, stretch=1.0):
+    """The slow twin: halving, with the best pace at every share looked at."""
+    low, high = np.full(p.shape, -60.0), np.full(p.shape, 30.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        fits = pace(p, np.exp(middle), stretch=stretch, idle=0.0).z <= z
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    return np.where((high < 30.0) & (p.budget_j > 0), np.exp(high), np.inf)
+
+
+@pytest.mark.parametrize("kind", ["full speed", "energy", "bounded"])
+def test_least_shares_under_subband_noise_are_those_of_halving(kind):
+    """Also where some device is out of reach: of its deadline, of its budget, with a clock that is too fast."""
+    p = power_problems(kind, 3, 6, seed=21, subband=True)
+    rows = np.arange(6)[:, None]
+    p = replace(
+        p,
+        budget_j=np.where((rows == 1) | ((rows == 2) & (np.arange(3) == 1)), 1e-3, 1.0) * p.budget_j,
+        deadline_s=np.where(rows == 3, 0.1, 1.0) * p.deadline_s,
+        least_cpu_hz=np.where(rows == 4, p.cpu_hz, p.least_cpu_hz),
+    )
+    top = np.broadcast_to(1.0 / (1.0 - p.max_rate), p.shape)
+    for stretch in (1.0, 3.0):
+        found, plain = p.least_share(top, stretch), plain_least_share(p, top, stretch)
+        assert np.isinf(plain).any()
+        np.testing.assert_allclose(found, plain, rtol=2e-9)
+    both = p.least_share(np.stack([top, np.ones(p.shape)]))
+    np.testing.assert_allclose(both[0], p.least_share(top), rtol=1e-12)
+    np.testing.assert_allclose(both[1], plain_least_share(p, 1.0), rtol=2e-9)
+
+
+def test_least_shares_are_those_of_halving_where_computing_leaves_next_to_nothing():
+    """Of the energy, or of the time. The first was 0.4 % too large, and the second said to be out of any reach."""
+    p = PowerProblem(
+        weight=[0.5, 0.5],
+        download_s=[3.222574e-4, 0.01459484],
+        cycles=[3.173000527e9, 621.98358],
+        cpu_hz=[2.133310032e10, 2116615.46],
+        cpu_constant=[2.95764572e-25, 4.6496028e-29],
+        upload_bits=[19.4153465, 531595.133],
+        bandwidth_hz=[7851531.59, 2933392.89],
+        gain_to_noise=[31057214.35, 2.0065194],
+        tx_power_w=[0.40264986, 0.19642218],
+        least_tx_power_w=[0.03440596, 0.06891938],
+        deadline_s=[394.624271, 31168.1325],
+        budget_j=[244169.762, 1.56655303e-6],
+        max_rate=[0.053019456, 0.629334888],
+    )
+    top = 1.0 / (1.0 - p.max_rate)
+    np.testing.assert_allclose(p.least_share(top), plain_least_share(p, top), rtol=1e-7)
+
+
+def urban(budget_j, deadline_s):
+    cell = feddrop.RadioConfig(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
+    cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))
+    return cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
+
+
+@pytest.mark.parametrize(("budget_j", "deadline_s"), [(0.2, 20.6), (6.0, 0.5)])
+def test_an_infeasible_round_under_subband_noise_is_explained_in_few_passes(monkeypatch, budget_j, deadline_s):
+    """And what it says would do is just enough, by halving. Passes are counted: 1126 and 474 it took once."""
+    from feddrop.allocation import power
+
+    calls = []
+    monkeypatch.setattr(power, "pace", lambda *args, **more: calls.append(1) or pace(*args, **more))
+    p = urban(budget_j, deadline_s)
+    why = diagnose(p)
+    assert len(calls) <= 200
+    top = np.asarray(1.0 / (1.0 - p.max_rate))
+    for less in (0.0, 1e-8):
+        if np.isfinite(why.deadline_s):
+            load = plain_least_share(p, top, why.deadline_s / p.deadline_s * (1 - less)).sum()
+            assert (load > 1 + 1e-12) == (less > 0)
+        if np.isfinite(why.budget_j):
+            richer = replace(p, budget_j=np.maximum(p.budget_j, why.budget_j * (1 - less)))
+            assert (plain_least_share(richer, top).sum() > 1 + 1e-12) == (less > 0)
+    assert np.isfinite(min(why.deadline_s, why.budget_j))
 
 
 def test_the_quick_iteration_is_the_safe_one():

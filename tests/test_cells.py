@@ -302,6 +302,33 @@ def test_in_a_dynamic_cell_clocks_stay_in_the_range_of_their_kind():
     assert clocks[:, ~low].min() >= 1.5e9
 
 
+@pytest.mark.parametrize("noise", ["density", "subband"])
+def test_no_clock_is_chosen_below_the_lowest_of_its_kind(noise):
+    """A phone that has time and little energy would be given 6 MHz."""
+    config = RadioConfig(preset="urban-macro", noise=noise, deadline_s=60.0, bits_per_parameter=32.0)
+    lowest = {KINDS[name].cpu_hz[1]: KINDS[name].cpu_hz[0] for name in GROUPS["phone"]}
+    for dynamic in (False, True):
+        cell = replace(config, dynamic=dynamic).cell(10, 2000, seed=1)
+        channels = cell.draw(1, 1)
+        least = np.array([lowest[clock] for clock in cell.cpu_hz])
+        for choose in (("cpu",), ("power", "cpu")):
+            found = allocate(cell.problem(channels, **LENET, choose=choose), policy="leave-out")
+            assert (found.cpu_hz[found.active] >= least[found.active]).all()
+            assert (found.cpu_hz[found.active] <= channels.cpu_hz[found.active]).all()
+            assert (found.cpu_hz == least).any()
+            assert found.residual <= 1e-8
+
+
+def test_who_has_a_lowest_clock():
+    """A kind's own; at most the clock that a device is given; the paper's devices have none."""
+    slow = RadioConfig(devices="phone-low", cpu_hz=(0.2e9, 0.4e9)).cell(20, 10, seed=0)
+    problem = slow.problem(slow.draw(1, 0), **LENET, choose=("cpu",))
+    np.testing.assert_array_equal(problem.least_cpu_hz, np.minimum(0.3e9, slow.cpu_hz))
+    assert (slow.cpu_hz < 0.3e9).any()
+    paper = RadioConfig(control=("rate", "share", "cpu")).cell(5, 10, seed=0)
+    assert (paper.problem(paper.draw(1, 0), **LENET, choose=("cpu",)).least_cpu_hz == 0).all()
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_power_at_the_highest_clock_is_what_was_measured(name):
     watts = {"phone-low": 2.1, "phone-mid": 1.2, "phone-high": 4.6, "pi-4": 5.6, "pi-5": 9.6, "jetson-nano": 10.0}

@@ -208,6 +208,14 @@ def test_the_problem_is_the_formula_at_rate_0_over_the_whole_band():
     assert isinstance(replace(c, noise="subband").problem(channels, **MODEL), SubbandProblem)
 
 
+def test_weights_are_parts_of_the_samples_whatever_these_count():
+    for samples in (1e-3, 0.05, 1.0, 1e9):
+        c = Cell.paper(4, seed=2, samples=samples * np.arange(4))
+        np.testing.assert_allclose(c.problem(c.draw(0, 0), **MODEL).weight, np.arange(4) / 6)
+    empty = Cell.paper(4, seed=2, samples=0.0)
+    assert (empty.problem(empty.draw(0, 0), **MODEL).weight == 0).all()
+
+
 def test_the_budget_is_net_of_the_circuit():
     c = Cell.paper(seed=2, budget_j=300.0)
     np.testing.assert_allclose(c.problem(c.draw(0, 0), **MODEL).budget_j, 299.9)

@@ -152,7 +152,7 @@ def _fixed_rate(rate: npt.ArrayLike | None, problem: AnyProblem) -> npt.NDArray[
         raise ConfigError("The method 'fixed' needs a rate: --rate 0.3 on the command line, rate=0.3 in Python.")
     try:
         given = np.asarray(rate, dtype=np.float64)
-        np.broadcast_shapes(given.shape, problem.shape)
+        np.broadcast_to(given, problem.shape)
     except (TypeError, ValueError):
         raise ConfigError(f"The fixed rate is {rate}; it must be a number, or one for each device.") from None
     if not np.all(given <= problem.max_rate):

@@ -68,6 +68,10 @@ class _Block:
     q_moves: FloatArray | float = 0.0
     log_price: FloatArray | float = 0.0
 
+    def shares(self, r: FloatArray) -> FloatArray:
+        """Shares of the active devices at these inverses."""
+        return np.where(self.active, 1.0 / r, 0.0)
+
     def start(self) -> FloatArray:
         """Σ sqrt(w α), as if z were α/ρ, ``[..., 1]``: at the price of its square the shares would fill the band."""
         h = hurry(self.q, self.needs)
@@ -157,13 +161,16 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         starts = range(0, problem.shape[-1], BLOCK)
         parts = [part_of(problem, slice(first, first + BLOCK)) for first in starts]
         blocks = [_block(part, active[..., i : i + BLOCK]) for i, part in zip(starts, parts, strict=True)]
-        least, most = (
-            [np.where(block.active, 1.0 / r, 0.0) for block, r in zip(blocks, rs, strict=True)]
-            for rs in ([block.r_high for block in blocks], [block.r_low for block in blocks])
-        )
-        fewest, enough = sum_of([total(each) for each in least]), sum_of([total(each) for each in most])
+        least = [block.shares(block.r_high) for block in blocks]
+        fewest = sum_of([total(each) for each in least])
         if not (fewest <= FITS).all():
             return None
+        # Where not all can have enough, who weighs nothing is content with the least: his wishes set no price.
+        scarce = sum_of([total(block.shares(block.r_low)) for block in blocks]) > BAND
+        for block in blocks:
+            block.r_low = np.where(scarce & (block.weight <= _NOBODY), block.r_high, block.r_low)
+        most = [block.shares(block.r_low) for block in blocks]
+        enough = sum_of([total(each) for each in most])
         loose, tight = enough <= BAND, fewest >= BAND
         start = 1.0 / sum_of([block.start() for block in blocks])
         if tight.any():

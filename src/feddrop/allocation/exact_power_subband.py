@@ -30,11 +30,12 @@ def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
         problem: a round or a batch of rounds.
         active: devices that have a part, ``[..., num_devices]``.
     """
-    low, high = (
-        np.where(active, np.log(np.minimum(problem.least_share(z), 2.0)), NARROW)
-        for z in (1.0 / (1.0 - problem.max_rate), np.ones(()))
-    )
+    ends = np.stack([np.broadcast_to(1.0 / (1.0 - problem.max_rate), problem.shape), np.ones(problem.shape)])
+    low, high = np.where(active, np.log(np.minimum(problem.least_share(ends), 2.0)), NARROW)
     high = np.maximum(high, low)
+    # Where not all can have enough, who weighs nothing is content with the least: his wishes set no price.
+    scarce = total(np.where(active, np.exp(high), 0.0)) > BAND
+    high = np.where(scarce & (problem.weight <= 0), low, high)
     market = _Market(problem, active, low, high)
     with np.errstate(all="ignore"):
         least, enough = (np.where(active, np.exp(y), 0.0) for y in (low, high))

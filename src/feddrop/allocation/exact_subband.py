@@ -37,6 +37,7 @@ def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
         loose, tight = most <= BAND, fewest >= BAND
         s, passes = clear(market.demand, market.slope, _start(problem, active, low, high, tight), loose | tight)
         share = market.shares(s)[0]
+        share = share * np.minimum(1.0, BAND / total(share))
         share = np.where(tight, least * (BAND / fewest), share)
         share = np.where(loose, free * (BAND / most), share)
         price = np.where(loose, 0.0, 1.0 / s**2)

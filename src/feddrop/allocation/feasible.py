@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.allocation.problem import BoolArray, FloatArray, total
+from feddrop.allocation.roots import edge
 from feddrop.allocation.solution import AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
@@ -111,8 +112,18 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
         problem: one round; of a batch, the first infeasible round is explained.
         equal: whether the band must be split equally.
     """
-    over = ~(_load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS)
+    over = ~fits(problem, equal=equal)
     return _explain(problem, over, equal) if over.any() else None
+
+
+def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
+    """Whether a round is feasible, ``[..., 1]``.
+
+    Args:
+        problem: a round or a batch of rounds.
+        equal: whether the band must be split equally.
+    """
+    return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 
 def settle(
@@ -132,17 +143,17 @@ def settle(
     """
     active = everyone(problem)
     least = problem.least_share(_top(problem))
-    fits = _load(least, active, equal) <= FITS
-    if fits.all():
+    fine = _load(least, active, equal) <= FITS
+    if fine.all():
         return problem, active
-    hopeless = ~fits
+    hopeless = ~fine
     if policy == "leave-out":
-        active = np.where(fits, active, _fewest_left_out(least, active, equal))
+        active = np.where(fine, active, _fewest_left_out(least, active, equal))
         hopeless = total(active) == 0
         if not hopeless.any():
             return problem, active
     elif policy == "stretch":
-        factor = np.where(fits, 1.0, _stretch(problem, active, equal))
+        factor = np.where(fine, 1.0, _stretch(problem, active, equal))
         hopeless = np.isinf(factor)
         if not hopeless.any():
             longer = problem.deadline_s * (factor if len(problem.shape) == 2 else factor[0])
@@ -223,53 +234,45 @@ def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolA
 def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
     """Smallest factor on the deadline at which the load fits, ``[..., 1]``; inf where the budgets forbid any."""
 
-    def load(factor: FloatArray) -> FloatArray:
-        return _load(problem.least_share(_top(problem), factor), active, equal)
+    def over(log_factor: FloatArray) -> FloatArray:
+        with np.errstate(over="ignore"):
+            return _over(_load(problem.least_share(_top(problem), np.exp(log_factor)), active, equal))
 
-    never = ~(load(np.full((*problem.shape[:-1], 1), np.inf)) <= _ROOMY)
-    high = np.where(never, np.inf, 1.0)
-    low = np.zeros_like(high)
-    while (over := ~(load(high) <= _ROOMY) & ~never).any():
-        low, high = np.where(over, high, low), np.where(over, 2 * high, high)
-    # The load is convex in the factor, so its chord meets 1 on the feasible side; halving guards against a slow end.
-    f_low, f_high = load(low), load(high)
-    for number in range(200):
-        with np.errstate(all="ignore"):
-            chord = high - (high - low) * (_ROOMY - f_high) / (f_low - f_high)
-        inside = (chord > low) & (chord < high) & (number % 2 == 0)
-        middle = np.where(inside, chord, 0.5 * (low + high))
-        if not ((middle > low) & (middle < high) & (low < (1.0 - 1e-13) * high) & ~never).any():
-            break
-        f = load(middle)
-        fine = f <= _ROOMY
-        high, f_high = np.where(fine, middle, high), np.where(fine, f, f_high)
-        low, f_low = np.where(fine, low, middle), np.where(fine, f_low, f)
-    return high
+    low = np.zeros((*problem.shape[:-1], 1))
+    never = over(np.full_like(low, np.inf)) > 0
+    if never.all():
+        return np.full_like(low, np.inf)
+    f_low = over(low)
+    high = np.where(never | (f_low <= 0), 0.0, np.log(2.0))
+    while (late := ((f_high := over(high)) > 0) & (high > 0)).any():
+        low, f_low, high = np.where(late, high, low), np.where(late, f_high, f_low), np.where(late, 2.0 * high, high)
+    return np.where(never, np.inf, np.exp(edge(over, (low, f_low), (high, f_high), width=1e-13)))
 
 
 def _smallest_budget(problem: AnyProblem, active: BoolArray, equal: bool) -> float:
     """Smallest budget of a single round that, given to all who have less, makes the load fit; inf if none does."""
 
-    def fits(budget_j: float) -> bool:
-        richer = replace(problem, budget_j=np.maximum(problem.budget_j, budget_j))
-        return bool((_load(richer.least_share(_top(problem)), active, equal) <= _ROOMY).all())
+    def over(log_budget: FloatArray) -> FloatArray:
+        richer = replace(problem, budget_j=np.maximum(problem.budget_j, np.exp(log_budget)))
+        return _over(_load(richer.least_share(_top(problem)), active, equal))
 
-    if not fits(np.inf):
+    most, step, high = np.log(_MOST_J), np.log(16.0), np.zeros(1)
+    if over(np.full(1, most)) > 0:
         return np.inf
-    high = 1.0
-    while not fits(high):
-        high *= 16.0
-        if high > _MOST_J:
-            return np.inf
-    low = high
-    while low > 1.0 / _MOST_J and fits(low):
-        low /= 16.0
-    while low < (1.0 - 1e-13) * high:
-        middle = float(np.sqrt(low) * np.sqrt(high))
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    low, f_low = high, (f_high := over(high))
+    while f_high > 0:
+        low, f_low, high, step = high, f_high, np.minimum(high + step, most), 2.0 * step
+        f_high = over(high)
+    while f_low <= 0 and low > -most:
+        high, f_high, low, step = low, f_low, np.maximum(low - step, -most), 2.0 * step
+        f_low = over(low)
+    return float(np.exp(edge(over, (low, f_low), (high, f_high), width=1e-13))[0])
+
+
+def _over(load: FloatArray) -> FloatArray:
+    """Logarithm of a load, above 0 where it does not fit; a number even where no band would do."""
+    with np.errstate(divide="ignore"):
+        return np.where(load < np.inf, np.clip(np.log(load / _ROOMY), -700.0, 700.0), 700.0)
 
 
 def _called(device: int, names: Sequence[str]) -> str:

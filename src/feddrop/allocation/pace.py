@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.allocation.problem import FloatArray, positive
+from feddrop.allocation.problem import FloatArray
 from feddrop.allocation.roots import root
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ MARGIN = 1.0 - 1e-12
 TOLERANCE = 2.0**-30
 """Of q, at Newton's last step; the error after it is its square."""
 
-_IDLE = float(np.log(MARGIN))
-"""A device that need not drop anything takes so much of the deadline (its logarithm), to save energy."""
+_FINE = 2.0**-46
+"""The same where what is left after computing matters, which may change a billion times as fast as q."""
 
 _TIE = 2.0**-45
 """Loads so close are the same: full speed then counts as what the deadline asks for."""
@@ -135,8 +135,7 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
         air: what the air takes, at some shares.
         stretch: a factor on the deadline.
     """
-    deadline_s = np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS)
-    budget_j = np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES)
+    deadline_s, budget_j = _limits(problem, stretch)
     clock = problem.cpu_constant * problem.cycles**2 * problem.cycles / deadline_s**2 / budget_j
     ratio = air.noise_w * (deadline_s / budget_j)
     fast = np.maximum(problem.cycles / problem.cpu_hz / deadline_s, _NO_TIME)
@@ -159,6 +158,14 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
         fast_grown=grown,
         slow_grown=np.expm1(air.x_low),
         full_odds=np.maximum(by_power, by_clock) * (1.0 + 1e-9),  # a hair more: there both are at their highest exactly
+    )
+
+
+def _limits(problem: PowerProblem, stretch: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+    """Deadlines and budgets to divide by."""
+    return (
+        np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS),
+        np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES),
     )
 
 
@@ -237,7 +244,12 @@ class Pace(NamedTuple):
 
 
 def pace(
-    problem: PowerProblem, share: FloatArray, *, guess: FloatArray | None = None, stretch: FloatArray | float = 1.0
+    problem: PowerProblem,
+    share: FloatArray,
+    *,
+    guess: FloatArray | None = None,
+    stretch: FloatArray | float = 1.0,
+    idle: float = MARGIN,
 ) -> Pace:
     """Choose clock and power at given shares: the smallest z or, where nothing need be dropped, the least energy.
 
@@ -246,6 +258,8 @@ def pace(
         share: of the problem's shape, positive.
         guess: q to begin with.
         stretch: a factor on the deadline.
+        idle: a device that need not drop anything takes so much of the deadline, to save energy; 0 for the smallest z,
+            below 1 too.
     """
     with np.errstate(all="ignore"):
         air = problem.link(share)
@@ -253,14 +267,14 @@ def pace(
         low, top = c.bounds()[0], c.top()
 
         def gap(deadline: FloatArray, energy: FloatArray) -> FloatArray:
-            return np.log(deadline) - np.maximum(np.log(energy), _IDLE) + _TIE
+            return np.log(deadline) - np.log(np.maximum(energy, idle)) + _TIE
 
         def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
             h = hurry(q, c)
             deadline, energy = h.on_d + h.tau, h.on_e + c.clock / h.tau**2
             # A second less costs λ joules, whether clock or radio saves it.
             change = h.d_tau - c.up / h.x**2 * h.d_x
-            return gap(deadline, energy), h.per_q * change * (1.0 / deadline + (energy > 1.0) * h.odds / energy)
+            return gap(deadline, energy), h.per_q * change * (1.0 / deadline + (energy > idle) * h.odds / energy)
 
         on_d, on_e, tau, watts = c.full_speed()
         ends = np.zeros(np.shape(on_d), np.bool_), gap(on_d + tau, on_e + watts) >= 0
@@ -271,14 +285,14 @@ def pace(
         q = root(apart, low, top, first, tolerance=TOLERANCE, ends=ends)
         h = hurry(q, c)
         even = np.where(q >= top, 1.0, np.where(q <= low, 0.0, 1.0 - 1.0 / (1.0 + h.odds)))
-        fall_s, fall_j = air.falls(h.x)
+        (fall_s, fall_j), (deadline_s, budget_j) = air.falls(h.x), _limits(problem, stretch)
         cpu_hz, tx_power_w = chosen(problem, h.tau, h.x, c, stretch, air)
         return Pace(
             cpu_hz=cpu_hz,
             tx_power_w=tx_power_w,
             deadline=h.on_d + h.tau,
             energy=h.on_e + c.clock / h.tau**2,
-            fall=even * fall_s / (problem.deadline_s * stretch) + (1.0 - even) * fall_j / positive(problem.budget_j),
+            fall=even * fall_s / deadline_s + (1.0 - even) * fall_j / budget_j,
             q=q,
         )
 
@@ -330,6 +344,10 @@ def reach(
     def sides(h: Hurry) -> tuple[FloatArray, FloatArray]:
         return z - h.tau, z - c.clock / h.tau**2
 
+    def most(h: Hurry) -> FloatArray:
+        seconds, joules = sides(h)
+        return np.fmin(seconds / h.on_d, joules / h.on_e)
+
     def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
         h = hurry(q, c)
         seconds, joules = sides(h)
@@ -344,12 +362,12 @@ def reach(
     middle = np.sqrt(fastest * np.minimum(z, c.slow_tau))
     first = inverse_log_phi(np.log(c.twice_clock) - 3.0 * np.log(middle) - c.log_ratio)
     first = np.minimum(np.maximum(np.where(np.isfinite(first), first, top), low), top - 1e-6)
-    seconds, joules = sides(hurry(first, c))
-    hopeless = ~((seconds > 0) & (joules > 0))  # if not there, then nowhere
-    q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=TOLERANCE)
-    h = hurry(q, c)
-    seconds, joules = sides(h)
-    return np.maximum(np.fmin(seconds / h.on_d, joules / h.on_e), 0.0), q
+    middling = most(hurry(first, c))
+    hopeless = ~(middling > 0)  # if not there, then nowhere
+    q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=_FINE)
+    r = most(hurry(q, c))
+    # Where computing takes all but a billionth of time or energy, rounding may leave nothing at all for the air.
+    return np.maximum(np.fmax(r, middling), 0.0), np.where(middling > r, first, q)
 
 
 def log_phi(x: FloatArray) -> FloatArray:

@@ -1,13 +1,13 @@
 r"""Rate, share, transmit power and clock speed of a round, chosen together.
 
-The paper fixes every device's power and clock. Here they are chosen too, up to the device's limits. For the *full*
+The paper fixes every device's power and clock. Here they are chosen too, within the device's limits. For the *full*
 model over the *whole* band, device k takes d_k seconds to download; its C_k cycles at f hertz take C_k/f seconds and
 Ω_k C_k f² joules; its L_k bits go up at ρB log2(1 + P g_k/N). With s = 1-γ the part that is kept:
 
     minimise    Σ w_k / s_k     over s, ρ, f, P
     subject to  s (d/ρ + C/f + L/(ρ B log2(1 + P g/N)))         <= T0          deadline
                 s (Ω C f² + P L/(ρ B log2(1 + P g/N)))          <= E           energy, net of the circuit's
-                Σ ρ <= 1,   1-θ <= s <= 1,   0 < f <= f_max,   0 < P <= P_max
+                Σ ρ <= 1,   1-θ <= s <= 1,   f_min <= f <= f_max,   P_min <= P <= P_max
 
 **Convex, seen the right way.** Let z = 1/s, r >= 1/ρ, and let a device plan *per unit of the full model*: τ = C/f
 seconds to compute and t seconds to upload. With L' = L ln2/B and x = L' r/t, the spectral efficiency in nats,
@@ -16,7 +16,8 @@ P = (N/g)(e^x - 1), and the problem reads
     minimise    Σ w z           over z, ρ, r, τ, t
     subject to  D = (d r + τ + t) / T0                              <= z
                 E = (Ω C³/τ² + t (N/g)(e^(L' r/t) - 1)) / E         <= z
-                r >= 1/ρ,   Σ ρ <= 1,   1 <= z <= 1/(1-θ),   τ >= C/f_max,   t >= L' r/x_max
+                r >= 1/ρ,   Σ ρ <= 1,   1 <= z <= 1/(1-θ),   C/f_max <= τ <= C/f_min,
+                L' r/x_max <= t <= L' r/x_min
 
 t e^(L' r/t) is the perspective of the exponential, so convex; Ω C³/τ² and 1/ρ are convex; the rest is linear. The
 change of variables is smooth and one to one, so a point that satisfies the KKT conditions in (z, ρ, f, P) is optimal.
@@ -60,12 +61,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddrop.allocation.pace import MARGIN, Link, Pace, pace, reach
+from feddrop.allocation.pace import MARGIN, Link, Pace, needs, pace, reach
 from feddrop.allocation.problem import BoolArray, FloatArray, Problem, coerce, refuse
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link
 
 _LN2 = float(np.log(2.0))
+_TOLERANCE = 2.0**-38
+"""Of log ρ, at Newton's last step; the error after it is far smaller, and ``MARGIN`` covers it."""
+
+_FIRST = -3.0
+"""Of log ρ to begin with: so far below that of a spectral efficiency of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,18 +203,43 @@ class SubbandPowerProblem(PowerProblem):
         )
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
-        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does."""
-        level = np.log(np.asarray(z) * MARGIN)
+        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does.
+
+        z may have axes before those of the problem.
+        """
+        z = np.broadcast_to(z, np.broadcast_shapes(np.shape(z), self.shape)) * MARGIN
         found: Pace | None = None
-
-        def over(y: FloatArray) -> tuple[FloatArray, FloatArray]:
-            nonlocal found
-            found = pace(self, np.exp(y), stretch=stretch, guess=found.q if found else None)
-            return np.log(found.z) - level, -found.fall / found.z
-
         with np.errstate(all="ignore"):
-            y = root(over, np.full(self.shape, NARROW), np.full(self.shape, WIDE), np.zeros(self.shape))
-            return np.where((self.budget_j > 0) & (y < WIDE), np.exp(y), np.inf)
+            hopeless, floor, first = self._endless(z, stretch)
+            level = np.log(z - floor)
+
+            def over(y: FloatArray) -> tuple[FloatArray, FloatArray]:
+                nonlocal found
+                found = pace(self, np.exp(y), stretch=stretch, guess=found.q if found else None, idle=0.0)
+                return np.log(found.z - floor) - level, -found.fall / (found.z - floor)
+
+            # Whoever is hopeless stays at the first share: far from there, the others would wait for his pace.
+            low, high = np.where(hopeless, first, NARROW), np.full(z.shape, WIDE)
+            y = root(over, low, high, first, tolerance=_TOLERANCE, ends=(hopeless, np.zeros_like(hopeless)))
+            return np.where((self.budget_j > 0) & ~hopeless, np.exp(y), np.inf)
+
+    def _endless(self, z: FloatArray, stretch: FloatArray | float) -> tuple[BoolArray, FloatArray, FloatArray]:
+        """What an endless band would do; there a bit costs the same joules at any power.
+
+        Returns:
+            Who needs more than z even then; for the others, a little less than what they need then (in log ρ the
+            logarithm of what is above that is nearly a line); and a log ρ that is rather too small, to begin with.
+        """
+        c = needs(self, self.link(np.ones(self.shape)), stretch)
+        on_air = c.down * np.log1p(self.download_snr) / self.download_snr
+        on_air = on_air + c.up / (self.gain_to_noise * self.tx_power_w)
+        tau = np.fmax(np.sqrt(c.clock / (z - c.radio)), c.fast_tau)
+        reached = (c.radio < z) & (tau <= c.slow_tau) & (on_air + tau < z)
+        for _ in range(3):  # from where energy needs z to where it needs as much as the deadline; never beyond
+            gap = c.radio + c.clock / tau**2 - on_air - tau
+            tau = tau + np.maximum(gap, 0.0) / (1.0 + 2.0 * c.clock / tau**3)
+        floor = np.maximum(on_air + np.minimum(tau, c.slow_tau), c.radio + c.clock / c.slow_tau**2)
+        return ~(reached & (floor < z)), floor, np.log((c.down + c.up) / z) + _FIRST
 
     def _push_s(self) -> FloatArray:
         """Seconds to download at 1 bit/s/Hz over the whole band."""

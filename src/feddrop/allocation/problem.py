@@ -164,10 +164,10 @@ _MAY_BE_ZERO = (
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
-    # The usual case first, in one or two quick calls: NaN and inf make the product NaN or inf.
+    # The usual case first, in one or two quick calls; the least of numbers with a NaN is NaN.
     if value.ndim == 0 and 0 < value.item() < (1 if name == "max_rate" else np.inf):
         return
-    if value.ndim == 1 and name != "max_rate" and value.min() > 0 and value.dot(value) < np.inf:
+    if value.ndim == 1 and name != "max_rate" and value.min() > 0 and value.max() < np.inf:
         return
     if name == "budget_j":
         refuse(name, value, value > -np.inf, "a number, or inf for no budget", shape)

@@ -1,8 +1,8 @@
-"""Two safeguarded Newton iterations: one root a device, and the one price that clears the band.
+"""Three safeguarded searches: one root a device, the one price that clears the band, and an edge without slopes.
 
-Both keep a bracket and take Newton's step when it falls inside. Otherwise, and when steps do not get shorter fast
-enough (the first) or on every eighth pass (the second), they halve the bracket: the number of passes is bounded by the
-bits of a float, whatever the number of devices.
+All keep a bracket. The first two take Newton's step when it falls inside. Otherwise, and when steps do not get shorter
+fast enough (the first) or on every eighth pass (the second), they halve the bracket: the number of passes is bounded by
+the bits of a float, whatever the number of devices.
 """
 
 from __future__ import annotations
@@ -61,6 +61,46 @@ def root(
         if found.all():
             break
     return x
+
+
+def edge(
+    f: Callable[[FloatArray], FloatArray],
+    low: tuple[FloatArray, FloatArray],
+    high: tuple[FloatArray, FloatArray],
+    *,
+    width: float,
+) -> FloatArray:
+    """Find where falling functions come down to zero, elementwise: the closest x found at which they are not above it.
+
+    By Chandrupatla's method: inverse quadratic interpolation through the last three points where these look like a
+    smooth curve, else halving. Ten calls or so, where halving alone would take 45.
+
+    Args:
+        f: from x to the values there; all are finite.
+        low: left ends of the brackets, where the functions are above zero, and the values there; an end that is the
+            same as the right one is the answer.
+        high: right ends, where the functions are not above zero, and the values there.
+        width: of the bracket at the end; more where a float of that size has no such digits.
+    """
+    (a, fa), (b, fb) = low, high
+    c, fc, part = a, fa, np.full_like(a, 0.5)
+    for _ in range(PASSES):
+        wide = np.maximum(width, 2.0**-50 * np.abs(b))
+        if not (np.abs(b - a) > wide).any():
+            break
+        x = a + part * (b - a)
+        fx = f(x)
+        # The edge is between a and b; c is the last point before a on its side.
+        same = (fx <= 0) == (fa <= 0)
+        b, fb, c, fc = (np.where(same, *pair) for pair in ((b, a), (fb, fa), (a, b), (fa, fb)))
+        a, fa = x, fx
+        with np.errstate(all="ignore"):
+            at, height = (a - b) / (c - b), (fa - fb) / (fc - fb)
+            smooth = (height**2 < at) & ((1.0 - height) ** 2 < 1.0 - at)
+            part = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+            least = 0.5 * wide / np.abs(b - a)
+        part = np.where(smooth & (least < 0.5), np.minimum(np.maximum(part, least), 1.0 - least), 0.5)
+    return np.where(fa <= 0, a, b)
 
 
 Total = Callable[[FloatArray], FloatArray]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.allocation import diagnose
+from feddrop.allocation.feasible import fits
 from feddrop.errors import ConfigError
 from feddrop.radio.cell import Cell, Channels
 
@@ -53,7 +53,7 @@ def smallest_bandwidth(cell: Cell, channels: Channels, **model: Any) -> float:
     """
 
     def feasible(bandwidth_hz: float) -> bool:
-        return diagnose(replace(cell, bandwidth_hz=bandwidth_hz).problem(channels, **model)) is None
+        return bool(fits(replace(cell, bandwidth_hz=bandwidth_hz).problem(channels, **model)).all())
 
     high = cell.bandwidth_hz
     while not feasible(high):

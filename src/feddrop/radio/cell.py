@@ -72,6 +72,7 @@ class Cell:
         bits_per_parameter: Q of the paper's formula.
         flop_per_cycle: floating-point operations a CPU does in a cycle.
         max_rate: θ.
+        least_cpu_hz: the lowest clock that may be chosen, where clocks are; a device whose f is below it stays at f.
         dynamics: what else changes from round to round; None for a cell that stays as it is.
 
     Example:
@@ -98,6 +99,7 @@ class Cell:
     bits_per_parameter: float = 256.0
     flop_per_cycle: FloatArray | float = 16.0
     max_rate: float = 0.9
+    least_cpu_hz: FloatArray | float = 0.0
     dynamics: Dynamics | None = None
 
     def __post_init__(self) -> None:
@@ -109,8 +111,8 @@ class Cell:
             if value.shape not in ((), shape):
                 raise ConfigError(f"{name} has {value.size} values for {shape[0]} devices; give one, or one a device.")
             object.__setattr__(self, name, np.broadcast_to(value, shape))
-            good = value >= 0 if name in ("samples", "circuit_j") else value > 0
-            rule = "not negative" if name in ("samples", "circuit_j") else "positive"
+            good = value >= 0 if name in _MAY_BE_ZERO else value > 0
+            rule = "not negative" if name in _MAY_BE_ZERO else "positive"
             if name != "budget_j":
                 good, rule = good & (value < np.inf), f"finite and {rule}"
             refuse(name, value, good, rule, shape)
@@ -230,15 +232,17 @@ class Cell:
             push_bits: bits of the full model's downlink frame, instead of M_ori x Q.
             pull_bits: bits of its uplink frame, instead of M_ori x Q.
             flops: FLOPs to train the full model on all samples of the device, instead of 3 x forward x samples.
-            choose: ``"power"``, ``"cpu"`` or both, to be chosen too: what the channels have is then the highest.
+            choose: ``"power"``, ``"cpu"`` or both, to be chosen too: what the channels have is then the highest, and
+                ``least_cpu_hz`` the lowest clock.
         """
         push = self.model_bits(parameters) if push_bits is None else np.asarray(push_bits, dtype=np.float64)
         pull = self.model_bits(parameters) if pull_bits is None else np.asarray(pull_bits, dtype=np.float64)
         work = self.training_flops(forward_flops) if flops is None else np.asarray(flops, dtype=np.float64)
         cycles = work / self.flop_per_cycle
         held = np.where(channels.present, self.samples, 0.0)
-        rest = {
-            "weight": held / np.maximum(np.sum(held, axis=-1, keepdims=True), 1.0),
+        whole = np.sum(held, axis=-1, keepdims=True)
+        rest: dict[str, Any] = {
+            "weight": held / np.where(whole > 0, whole, 1.0),
             "deadline_s": np.asarray(self.deadline_s),
             "budget_j": self.budget_j - self.circuit_j,
             "max_rate": np.asarray(self.max_rate),
@@ -286,7 +290,7 @@ class Cell:
             "bandwidth_hz": np.asarray(self.bandwidth_hz),
             "gain_to_noise": up / channels.tx_power_w,
             "tx_power_w": channels.tx_power_w,
-            "least_cpu_hz": np.asarray(0.0) if "cpu" in choose else channels.cpu_hz,
+            "least_cpu_hz": np.minimum(self.least_cpu_hz, channels.cpu_hz) if "cpu" in choose else channels.cpu_hz,
             "least_tx_power_w": np.asarray(0.0) if "power" in choose else channels.tx_power_w,
         }
         return SubbandPowerProblem(**rest, download_snr=down) if self.noise == "subband" else PowerProblem(**rest)
@@ -316,7 +320,9 @@ _PER_DEVICE = (
     "circuit_j",
     "downlink_power_w",
     "flop_per_cycle",
+    "least_cpu_hz",
 )
+_MAY_BE_ZERO = ("samples", "circuit_j", "least_cpu_hz")
 
 
 def _efficiency(signal_to_noise: FloatArray) -> FloatArray:

@@ -303,6 +303,7 @@ class RadioConfig:
             bits_per_parameter=self.bits_per_parameter,
             flop_per_cycle=_own(self.flop_per_cycle, drawn.flop_per_cycle),
             max_rate=self.max_rate,
+            least_cpu_hz=drawn.least_cpu_hz,
             dynamics=changing if self.dynamic else None,
         )
 

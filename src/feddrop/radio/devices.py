@@ -105,6 +105,7 @@ class Drawn(NamedTuple):
         budget_j: joules for a round, likewise.
         cpu_range: lowest and highest clock.
         power_range: lowest and highest transmit power.
+        least_cpu_hz: the lowest clock that may be chosen; 0 for devices that are of no kind.
     """
 
     cpu_hz: FloatArray
@@ -114,6 +115,7 @@ class Drawn(NamedTuple):
     budget_j: FloatArray | None
     cpu_range: Ranges
     power_range: Ranges
+    least_cpu_hz: FloatArray | float = 0.0
 
 
 def draw_devices(
@@ -149,7 +151,7 @@ def draw_kinds(names: Sequence[str], devices: int, *, seed: int) -> Drawn:
         np.array([getattr(kind, name) for kind in kinds])[which]
         for name in ("tx_power_w", "cpu_constant", "flop_per_cycle", "budget_j")
     )
-    return Drawn(high, power, constant, flop, budget, (low, high), (power, power))
+    return Drawn(high, power, constant, flop, budget, (low, high), (power, power), low)
 
 
 def kind_names(names: Sequence[str]) -> list[str]:
