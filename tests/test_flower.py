@@ -34,6 +34,7 @@ from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
 from feddrop.rates import Workload
 from feddrop.records import RunFolder
+from feddrop.records import folder as folders
 from support.grid import FakeGrid
 
 SETTINGS = {
@@ -397,6 +398,27 @@ def test_a_restarted_server_resumes_to_the_same_bits_with_other_nodes_numbers(tm
     run = train(again, settings)
     assert run.round == settings["rounds"]
     assert_same(run.params, serial(tmp_path, settings).params)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_server_killed_at_its_very_start_starts_again(tmp_path, monkeypatch, at):
+    """Before or after run.json, which a run begins with."""
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    write, calls = folders.write_atomically, []
+
+    def dying(path, data):
+        calls.append(path.name)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "write_atomically", dying)
+        with pytest.raises(KeyboardInterrupt):
+            train(grid, settings)
+    assert calls == ["run.json", "config.toml"][:at]
+    assert train(grid, settings).round == 1
+    assert (tmp_path / "run" / "config.toml").exists()
 
 
 def test_a_node_that_lost_its_memory_is_sent_everything_anew(tmp_path):

@@ -260,6 +260,14 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path, monkeypatch):
     assert not (folder / "config.toml").exists()
 
 
+def test_a_run_whose_start_was_cut_short_goes_on(tmp_path):
+    config = small()
+    feddrop.Run(config, tmp_path / "run")
+    (tmp_path / "run" / "config.toml").unlink()  # a kill after run.json, which comes first
+    assert engine._train(config.to_toml(), str(tmp_path / "run")) == ""
+    assert len(feddrop.load_run(tmp_path / "run").rounds) == 2
+
+
 # --- the command
 
 

@@ -21,6 +21,7 @@ from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
 from feddrop.files import locked, write_atomically
+from feddrop.records import RunFolder
 
 TICK_S = 0.5
 LOCKED_S = 60.0
@@ -157,7 +158,7 @@ def _train(toml: str, folder: str) -> str:
     try:
         path = Path(folder)
         _wait_for(path)
-        for _ in Run(RunConfig.from_toml(toml), path, resume=(path / "config.toml").exists()):
+        for _ in Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about())):
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():
                 os._exit(1)  # nobody waits for this run any more; the round is saved
