@@ -463,6 +463,32 @@ def test_another_configuration_does_not_resume(tmp_path):
         train(grid, {**settings, "train.lr": 0.5})
 
 
+def test_other_planning_does_not_resume_and_says_so_before_it_waits(tmp_path):
+    grid, settings = federation(tmp_path, {**PLANNED, "flower.planning": "measured", "rounds": 1})
+    train(grid, settings)
+    nobody = FakeGrid(client_app(), settings, [])
+    for key, before, now in (
+        ("deadline_s", r"1\.0", 2.0),
+        ("max_rate", r"0\.9", 0.5),
+        ("policy", "stretch", "error"),
+        ("planning", "measured", "declared"),
+    ):
+        given = {**settings, f"flower.{key}": now, "rounds": 2}
+        if now == "declared":
+            del given["rate"]
+        with pytest.raises(feddrop.RunError, match=rf"was changed .*: flower\.{key} was {before}, is {now}\. Put"):
+            train(nobody, given)
+    given = {key: value for key, value in settings.items() if key not in ("flower.planning", "flower.deadline_s")}
+    with pytest.raises(feddrop.RunError, match=r"deadline_s was 1\.0, is 0\.0"):
+        train(nobody, given)
+    free = {"flower.join_s": 59.0, "flower.timeout_s": 19.0, "flower.poll_s": 0.02, "flower.min_nodes": 3}
+    assert train(grid, {**settings, **free, "rounds": 2}).round == 2
+    given["flower.out"] = str(tmp_path / "given")
+    train(grid, given)
+    with pytest.raises(feddrop.RunError, match=r"planning was given, is measured; flower\.deadline_s was 0\.0, is"):
+        train(nobody, {**settings, "flower.out": str(tmp_path / "given")})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -470,6 +496,8 @@ def test_another_configuration_does_not_resume(tmp_path):
         ({"flower.timeout_s": 0}, "timeout_s"),
         ({"flower.deadline_s": 3.0}, "goes with"),
         ({"flower.planning": "measured"}, "goes with"),
+        ({"flower.max_rate": 0.5}, r"flower.max_rate is 0.5, which has no effect with flower.planning"),
+        ({"flower.policy": "error"}, r"flower.policy is 'error', which has no effect with flower.planning"),
         ({"flower.planning": "declared", "flower.deadline_s": 3.0}, "rate has no effect"),
         ({"execution.executor": "processes"}, "no effect under Flower"),
         ({"flower.min_nodes": 9}, "data.devices is 4"),

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddrop.errors import ConfigError, RunError
 from feddrop.files import write_atomically
-from feddrop.flower.config import read_settings
+from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
@@ -26,6 +26,7 @@ from feddrop.participation import Participation
 from feddrop.preparation import Brought, check_arguments
 from feddrop.rates import Rates, Workload, read_rates
 from feddrop.records import RoundRecord, RunFolder
+from feddrop.records.about import refuse
 from feddrop.report import write_report
 from feddrop.runs import Run
 
@@ -81,6 +82,8 @@ def train(
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
     folder = Path(treated.out)
     about = RunFolder(folder).about()
+    if about:
+        _check_planning(about, treated, folder)
     fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
     if len(fleet.samples) != config.data.devices:
         raise RunError(
@@ -113,6 +116,15 @@ def train(
     write_report(folder)
     _sum_up(run, fleet)
     return run
+
+
+def _check_planning(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -> None:
+    """Raise where other settings decide the rates than those that the run was started with."""
+    if not isinstance(told := about.get("rates"), dict):  # a run of an older version has fewer facts
+        return
+    before = told or FleetConfig().deciding()
+    now = treated.deciding()
+    refuse({key: (before.get(key), now[key]) for key in now if before.get(key) != now[key]}, folder)
 
 
 def _tell(record: RoundRecord, fleet: Fleet) -> None:

@@ -278,8 +278,8 @@ class RunFolder:
 
     def _cut_short(self) -> RunError:
         return RunError(
-            f"{clean(self.path)} holds no run any more: it was being overwritten, and that was cut short. Start the new "
-            "run again with overwrite=True, or delete the folder."
+            f"{clean(self.path)} holds no run any more: it was being overwritten, and that was cut short. Start the "
+            "new run again with overwrite=True, or delete the folder."
         )
 
     # --- files -------------------------------------------------------------------------------------------------------
