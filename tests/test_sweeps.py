@@ -218,6 +218,33 @@ def test_finished_is_what_resuming_would_find_finished(tmp_path, monkeypatch):
         feddrop.sweep({"a": small(rounds=1)}, tmp_path)
 
 
+def test_what_is_finished_is_read_once(tmp_path, monkeypatch):
+    """However many runs end after it, and however often their progress is shown."""
+    read, counted = [], []
+    records, text = RunFolder.records, Path.read_bytes
+    monkeypatch.setattr(RunFolder, "records", lambda self: read.append(self.path.name) or records(self))
+
+    def here(jobs, *, finished, tick, **_):
+        for job in jobs:
+            assert not engine._train(job.config.to_toml(), str(job.folder))
+            read.clear()
+            finished(job)
+            assert read == [job.name]
+        assert [engine.rounds_done(job) for job in jobs] == [1, 1, 1]
+        monkeypatch.setattr(Path, "read_bytes", lambda self: counted.append(self.name) or text(self))
+        assert [engine.rounds_done(job) for job in jobs] == [1, 1, 1]
+        assert not counted
+        (jobs[0].folder / "metrics.jsonl").write_bytes(b"\n\n")
+        assert engine.rounds_done(jobs[0]) == 2
+        (jobs[0].folder / "metrics.jsonl").unlink()
+        assert engine.rounds_done(jobs[0]) == 0
+
+    monkeypatch.setattr(sweeps, "train_all", here)
+    monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
+    feddrop.sweep({f"seed={seed}": small(rounds=1, seed=seed) for seed in range(3)}, tmp_path)
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 4
+
+
 def deadly_loss(folder, monkeypatch):
     """Name a loss that kills its process once, when a run below this folder has two rounds, and the sign of it."""
     struck = folder / "struck"
