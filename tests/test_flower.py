@@ -6,6 +6,7 @@ import doctest
 import importlib
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
 from feddrop.flower.planning import Costs, NodeRates, line, lowest
+from feddrop.flower.server import _sum_up
 from feddrop.methods import METHODS
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
@@ -456,6 +458,30 @@ def test_two_nodes_of_one_number_and_another_network_are_refused(tmp_path, caplo
         train(other, {**settings, "flower.out": str(tmp_path / "other")})
 
 
+def test_one_node_with_another_network_does_not_end_a_run_that_can_do_without(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1, "flower.min_nodes": 3})
+    other = client_app(model=lambda seed: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    app = grid.app
+    grid.app = lambda message, context: (other if context.node_config["partition-id"] == 2 else app)(message, context)
+    settings["flower.join_s"] = 1.0
+    run = train(grid, settings)
+    assert {device for (_, device), status in statuses(run).items() if status != "ok"} == {2}
+    assert "cannot take part: it trains another network" in caplog.text
+    with pytest.raises(feddrop.RunError, match=r"device 2 .*another network.* 3 are there, and 4 are needed"):
+        train(grid, {**settings, "flower.min_nodes": 4, "flower.out": str(tmp_path / "all")})
+
+
+def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
+    caplog.set_level(logging.INFO, logger="feddrop")
+    devices = [SimpleNamespace(device=k, status="late" if k % 2 else "ok") for k in range(100)]
+    run = SimpleNamespace(round=1000, records=[SimpleNamespace(devices=devices)] * 1000)
+    began = time.perf_counter()
+    _sum_up(run, SimpleNamespace(refused={(1, "late"): 2, (3, "late"): 1}))
+    assert time.perf_counter() - began < 5.0  # 50,000 of 100,000 are late: all pairs would take minutes
+    assert "done: 1000 rounds, 100000 updates; left out: device 1: 1000, device 3: 1000" in caplog.text
+    assert caplog.text.rstrip().endswith("(late 3)")
+
+
 def test_another_configuration_does_not_resume(tmp_path):
     grid, settings = federation(tmp_path)
     train(grid, settings)
@@ -553,6 +579,12 @@ def test_memory_of_a_node(tmp_path):
     (tmp_path / "m" / names[-1]).write_bytes(b"other")
     assert memory.get(names[-1]) is None
     assert memory.get("../../etc/passwd") is None
+    left, fresh = (tmp_path / "m" / f".{name}.partial" for name in ("left", "fresh"))
+    for path in (left, fresh):
+        path.write_bytes(b"half")
+    os.utime(left, (time.time() - 7200,) * 2)
+    memory.put(b"more")
+    assert (left.exists(), fresh.exists()) == (False, True)  # of a process that was killed, and of one at work
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------

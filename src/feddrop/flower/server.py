@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,7 +17,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrop.errors import ConfigError, RunError
-from feddrop.files import write_atomically
+from feddrop.files import parse, write_atomically
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
@@ -144,11 +145,12 @@ def _tell(record: RoundRecord, fleet: Fleet) -> None:
 
 def _sum_up(run: Run, fleet: Fleet) -> None:
     """Log how many updates of each device were used, and what was left out."""
-    left = [(one.device, one.status != "ok") for record in run.records for one in record.devices]
-    out = {device: sum(bad for k, bad in left if k == device) for device, bad in left if bad}
+    entries = [one for record in run.records for one in record.devices]
+    out = Counter(one.device for one in entries if one.status != "ok")
     told = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(_kinds(fleet).items()))
-    log.info("done: %d rounds, %d updates; left out: %s%s", run.round, len(left), told, f" ({kinds})" if kinds else "")
+    told += f" ({kinds})" if kinds else ""
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), told)
 
 
 def _kinds(fleet: Fleet) -> dict[str, int]:
@@ -161,7 +163,7 @@ def _kinds(fleet: Fleet) -> dict[str, int]:
 def _read(path: Path) -> dict[str, Any]:
     """Read what was measured; what is missing or damaged is measured anew."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse(path.read_bytes())
         return dict(found["measured"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
