@@ -485,8 +485,20 @@ def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
 def test_another_configuration_does_not_resume(tmp_path):
     grid, settings = federation(tmp_path)
     train(grid, settings)
+    with pytest.raises(feddrop.RunError, match=r"started with 4 devices; data\.devices is 5\. Put back"):
+        train(grid, {**settings, "data.devices": 5})
     with pytest.raises(feddrop.RunError, match=r"train\.lr was"):
         train(grid, {**settings, "train.lr": 0.5})
+
+
+def test_a_run_of_another_kind_is_not_gone_on_with(tmp_path):
+    _, settings = federation(tmp_path)
+    feddrop.Run(read_settings(settings)[0], tmp_path / "run")
+    with pytest.raises(feddrop.RunError, match=r"not started by `flwr run`\. Name another folder by flower\.out"):
+        train(FakeGrid(client_app(), settings, []), settings)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(feddrop.RunError, match="is not empty"):
+        train(FakeGrid(client_app(), settings, []), settings)  # before any node is waited for
 
 
 def test_other_planning_does_not_resume_and_says_so_before_it_waits(tmp_path):

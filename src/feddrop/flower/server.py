@@ -17,7 +17,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrop.errors import ConfigError, RunError
-from feddrop.files import parse, write_atomically
+from feddrop.files import parse, read_whole, write_atomically
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
@@ -35,6 +35,7 @@ log = logging.getLogger("feddrop")
 
 FLEET = "fleet.json"
 """What was measured of the nodes, beside the run's own files."""
+_COMMAND = "flwr run"
 _BROUGHT = ("dataset", "gains", "loss", "method", "metrics", "model", "rates")
 """What a user may bring; samples and who computes are the nodes' own."""
 
@@ -84,11 +85,14 @@ def train(
     folder = Path(treated.out)
     about = RunFolder(folder).about()
     if about:
-        _check_planning(about, treated, folder)
+        _check_start(about, treated, folder)
+    else:  # now, before nodes are waited for
+        RunFolder(folder).check_free()
     fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
     if len(fleet.samples) != config.data.devices:
         raise RunError(
-            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}."
+            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}. Put back "
+            "what was, or name another folder by flower.out."
         )
     fleet.gather(everyone=True)
     samples = list(about.get("samples") or fleet.samples)  # a run is resumed with those that it was started with
@@ -102,7 +106,7 @@ def train(
     own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
     if treated.planning != "given":
         own["rates"] = planner
-    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
+    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command=_COMMAND, **own)
     samples[:] = fleet.samples  # who came later counts from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model))
@@ -119,8 +123,10 @@ def train(
     return run
 
 
-def _check_planning(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -> None:
-    """Raise where other settings decide the rates than those that the run was started with."""
+def _check_start(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -> None:
+    """Raise where a run was not started by Flower, or other settings decide its rates than when it was."""
+    if about.get("command") != _COMMAND:
+        raise RunError(f"{folder} holds a run that was not started by `flwr run`. Name another folder by flower.out.")
     if not isinstance(told := about.get("rates"), dict):  # a run of an older version has fewer facts
         return
     before = told or FleetConfig().deciding()
@@ -163,7 +169,7 @@ def _kinds(fleet: Fleet) -> dict[str, int]:
 def _read(path: Path) -> dict[str, Any]:
     """Read what was measured; what is missing or damaged is measured anew."""
     try:
-        found = parse(path.read_bytes())
+        found = parse(read_whole(path))
         return dict(found["measured"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -31,6 +31,7 @@ from feddrop.files import (
     is_folder,
     locked,
     parse,
+    read_whole,
     sweep,
     sync_folder,
     trouble,
@@ -286,7 +287,7 @@ class RunFolder:
 
     def _text(self, name: str, remedy: str = "", *, default: str | None = None) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8", errors="replace")
+            return read_whole(self.path / name).decode("utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             if default is not None:
                 return default
@@ -301,7 +302,7 @@ class RunFolder:
 
     def _bytes(self) -> bytes:
         try:
-            return (self.path / METRICS).read_bytes()
+            return read_whole(self.path / METRICS)
         except FileNotFoundError:
             return b""
         except OSError as error:

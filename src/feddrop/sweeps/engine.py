@@ -21,7 +21,7 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
-from feddrop.files import locked, write_atomically
+from feddrop.files import locked, read_whole, write_atomically
 from feddrop.records import RunFolder
 
 TICK_S = 0.5
@@ -51,7 +51,7 @@ def rounds_done(job: Job) -> int:
 @lru_cache(maxsize=2**15)
 def _lines(path: Path, _size: int, _mtime_ns: int) -> int:
     """Count the lines of a file; all runs are looked at twice a second, and few of them have changed."""
-    return path.read_bytes().count(b"\n")
+    return read_whole(path).count(b"\n")
 
 
 def train_all(
