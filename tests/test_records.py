@@ -418,6 +418,18 @@ def test_a_read_only_folder_is_one_line(command):
         assert done.stdout.count("\n") == 1
 
 
+def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch):
+    def closed(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    folder = written(tmp_path / "run")
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr(Path, "open", closed)
+    for read, name in ((RunFolder(folder).config, "config.toml"), (RunFolder(folder).about, "run.json")):
+        with pytest.raises(RunError, match=f"{name} cannot be read: Permission denied"):
+            read()
+
+
 def as_nobody(folder, command):
     script = f"""
 import os, torch, feddrop.checkpoints, feddrop.memories

@@ -297,7 +297,9 @@ class RunFolder:
 
     def _config_text(self, remedy: str) -> str:
         """Return the configuration; where a kill came before its file was written, as ``run.json`` has it."""
-        told = None if (self.path / CONFIG).exists() else self.about().get("config")
+        told = None
+        with suppress(OSError):  # closed to us: reading says so
+            told = None if (self.path / CONFIG).exists() else self.about().get("config")
         return told if isinstance(told, str) else self._text(CONFIG, remedy)
 
     def _bytes(self) -> bytes:
