@@ -35,7 +35,7 @@ def outcome(method: str, rate: float | list[float] | None, seed: int, rounds: in
         f"seed = {seed}\nrounds = {rounds}\n{given}method = {method}\n"
         'data = { name = "digits", devices = 10, partition = "dirichlet", alpha = 0.5 }\nmodel = { name = "mlp" }'
     )
-    done = (folder / "config.toml").exists()
+    done = (folder / "run.json").exists()
     records = feddrop.resume(folder) if done else feddrop.run(config, folder)
     accuracy = 100.0 * mean(record.test_accuracy or 0.0 for record in records[-5:])
     return accuracy, sum(record.push_bytes + record.pull_bytes for record in records) / 1e6

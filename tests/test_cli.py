@@ -191,6 +191,21 @@ def test_a_run_folder_that_was_tampered_with_is_one_clear_line(here, name, conte
         assert "\x1b" not in err
 
 
+@pytest.mark.parametrize("name", ["config.toml", "run.json", "metrics.jsonl", "checkpoints/round-000001.safetensors"])
+def test_a_run_folder_with_a_file_without_end_is_one_clear_line(here, name, caplog):
+    few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp"]
+    for _ in package.Run(RunConfig.from_toml("", few), "run"):
+        pass
+    Path("run", name).unlink()
+    Path("run", name).symlink_to("/dev/zero")
+    code, _, err = here("resume", "run")
+    if "checkpoints" in name:  # the only round has no checkpoint: it is done again
+        assert (code, "it is not a regular file" in caplog.text) == (0, True)
+    else:
+        assert (code, err.count("\n")) == (2, 1)
+        assert "not a regular file" in err
+
+
 def test_resume_takes_settings_that_do_not_alter_a_round(here):
     """As where a run goes on at another address, with more workers, or for longer; they stay for later."""
     few = ["data.train_limit=60", "data.devices=2", "rounds=1", "model.name=mlp"]

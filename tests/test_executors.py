@@ -18,7 +18,7 @@ from torch import nn
 
 import feddrop
 from feddrop import params, wire
-from feddrop.device import Samples, Task
+from feddrop.device import Reply, Samples, Task
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import EXECUTORS, ExecutionConfig, Processes, Serial, shared
 from feddrop.learning.config import TrainConfig
@@ -304,6 +304,17 @@ def test_a_device_that_fails_does_not_stop_the_others(digits):
     assert records[1].status.startswith("ValueError: Expected more than 1 value per channel")
     with pytest.raises(RunError, match="no device returned a usable update in round 1: ValueError"):
         serially(task, rates={1: 0.1})
+
+
+def test_an_error_of_many_devices_names_a_few_reasons(tiny, digits):
+    class Silent(Serial):
+        def compute(self, parcels):
+            return (Reply(error=f"device {parcel.device} is away") for parcel in parcels)
+
+    task = task_for(tiny, digits)
+    method, rates = task.factory(task.setup), dict.fromkeys(range(40), 0.1)
+    with contextlib.closing(Silent(task)) as executor, pytest.raises(RunError, match=r"and 35 other reasons$"):
+        run_round(method, executor, params.from_model(tiny), {}, round_=1, rates=rates, seed=0)
 
 
 class Tampered(Serial):

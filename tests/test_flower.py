@@ -6,6 +6,7 @@ import doctest
 import importlib
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -29,11 +30,13 @@ from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
 from feddrop.flower.planning import Costs, NodeRates, line, lowest
+from feddrop.flower.server import _sum_up
 from feddrop.methods import METHODS
 from feddrop.methods.method import Sizes
 from feddrop.participation import Participation, ParticipationConfig
 from feddrop.rates import Workload
 from feddrop.records import RunFolder
+from feddrop.records import folder as folders
 from support.grid import FakeGrid
 
 SETTINGS = {
@@ -400,6 +403,27 @@ def test_a_restarted_server_resumes_to_the_same_bits_with_other_nodes_numbers(tm
     assert_same(run.params, serial(tmp_path, settings).params)
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_server_killed_at_its_very_start_starts_again(tmp_path, monkeypatch, at):
+    """Before or after run.json, which a run begins with."""
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    write, calls = folders.write_atomically, []
+
+    def dying(path, data):
+        calls.append(path.name)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "write_atomically", dying)
+        with pytest.raises(KeyboardInterrupt):
+            train(grid, settings)
+    assert calls == ["run.json", "config.toml"][:at]
+    assert train(grid, settings).round == 1
+    assert (tmp_path / "run" / "config.toml").exists()
+
+
 def test_a_node_that_lost_its_memory_is_sent_everything_anew(tmp_path):
     grid, settings = federation(tmp_path, {**FEDDST, "rounds": 6, "method.readjust_until": 0.4})
 
@@ -435,11 +459,73 @@ def test_two_nodes_of_one_number_and_another_network_are_refused(tmp_path, caplo
         train(other, {**settings, "flower.out": str(tmp_path / "other")})
 
 
+def test_one_node_with_another_network_does_not_end_a_run_that_can_do_without(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1, "flower.min_nodes": 3})
+    other = client_app(model=lambda seed: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    app = grid.app
+    grid.app = lambda message, context: (other if context.node_config["partition-id"] == 2 else app)(message, context)
+    settings["flower.join_s"] = 1.0
+    run = train(grid, settings)
+    assert {device for (_, device), status in statuses(run).items() if status != "ok"} == {2}
+    assert "cannot take part: it trains another network" in caplog.text
+    with pytest.raises(feddrop.RunError, match=r"device 2 .*another network.* 3 are there, and 4 are needed"):
+        train(grid, {**settings, "flower.min_nodes": 4, "flower.out": str(tmp_path / "all")})
+
+
+def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
+    caplog.set_level(logging.INFO, logger="feddrop")
+    devices = [SimpleNamespace(device=k, status="late" if k % 2 else "ok") for k in range(100)]
+    run = SimpleNamespace(round=1000, records=[SimpleNamespace(devices=devices)] * 1000)
+    began = time.perf_counter()
+    _sum_up(run, SimpleNamespace(refused={(1, "late"): 2, (3, "late"): 1}))
+    assert time.perf_counter() - began < 5.0  # 50,000 of 100,000 are late: all pairs would take minutes
+    assert "done: 1000 rounds, 100000 updates; left out: device 1: 1000, device 3: 1000" in caplog.text
+    assert caplog.text.rstrip().endswith("(late 3)")
+
+
 def test_another_configuration_does_not_resume(tmp_path):
     grid, settings = federation(tmp_path)
     train(grid, settings)
+    with pytest.raises(feddrop.RunError, match=r"started with 4 devices; data\.devices is 5\. Put back"):
+        train(grid, {**settings, "data.devices": 5})
     with pytest.raises(feddrop.RunError, match=r"train\.lr was"):
         train(grid, {**settings, "train.lr": 0.5})
+
+
+def test_a_run_of_another_kind_is_not_gone_on_with(tmp_path):
+    _, settings = federation(tmp_path)
+    feddrop.Run(read_settings(settings)[0], tmp_path / "run")
+    with pytest.raises(feddrop.RunError, match=r"not started by `flwr run`\. Name another folder by flower\.out"):
+        train(FakeGrid(client_app(), settings, []), settings)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(feddrop.RunError, match="is not empty"):
+        train(FakeGrid(client_app(), settings, []), settings)  # before any node is waited for
+
+
+def test_other_planning_does_not_resume_and_says_so_before_it_waits(tmp_path):
+    grid, settings = federation(tmp_path, {**PLANNED, "flower.planning": "measured", "rounds": 1})
+    train(grid, settings)
+    nobody = FakeGrid(client_app(), settings, [])
+    for key, before, now in (
+        ("deadline_s", r"1\.0", 2.0),
+        ("max_rate", r"0\.9", 0.5),
+        ("policy", "stretch", "error"),
+        ("planning", "measured", "declared"),
+    ):
+        given = {**settings, f"flower.{key}": now, "rounds": 2}
+        if now == "declared":
+            del given["rate"]
+        with pytest.raises(feddrop.RunError, match=rf"was changed .*: flower\.{key} was {before}, is {now}\. Put"):
+            train(nobody, given)
+    given = {key: value for key, value in settings.items() if key not in ("flower.planning", "flower.deadline_s")}
+    with pytest.raises(feddrop.RunError, match=r"deadline_s was 1\.0, is 0\.0"):
+        train(nobody, given)
+    free = {"flower.join_s": 59.0, "flower.timeout_s": 19.0, "flower.poll_s": 0.02, "flower.min_nodes": 3}
+    assert train(grid, {**settings, **free, "rounds": 2}).round == 2
+    given["flower.out"] = str(tmp_path / "given")
+    train(grid, given)
+    with pytest.raises(feddrop.RunError, match=r"planning was given, is measured; flower\.deadline_s was 0\.0, is"):
+        train(nobody, {**settings, "flower.out": str(tmp_path / "given")})
 
 
 @pytest.mark.parametrize(
@@ -449,6 +535,8 @@ def test_another_configuration_does_not_resume(tmp_path):
         ({"flower.timeout_s": 0}, "timeout_s"),
         ({"flower.deadline_s": 3.0}, "goes with"),
         ({"flower.planning": "measured"}, "goes with"),
+        ({"flower.max_rate": 0.5}, r"flower.max_rate is 0.5, which has no effect with flower.planning"),
+        ({"flower.policy": "error"}, r"flower.policy is 'error', which has no effect with flower.planning"),
         ({"flower.planning": "declared", "flower.deadline_s": 3.0}, "rate has no effect"),
         ({"execution.executor": "processes"}, "no effect under Flower"),
         ({"flower.min_nodes": 9}, "data.devices is 4"),
@@ -504,6 +592,12 @@ def test_memory_of_a_node(tmp_path):
     (tmp_path / "m" / names[-1]).write_bytes(b"other")
     assert memory.get(names[-1]) is None
     assert memory.get("../../etc/passwd") is None
+    left, fresh = (tmp_path / "m" / f".{name}.partial" for name in ("left", "fresh"))
+    for path in (left, fresh):
+        path.write_bytes(b"half")
+    os.utime(left, (time.time() - 7200,) * 2)
+    memory.put(b"more")
+    assert (left.exists(), fresh.exists()) == (False, True)  # of a process that was killed, and of one at work
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------

@@ -5,10 +5,13 @@ The training is a toy, so that every point can be tried; ``test_runs.py`` kills 
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import signal
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,19 +19,22 @@ import torch
 
 from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
-from feddrop.records import DeviceRecord, RoundRecord, RunFolder
+from feddrop.errors import RunError
+from feddrop.records import DeviceRecord, RoundRecord, RunFolder, load_run
 
 ROUNDS = 4
-CALLS = ("open", "mkdir", "fsync", "replace", "unlink", "truncate")
+CALLS = ("open", "mkdir", "fsync", "replace", "unlink", "rmdir", "truncate")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-def train(folder: Path) -> None:
-    """A method that mixes parameters, memories and the round in every bit; it starts, or goes on."""
+def train(folder: Path, overwrite: bool = False) -> None:
+    """A method that mixes parameters, memories and the round in every bit; it starts, or goes on, or overwrites."""
     disk, config, facts = RunFolder(folder), RunConfig(rounds=ROUNDS), {"parameters": 4}
     weights, done = torch.linspace(-1, 1, 4), 0
     with disk.locked():
-        if (folder / "config.toml").exists():
+        if overwrite:
+            disk.begin(config, facts, overwrite=True)
+        elif (folder / "run.json").exists():
             if found := disk.reopen(disk.config(), facts):
                 weights, done = found.groups["params"]["w"], found.round
         else:
@@ -54,7 +60,7 @@ def outcome(folder: Path) -> tuple[bytes, bytes, list[str], list[str]]:
     return found.groups["params"]["w"].numpy().tobytes(), (folder / "metrics.jsonl").read_bytes(), names, memories
 
 
-def killed(folder: Path, at: int, torn: bool) -> bool:
+def killed(folder: Path, at: int, torn: bool, overwrite: bool = False) -> bool:
     """Train in a child that is killed at its n-th call (``at``); return whether it was, or ended before."""
     child = os.fork()
     if not child:
@@ -78,7 +84,7 @@ def killed(folder: Path, at: int, torn: bool) -> bool:
         try:
             for name in CALLS:
                 setattr(os, name, counted(name, getattr(os, name)))
-            train(folder)
+            train(folder, overwrite)
             code = 0
         finally:
             os._exit(code)
@@ -108,6 +114,32 @@ def test_killed_at_every_call(tmp_path, whole):
         at += 1
     assert points > 80
     assert outcome(folder) == whole
+
+
+@pytest.mark.slow
+def test_killed_at_every_call_while_overwriting(tmp_path, whole):
+    """The folder resumes, to the run of before or the new one, or says to overwrite again; that always does."""
+    old, seen = tmp_path / "old", set()
+    train(old)
+    for at in itertools.count(1):
+        for again in (train, partial(train, overwrite=True)):
+            folder = tmp_path / "run"
+            shutil.copytree(old, folder)
+            if not killed(folder, at, torn=True, overwrite=True):
+                assert outcome(folder) == whole
+                assert {"resumed", "overwritten"} <= seen
+                return
+            if "overwriting" in json.loads((folder / "run.json").read_text()):
+                for use in (train, load_run, lambda folder: RunFolder(folder).check_free()):
+                    with pytest.raises(RunError, match=r"was being overwritten.*with overwrite=True"):
+                        use(folder)
+                train(folder, overwrite=True)
+                seen.add("overwritten")
+            else:
+                again(folder)
+                seen.add("resumed")
+            assert outcome(folder) == whole, f"killed at call {at}"
+            shutil.rmtree(folder)
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ def test_a_run_json_without_its_configuration_is_refused(tmp_path, text):
     with pytest.raises(RunError, match="does not tell the configuration"):
         reopened(folder)
     (folder / "run.json").unlink()
-    with pytest.raises(RunError, match=r"has lost its run\.json"):
+    with pytest.raises(RunError, match=r"has no run\.json"):
         reopened(folder)
 
 
@@ -418,6 +418,18 @@ def test_a_read_only_folder_is_one_line(command):
         assert done.stdout.count("\n") == 1
 
 
+def test_a_folder_that_is_closed_is_one_line(tmp_path, monkeypatch):
+    def closed(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    folder = written(tmp_path / "run")
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr(Path, "open", closed)
+    for read, name in ((RunFolder(folder).config, "config.toml"), (RunFolder(folder).about, "run.json")):
+        with pytest.raises(RunError, match=f"{name} cannot be read: Permission denied"):
+            read()
+
+
 def as_nobody(folder, command):
     script = f"""
 import os, torch, feddrop.checkpoints, feddrop.memories
@@ -443,7 +455,7 @@ def test_overwrite_takes_a_run_and_nothing_else(tmp_path):
     folder = written(tmp_path / "run")
     first = RunFolder(folder).about()["id"]
     (folder / "thesis.tex").write_text("mine")
-    (folder / "checkpoints" / "notes.txt").write_text("mine")
+    (folder / "checkpoints" / "mine.safetensors").write_text("mine")
     with pytest.raises(RunError, match=r"is not empty.*feddrop resume.*overwrite=True"):
         written(folder)
     disk = RunFolder(folder)
@@ -452,7 +464,7 @@ def test_overwrite_takes_a_run_and_nothing_else(tmp_path):
         disk.save(record(1), groups(1))
     assert disk.about()["id"] != first
     assert [one.round for one in disk.records()] == [1]
-    assert (folder / "thesis.tex").read_text() == (folder / "checkpoints" / "notes.txt").read_text() == "mine"
+    assert (folder / "thesis.tex").read_text() == (folder / "checkpoints" / "mine.safetensors").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("rounds = 3")
     with pytest.raises(RunError, match="holds no run: only a run is overwritten"):
@@ -460,15 +472,29 @@ def test_overwrite_takes_a_run_and_nothing_else(tmp_path):
     RunFolder(tmp_path / "new").check_free(overwrite=True)
 
 
-def test_a_run_whose_start_was_cut_short_is_resumed_not_overwritten(tmp_path):
+def test_a_run_whose_start_was_cut_short_is_a_run(tmp_path):
+    """Its run.json comes first, and tells its configuration."""
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.toml").write_text("rounds = 1\ndata = { devices = 2, train_limit = 40 }\n")
-    with pytest.raises(RunError, match=r"is not empty\. Name a new folder, `feddrop resume .*run`\.$"):
+    Run(RunConfig.from_toml("", [*SMALL, "rounds=1"]), folder)
+    (folder / "config.toml").unlink()
+    with pytest.raises(
+        RunError, match=r"is not empty\. Name a new folder, `feddrop resume .*run`, or .*overwrite=True"
+    ):
         RunFolder(folder).check_free()
-    with pytest.raises(RunError, match="holds no run"):
-        RunFolder(folder).check_free(overwrite=True)
+    RunFolder(folder).check_free(overwrite=True)
+    assert feddrop.load_run(folder).config.rounds == 1
     assert len(feddrop.resume(folder)) == 1
+    assert (folder / "config.toml").exists()
+
+
+def test_a_configuration_alone_is_no_run_and_is_left_alone(tmp_path):
+    mine = "rounds = 1\ndata = { devices = 2, train_limit = 40 }\n"
+    (tmp_path / "config.toml").write_text(mine)
+    with pytest.raises(RunError, match=r"is not empty\. Name a new folder\.$"):
+        RunFolder(tmp_path).check_free()
+    with pytest.raises(RunError, match=r"has no run\.json, which a run begins with"):
+        feddrop.resume(tmp_path)
+    assert (tmp_path / "config.toml").read_text() == mine
 
 
 def test_emptiness_is_checked_under_the_lock(tmp_path):

@@ -218,6 +218,33 @@ def test_finished_is_what_resuming_would_find_finished(tmp_path, monkeypatch):
         feddrop.sweep({"a": small(rounds=1)}, tmp_path)
 
 
+def test_what_is_finished_is_read_once(tmp_path, monkeypatch):
+    """However many runs end after it, and however often their progress is shown."""
+    read, counted = [], []
+    records, text = RunFolder.records, Path.read_bytes
+    monkeypatch.setattr(RunFolder, "records", lambda self: read.append(self.path.name) or records(self))
+
+    def here(jobs, *, finished, tick, **_):
+        for job in jobs:
+            assert not engine._train(job.config.to_toml(), str(job.folder))
+            read.clear()
+            finished(job)
+            assert read == [job.name]
+        assert [engine.rounds_done(job) for job in jobs] == [1, 1, 1]
+        monkeypatch.setattr(Path, "read_bytes", lambda self: counted.append(self.name) or text(self))
+        assert [engine.rounds_done(job) for job in jobs] == [1, 1, 1]
+        assert not counted
+        (jobs[0].folder / "metrics.jsonl").write_bytes(b"\n\n")
+        assert engine.rounds_done(jobs[0]) == 2
+        (jobs[0].folder / "metrics.jsonl").unlink()
+        assert engine.rounds_done(jobs[0]) == 0
+
+    monkeypatch.setattr(sweeps, "train_all", here)
+    monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
+    feddrop.sweep({f"seed={seed}": small(rounds=1, seed=seed) for seed in range(3)}, tmp_path)
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 4
+
+
 def deadly_loss(folder, monkeypatch):
     """Name a loss that kills its process once, when a run below this folder has two rounds, and the sign of it."""
     struck = folder / "struck"
@@ -258,6 +285,14 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path, monkeypatch):
     with feddrop.files.locked(folder):
         assert "another process is at work" in engine._train(small().to_toml(), str(folder))
     assert not (folder / "config.toml").exists()
+
+
+def test_a_run_whose_start_was_cut_short_goes_on(tmp_path):
+    config = small()
+    feddrop.Run(config, tmp_path / "run")
+    (tmp_path / "run" / "config.toml").unlink()  # a kill after run.json, which comes first
+    assert engine._train(config.to_toml(), str(tmp_path / "run")) == ""
+    assert len(feddrop.load_run(tmp_path / "run").rounds) == 2
 
 
 # --- the command

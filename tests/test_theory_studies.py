@@ -176,9 +176,10 @@ def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
         run = a_run(tmp_path, digits, own=[own])
         with pytest.raises(RunError, match=f"{own} of your own"):
             call("--checkpoint", str(run), *SMALL)
-    (run / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json cannot be read"):
-        call("--checkpoint", str(run), *SMALL)
+    for text in ("{", "[" * 5000):
+        (run / "run.json").write_text(text)
+        with pytest.raises(RunError, match=r"run\.json cannot be read"):
+            call("--checkpoint", str(run), *SMALL)
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1"])

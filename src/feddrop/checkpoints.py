@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feddrop.errors import RunError
-from feddrop.files import parse, trouble, write_atomically
+from feddrop.files import parse, read_whole, trouble, write_atomically
 
 KEPT = 2
 """The last checkpoints that are kept: one may be under way when the process is killed, or be damaged later."""
@@ -83,7 +83,7 @@ def read_sealed(path: Path, notes: Mapping[str, str]) -> tuple[dict[str, Tensor]
         RunError: the system does not let us read it.
     """
     try:
-        tensors, found = unseal(path.read_bytes())
+        tensors, found = unseal(read_whole(path))
     except PermissionError as error:
         raise trouble("read", path, error) from None
     except OSError as error:

@@ -125,6 +125,13 @@ def write_atomically(path: Path, data: bytes, *, settle: bool = True) -> None:
         raise trouble("write", path, error) from None
 
 
+def read_whole(path: Path) -> bytes:
+    """Read a file whose place anyone may have filled: a device or a pipe, which may have no end, is an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.read_bytes()
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed writers left half-written in a folder. Only for who holds its lock."""
     with suppress(OSError):

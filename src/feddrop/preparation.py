@@ -152,6 +152,7 @@ class Prepared:
             "class_names": list(dataset.class_names),
             "class_counts": None if counts is None else counts.tolist(),
             "budget_j": self.rates.budgets(),
+            "rates": dict(getattr(self.rates, "kept_settings", {})),
             "gains_crc32": gains.crc32() if (gains := _measured(self.rates)) else None,
             "data_crc32": dataset.crc32(),
             "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), self.parts, 0),

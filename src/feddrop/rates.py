@@ -301,7 +301,11 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
 
 
 class Rates(Protocol):
-    """Who decides the rates of a run."""
+    """Who decides the rates of a run.
+
+    One may also have ``takes``, the settings that it takes into account, and ``kept_settings``, those of its own by
+    name, which ``run.json`` then tells.
+    """
 
     def decide(self, round_: int) -> Decision:
         """Decide before a round. Round 1 is also asked for before the run, so that what cannot work is an error."""

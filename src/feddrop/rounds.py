@@ -20,6 +20,9 @@ from feddrop.params import Params, with_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
 
+_TOLD = 5
+"""Reasons for which updates were refused that an error names: a fleet has as many as devices."""
+
 
 class Parcel(NamedTuple):
     """What an executor moves to a device: its number, a frame, and its memory."""
@@ -306,7 +309,8 @@ class _Traffic:
     def _check_enough(self) -> None:
         failed = [device.status for device in self.done.values() if device.loss is None]
         if len(self.done) - len(failed) < self.min_devices:
-            reasons = "; ".join(dict.fromkeys(failed)) or "none took part"
+            reasons = "; ".join(told[:_TOLD]) if (told := list(dict.fromkeys(failed))) else "none took part"
+            reasons += f"; and {len(told) - _TOLD} other reasons" if len(told) > _TOLD else ""
             if 0 < len(self.done) < self.min_devices:
                 reasons = f"only {len(self.done)} took part. Lower server.min_devices, or let more take part"
             least = "no device" if self.min_devices == 1 else f"fewer than {self.min_devices} devices"

@@ -87,7 +87,7 @@ class Run:
         self.config, self.folder = config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:
-            _check_brought(self._disk.about(), brought)
+            _check_brought(self._disk.begun(), brought)
         else:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
         self._callbacks = Callbacks(callbacks, first=named_callbacks(config.callbacks))
@@ -315,7 +315,7 @@ def read_config(folder: str | Path) -> RunConfig:
 
 def _check_brought(about: Mapping[str, Any], brought: Brought) -> None:
     """Raise unless what a run was started with is brought again, and no more; the way it is run may be another."""
-    if not isinstance(own := about.get("own"), list):  # killed before it was written
+    if not isinstance(own := about.get("own"), list):  # a run of an older version has fewer facts
         return
     now = {argument: brought.get(argument) is not None for argument in NAMES if argument != "executor"}
     missing = [argument for argument, given in now.items() if not given and NAMES[argument] in own]

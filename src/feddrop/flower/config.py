@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from feddrop.config import RunConfig, from_table
 from feddrop.errors import ConfigError, one_of
@@ -60,6 +60,15 @@ class FleetConfig:
                 f"flower.deadline_s is {self.deadline_s!r} and flower.planning {self.planning!r}: a deadline above 0 "
                 'goes with "declared" or "measured" planning, and only with them.'
             )
+        for one in fields(self) if self.planning == "given" else ():
+            if one.name in ("max_rate", "policy") and (given := getattr(self, one.name)) != one.default:
+                raise ConfigError(
+                    f'flower.{one.name} is {given!r}, which has no effect with flower.planning = "given". Remove it.'
+                )
+
+    def deciding(self) -> dict[str, str | float]:
+        """Return the settings, by name, that decide the rates: a run keeps those that it was started with."""
+        return {f"{_PREFIX}{name}": getattr(self, name) for name in ("planning", "deadline_s", "max_rate", "policy")}
 
 
 def read_settings(given: Mapping[str, str | int | float | bool]) -> tuple[RunConfig, FleetConfig]:

@@ -109,12 +109,19 @@ class Fleet:
         """From now on, let only nodes in that train the server's network.
 
         Raises:
-            RunError: one that is there does not.
+            RunError: without those that are there and do not, there are too few.
         """
-        self._network = network
-        for node in self.nodes.values():
-            if reason := self._unfit(node):
-                raise RunError(f"device {node.said.device} (node {node.node_id}) cannot take part: {reason}")
+        self._network, reason = network, ""
+        for node in list(self._known.values()):
+            if unfit := self._unfit(node):
+                reason = f"device {node.said.device} (node {node.node_id}) cannot take part: {unfit}"
+                log.warning(reason)
+                del self._known[node.node_id]
+                self._tries[node.node_id] = TRIES
+                if self.nodes.get(node.said.device) is node:
+                    del self.nodes[node.said.device]
+        if reason and len(self.nodes) < self._least:
+            raise RunError(f"{reason} Without such nodes {len(self.nodes)} are there, and {self._least} are needed.")
 
     def name(self, device: int) -> str:
         """Return how to call a device in a message."""

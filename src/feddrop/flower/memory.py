@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from feddrop.files import write_atomically
 
+LEFT_S = 3600.0
+"""Nobody writes for so long: what is half-written and older was left by a process that was killed."""
 KEPT = 8
 """Memories that a node keeps: more than rounds that a server goes back."""
 
@@ -35,7 +39,11 @@ class NodeMemory:
         if self.get(name) is None:
             write_atomically(path, memory)
         else:
-            os.utime(path)  # in use: among the newest
+            with suppress(OSError):  # removed meanwhile: it will be said to be forgotten
+                os.utime(path)  # in use: among the newest
+        for draft in self._folder.glob(".*.partial"):
+            if time.time() - _age(draft) > LEFT_S:
+                draft.unlink(missing_ok=True)
         for old in sorted(self._folder.glob("*.memory"), key=_age)[:-KEPT]:
             old.unlink(missing_ok=True)
         return name

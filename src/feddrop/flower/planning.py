@@ -134,6 +134,7 @@ class NodeRates:
     ) -> None:
         self._fleet, self._config, self._work, self._participation = fleet, fleet.config, work, participation
         self._first, self._epochs = first, epochs
+        self.kept_settings = fleet.config.deciding()
         self._costs = Costs.of(work, fleet.config.max_rate)
         self.history: dict[int, deque[Measured]] = {}
         self._round = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,8 +17,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrop.errors import ConfigError, RunError
-from feddrop.files import write_atomically
-from feddrop.flower.config import read_settings
+from feddrop.files import parse, read_whole, write_atomically
+from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
@@ -26,6 +27,7 @@ from feddrop.participation import Participation
 from feddrop.preparation import Brought, check_arguments
 from feddrop.rates import Rates, Workload, read_rates
 from feddrop.records import RoundRecord, RunFolder
+from feddrop.records.about import refuse
 from feddrop.report import write_report
 from feddrop.runs import Run
 
@@ -33,6 +35,7 @@ log = logging.getLogger("feddrop")
 
 FLEET = "fleet.json"
 """What was measured of the nodes, beside the run's own files."""
+_COMMAND = "flwr run"
 _BROUGHT = ("dataset", "gains", "loss", "method", "metrics", "model", "rates")
 """What a user may bring; samples and who computes are the nodes' own."""
 
@@ -81,10 +84,15 @@ def train(
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
     folder = Path(treated.out)
     about = RunFolder(folder).about()
+    if about:
+        _check_start(about, treated, folder)
+    else:  # now, before nodes are waited for
+        RunFolder(folder).check_free()
     fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
     if len(fleet.samples) != config.data.devices:
         raise RunError(
-            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}."
+            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}. Put back "
+            "what was, or name another folder by flower.out."
         )
     fleet.gather(everyone=True)
     samples = list(about.get("samples") or fleet.samples)  # a run is resumed with those that it was started with
@@ -98,7 +106,7 @@ def train(
     own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
     if treated.planning != "given":
         own["rates"] = planner
-    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command="flwr run", **own)
+    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command=_COMMAND, **own)
     samples[:] = fleet.samples  # who came later counts from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model))
@@ -113,6 +121,17 @@ def train(
     write_report(folder)
     _sum_up(run, fleet)
     return run
+
+
+def _check_start(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -> None:
+    """Raise where a run was not started by Flower, or other settings decide its rates than when it was."""
+    if about.get("command") != _COMMAND:
+        raise RunError(f"{folder} holds a run that was not started by `flwr run`. Name another folder by flower.out.")
+    if not isinstance(told := about.get("rates"), dict):  # a run of an older version has fewer facts
+        return
+    before = told or FleetConfig().deciding()
+    now = treated.deciding()
+    refuse({key: (before.get(key), now[key]) for key in now if before.get(key) != now[key]}, folder)
 
 
 def _tell(record: RoundRecord, fleet: Fleet) -> None:
@@ -132,11 +151,12 @@ def _tell(record: RoundRecord, fleet: Fleet) -> None:
 
 def _sum_up(run: Run, fleet: Fleet) -> None:
     """Log how many updates of each device were used, and what was left out."""
-    left = [(one.device, one.status != "ok") for record in run.records for one in record.devices]
-    out = {device: sum(bad for k, bad in left if k == device) for device, bad in left if bad}
+    entries = [one for record in run.records for one in record.devices]
+    out = Counter(one.device for one in entries if one.status != "ok")
     told = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(_kinds(fleet).items()))
-    log.info("done: %d rounds, %d updates; left out: %s%s", run.round, len(left), told, f" ({kinds})" if kinds else "")
+    told += f" ({kinds})" if kinds else ""
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), told)
 
 
 def _kinds(fleet: Fleet) -> dict[str, int]:
@@ -149,7 +169,7 @@ def _kinds(fleet: Fleet) -> dict[str, int]:
 def _read(path: Path) -> dict[str, Any]:
     """Read what was measured; what is missing or damaged is measured anew."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse(read_whole(path))
         return dict(found["measured"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

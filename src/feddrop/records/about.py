@@ -101,13 +101,7 @@ def check(
     now, where = plain(facts), clean(folder)
     changed = _changes(before, config, where)
     barred = {key: values for key, values in changed.items() if not _free(key, config)}
-    if barred:
-        told = "; ".join(f"{key} was {clean(old, 40)}, is {clean(new, 40)}" for key, (old, new) in barred.items())
-        told += f" ({_by_rounds(config)} goes by their number)" if "rounds" in barred else ""
-        raise RunError(
-            f"the configuration of {where} was changed since it was started: {told}. Put back what was, or start a new "
-            "run with it."
-        )
+    refuse(barred, folder, f" ({_by_rounds(config)} goes by their number)" if "rounds" in barred else "")
     check_rounds(config, done, folder)
     check_files(before, config, folder)
     for key, what in SAME.items():
@@ -126,6 +120,16 @@ def check(
     if changed:
         entry["changed"] = {key: new for key, (_, new) in changed.items()}
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def refuse(changed: Mapping[str, tuple[Any, Any]], folder: object, why: str = "") -> None:
+    """Raise where settings were changed that may not be, given by what each was, and is."""
+    if changed:
+        told = "; ".join(f"{key} was {clean(old, 40)}, is {clean(new, 40)}" for key, (old, new) in changed.items())
+        raise RunError(
+            f"the configuration of {clean(folder)} was changed since it was started: {told}{why}. Put back what was, "
+            "or start a new run with it."
+        )
 
 
 def check_rounds(config: RunConfig, done: int, folder: object) -> None:

@@ -7,8 +7,9 @@
     memories/          what devices remember, where a method has them do so
     report.html        the report
 
-A round is saved in this order: memories, line, checkpoint. A kill in between costs that round, which is then computed
-again to the same bits.
+A run begins with its run.json, which holds the configuration, too: a folder without one holds no run. A round is saved
+in this order: memories, line, checkpoint. A kill in between costs that round, which is then computed again to the same
+bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError
-from feddrop.files import append_line, clean, dump_line, is_folder, locked, parse, sweep, trouble, write_atomically
+from feddrop.files import (
+    append_line,
+    clean,
+    dump_line,
+    is_folder,
+    locked,
+    parse,
+    read_whole,
+    sweep,
+    sync_folder,
+    trouble,
+    write_atomically,
+)
 from feddrop.records import about, pairs
 from feddrop.records.types import RoundRecord
 
@@ -36,6 +49,8 @@ if TYPE_CHECKING:
 
 CONFIG, ABOUT, METRICS, REPORT = "config.toml", "run.json", "metrics.jsonl", "report.html"
 CHECKPOINTS, MEMORIES = "checkpoints", "memories"
+_CLEARING = "overwriting"
+"""All that run.json says while the run that it was of is removed."""
 _GIVE = "Give the folder that `feddrop run --out DIR` wrote."
 
 log = logging.getLogger("feddrop")
@@ -62,19 +77,35 @@ class RunFolder:
         """Read the configuration."""
         from feddrop.config import RunConfig
 
-        self._text(CONFIG, f"It is not a run folder. {_GIVE}")
-        return RunConfig.from_file(self.path / CONFIG)
+        text, path = self._config_text(f"It is not a run folder. {_GIVE}"), self.path / CONFIG
+        return RunConfig.from_file(path) if path.exists() else RunConfig.from_toml(text)
 
     def settings(self) -> dict[str, Any]:
         """Read the configuration as it is written, section by section; the settings themselves are not judged."""
-        text = self._text(CONFIG, _GIVE)
+        text = self._config_text(_GIVE)
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
             raise RunError(f"{clean(self.path / CONFIG)} is not valid TOML: {clean(error, 120)}. Restore it.") from None
 
     def about(self) -> dict[str, Any]:
-        """Read ``run.json``; empty where there is none."""
+        """Read ``run.json``; empty where there is none.
+
+        Raises:
+            RunError: it cannot be read, or what the folder held was being overwritten when that was cut short.
+        """
+        found = self._told()
+        if _CLEARING in found:
+            raise self._cut_short()
+        return found
+
+    def begun(self) -> dict[str, Any]:
+        """Read ``run.json``, which whatever is resumed must have."""
+        if found := self.about():
+            return found
+        raise RunError(f"{clean(self.path)} has no {ABOUT}, which a run begins with. Restore it, or start a new run.")
+
+    def _told(self) -> dict[str, Any]:
         path = self.path / ABOUT
         try:
             found = parse(self._text(ABOUT, default="{}"))
@@ -169,15 +200,16 @@ class RunFolder:
                 return
         except OSError as error:
             raise trouble("look into", self.path, error) from None
-        is_run = (self.path / CONFIG).is_file() and "config_digest" in self._about_or_nothing()
+        told = self._told_or_nothing()
+        is_run = "config_digest" in told or _CLEARING in told
         if not is_run and overwrite:
             raise RunError(
                 f"{clean(self.path)} is not empty, and holds no run: only a run is overwritten. Name a new folder."
             )
+        if not overwrite and _CLEARING in told:
+            raise self._cut_short()
         if not overwrite:
-            begun = (self.path / CONFIG).is_file() and not (self.path / ABOUT).exists()  # its start was cut short
-            more = ", or in Python say overwrite=True" if is_run else ""
-            more = f", `feddrop resume {clean(self.path)}`{more}" if is_run or begun else ""
+            more = f", `feddrop resume {clean(self.path)}`, or in Python say overwrite=True" if is_run else ""
             raise RunError(f"{clean(self.path)} is not empty. Name a new folder{more}.")
 
     def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
@@ -185,8 +217,8 @@ class RunFolder:
         self.check_free(overwrite=overwrite)
         if overwrite:
             self._clear()
-        self._write(CONFIG, config.to_toml().encode())
         self._write(ABOUT, json.dumps(about.describe(config, facts), indent=1).encode())
+        self._write(CONFIG, config.to_toml().encode())
 
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
         """Go on with a run: hold it to how it was started, and return the newest checkpoint that is whole.
@@ -198,19 +230,11 @@ class RunFolder:
         Raises:
             RunError: it was started from something else, or nothing in it is whole enough to go on.
         """
-        before = self.about()
-        if not before and self._bytes():
-            raise RunError(f"{clean(self.path)} has lost its {ABOUT}. Restore it, or start a new run.")
-        if not before:  # killed before it was written
-            self._write(CONFIG, config.to_toml().encode())
-            now = about.describe(config, facts)
-        else:
-            done = len(pairs.line_ends(self._bytes()))
-            now = about.check(before, config, facts, folder=self.path, done=done)
-        data = self._bytes()
+        before, data = self.begun(), self._bytes()
+        now = about.check(before, config, facts, folder=self.path, done=len(pairs.line_ends(data)))
         found, size = pairs.newest_pair(self.path / CHECKPOINTS, data, self.memories)
         self._cut(data[:size], found)
-        if before and now["config"] != before.get("config"):
+        if now["config"] != before.get("config") or not (self.path / CONFIG).exists():
             self._write(CONFIG, config.to_toml().encode())
         if now != before:
             self._write(ABOUT, json.dumps(now, indent=1).encode())
@@ -253,11 +277,17 @@ class RunFolder:
             round_ = found.round if found else 0
             self.memories.restore(round_, pairs.memory_indices(self.path / CHECKPOINTS, round_))
 
+    def _cut_short(self) -> RunError:
+        return RunError(
+            f"{clean(self.path)} holds no run any more: it was being overwritten, and that was cut short. Start the "
+            "new run again with overwrite=True, or delete the folder."
+        )
+
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _text(self, name: str, remedy: str = "", *, default: str | None = None) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8", errors="replace")
+            return read_whole(self.path / name).decode("utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             if default is not None:
                 return default
@@ -265,17 +295,24 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{clean(self.path / name)} cannot be read: {error.strerror}.") from None
 
+    def _config_text(self, remedy: str) -> str:
+        """Return the configuration; where a kill came before its file was written, as ``run.json`` has it."""
+        told = None
+        with suppress(OSError):  # closed to us: reading says so
+            told = None if (self.path / CONFIG).exists() else self.about().get("config")
+        return told if isinstance(told, str) else self._text(CONFIG, remedy)
+
     def _bytes(self) -> bytes:
         try:
-            return (self.path / METRICS).read_bytes()
+            return read_whole(self.path / METRICS)
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise trouble("read", self.path / METRICS, error) from None
 
-    def _about_or_nothing(self) -> dict[str, Any]:
+    def _told_or_nothing(self) -> dict[str, Any]:
         try:
-            return self.about()
+            return self._told()
         except RunError:
             return {}
 
@@ -298,15 +335,18 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        """Remove the files of a run, and nothing else."""
+        """Remove the files of a run, and nothing else; ``run.json`` says so until another run has its place."""
+        if (self.path / ABOUT).exists():
+            self._write(ABOUT, json.dumps({_CLEARING: True}).encode())
         try:
-            for name in (METRICS, CONFIG, ABOUT, REPORT):
+            for name in (METRICS, CONFIG, REPORT):
                 (self.path / name).unlink(missing_ok=True)
-            for name in (CHECKPOINTS, MEMORIES):
+            for name, files in ((CHECKPOINTS, "round-*.safetensors"), (MEMORIES, "device-*.safetensors")):
                 folder = self.path / name
                 if folder.is_dir() and not folder.is_symlink():
-                    for path in folder.glob("*.safetensors"):
+                    for path in folder.glob(files):
                         path.unlink()
+                    sync_folder(folder)
                     with suppress(OSError):  # something else is in it
                         folder.rmdir()
         except OSError as error:

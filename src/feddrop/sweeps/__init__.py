@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError, within
@@ -14,7 +15,7 @@ from feddrop.records.about import check_files, check_rounds, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
-from feddrop.sweeps.results import write_results
+from feddrop.sweeps.results import summary, write_results
 
 __all__ = ["PAGE", "TABLE", "Job", "jobs_for", "read_sweep", "rounds_done", "sweep", "train_all"]
 
@@ -64,21 +65,21 @@ def sweep(
     configs = runs if isinstance(runs, Mapping) else read_sweep(runs)
     out = Path(out)
     jobs = jobs_for(configs, out)
-    done, failed = set[str](), dict[str, str]()
+    done, failed = dict[str, list[Any]](), dict[str, str]()  # a run is read once, when it is finished
 
     def tick() -> None:
         if watch is not None:
             watch(jobs, failed)
 
     def tabulate() -> None:
-        write_results([job for job in jobs if job.name in done], out / TABLE)
+        write_results([job for job in jobs if job.name in done], done, out / TABLE)
 
     def finished(job: Job) -> None:
-        done.add(job.name)
+        done[job.name] = summary(job)
         tabulate()
 
     with locked(out):  # two sweeps into one folder would wait for each other's runs
-        done.update(job.name for job in jobs if _finished(job))
+        done.update((job.name, summary(job)) for job in jobs if _finished(job))
         missing = [job for job in jobs if job.name not in done]
         if missing:
             train_all(missing, workers=workers, ray=ray, finished=finished, failed=failed, tick=tick)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
-from feddrop.files import locked, write_atomically
+from feddrop.files import locked, read_whole, write_atomically
+from feddrop.records import RunFolder
 
 TICK_S = 0.5
 LOCKED_S = 60.0
@@ -38,10 +40,18 @@ class Job:
 
 def rounds_done(job: Job) -> int:
     """Count the lines that a run has written: its progress. The last round may lack its checkpoint."""
+    path = job.folder / "metrics.jsonl"
     try:
-        return (job.folder / "metrics.jsonl").read_bytes().count(b"\n")
+        found = path.stat()
+        return _lines(path, found.st_size, found.st_mtime_ns)
     except OSError:
         return 0
+
+
+@lru_cache(maxsize=2**15)
+def _lines(path: Path, _size: int, _mtime_ns: int) -> int:
+    """Count the lines of a file; all runs are looked at twice a second, and few of them have changed."""
+    return read_whole(path).count(b"\n")
 
 
 def train_all(
@@ -157,7 +167,7 @@ def _train(toml: str, folder: str) -> str:
     try:
         path = Path(folder)
         _wait_for(path)
-        for _ in Run(RunConfig.from_toml(toml), path, resume=(path / "config.toml").exists()):
+        for _ in Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about())):
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():
                 os._exit(1)  # nobody waits for this run any more; the round is saved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,15 @@ _LAST = ("test_accuracy", "test_loss", "train_loss")
 _SUMS = ("push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s")
 
 
-def write_results(jobs: Sequence[Job], path: Path) -> None:
-    """Write the table of finished runs."""
+def summary(job: Job) -> list[Any]:
+    """Return what the table says of a finished run: its rounds, and how it ended."""
+    records = RunFolder(job.folder).records()
+    sums = [_sum([getattr(record, name) for record in records]) for name in _SUMS]
+    return [len(records), *(getattr(records[-1], name) for name in _LAST), *sums]
+
+
+def write_results(jobs: Sequence[Job], summaries: Mapping[str, Sequence[Any]], path: Path) -> None:
+    """Write the table of these runs, given the :func:`summary` of each by name."""
     settings = [job.config.flat() for job in jobs]
     keys = sorted({key for one in settings for key in one})
     varied = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
@@ -25,10 +32,7 @@ def write_results(jobs: Sequence[Job], path: Path) -> None:
     table = csv.writer(text)
     table.writerow(["run", *varied, "rounds", *_LAST, *_SUMS])
     for job, one in zip(jobs, settings, strict=True):
-        records = RunFolder(job.folder).records()
-        sums = [_sum([getattr(record, name) for record in records]) for name in _SUMS]
-        last = [getattr(records[-1], name) for name in _LAST]
-        table.writerow([job.name, *(one.get(key, "") for key in varied), len(records), *last, *sums])
+        table.writerow([job.name, *(one.get(key, "") for key in varied), *summaries[job.name]])
     write_atomically(path, text.getvalue().encode())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from feddrop import data, models, params
 from feddrop.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
+from feddrop.files import parse, read_whole
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
@@ -161,7 +161,7 @@ def _numbers(dataset: data.Dataset) -> data.Dataset:
 def _about(path: Path) -> dict[str, Any]:
     """Read ``run.json``, and check the samples of the devices in it."""
     try:
-        about = dict(json.loads(path.read_text()))
+        about = dict(parse(read_whole(path)))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path} cannot be read: {error}. Restore it, or run again.") from None
     samples = about.get("samples")
