@@ -70,7 +70,29 @@ def test_where_all_move_far_at_once_nobody_stands_out():
     assert marks == {3: "8.89 × as large as the round's median"}
     assert watched(Guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
     assert watched(Guard(median=0.0), 13.0, 14.0)[1] == {}
-    assert watched(Guard(clip=2.0, median=1.0), 13.0, 13.0, 13.0)[1].keys() == {0, 1, 2}  # clipped, and said to be
+
+
+def test_where_all_move_far_at_once_nobody_is_clipped():
+    """Clipping all would undo what FedDST's readjustment did, and train nobody."""
+    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert passed == {0: 13.0, 1: 12.0, 2: 14.0, 3: pytest.approx(27.0)}
+    assert marks == {3: "8.89 × as large as the round's median; clipped to 2 ×"}
+    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
+    assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
+    assert watched(Guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
+
+
+def test_what_is_not_clipped_passes_at_once():
+    """Only what may have to be clipped waits for the others."""
+
+    def sent(asked):
+        for device, size in enumerate((1.0, 9.0, 1.0)):
+            asked.append(device)
+            yield None, Sent(device, {"w": torch.full((4,), size)})
+
+    asked: list[int] = []
+    passing = Guard(clip=2.0, median=1.0).watch(sent(asked), lambda *_: None)
+    assert [(next(passing)[1].device, list(asked)) for _ in range(3)] == [(0, [0]), (2, [0, 1, 2]), (1, [0, 1, 2])]
 
 
 def test_clipping_is_against_the_median_of_the_last_round():
@@ -78,8 +100,8 @@ def test_clipping_is_against_the_median_of_the_last_round():
     passed, marks = watched(guard, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
     assert passed == {0: 1.0, 1: pytest.approx(2.0), 2: 1.0}
     assert "clipped to 2 ×" in marks[1]
-    passed, marks = watched(guard, 3.0, 3.0, 1.0)
-    assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0), 2: 1.0}
+    passed, marks = watched(guard, 3.0, 3.0)
+    assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
     assert list(marks) == [0, 1]
     assert guard.median == 3.0  # of what was sent, not of what was used: sizes may grow again
 

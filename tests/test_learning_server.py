@@ -219,6 +219,17 @@ def test_one_of_three_holders_or_more_moves_nothing(kind, holders):
     assert (float(mean.mean()["w"]) == 1.0) == (holders >= 3)
 
 
+@pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])
+@pytest.mark.parametrize("over", ["all", "holders"])
+def test_means_of_float16_do_not_overflow(kind, over):
+    """Values times samples, and samples alone, are soon beyond 65,504."""
+    mean = Mean({"w": torch.zeros(2, dtype=torch.float16)}, MeanConfig(kind=kind), over=over)
+    for value in (1.0, 2.0, 3.0):
+        mean.add("w", torch.full((2,), value, dtype=torch.float16), whole((2,)), 40_000)
+        mean.count(40_000)
+    assert torch.equal(mean.mean()["w"], torch.full((2,), 2.0, dtype=torch.float16))
+
+
 def test_a_trim_of_nothing_trims_nothing():
     mean = Mean({"w": torch.zeros(1)}, MeanConfig(kind="trimmed", trim=0.0), over="holders")
     for value in (1.0, 2.0, 9.0):

@@ -26,7 +26,7 @@ from feddrop.learning.config import TrainConfig
 from feddrop.learning.means import MeanConfig
 from feddrop.learning.server import ServerConfig
 from feddrop.methods import METHODS, MethodConfig, named
-from feddrop.methods.method import Job, Update
+from feddrop.methods.method import Job, Setup, Update
 from feddrop.rounds import pull, push, run_round
 from feddrop.runs import Run
 from feddrop.sections import sections_bytes
@@ -371,6 +371,27 @@ def config_of(case, *overrides):
 def outcome(job):
     records = [{key: value for key, value in record.items() if key != "wall_s"} for record in job.records]
     return records, job.params, job.state, job._step, [job._memories.get(device) for device in range(3)]
+
+
+@pytest.mark.parametrize("optimizer", ["average", "fedadam"])
+def test_what_is_frozen_stays_as_it_is(case, tmp_path, tiny, small, optimizer):
+    """Weights and biases with requires_grad=False, to the bit, whatever the rule, and whatever a mask does."""
+    frozen = {"conv1.weight", "conv2.weight", "conv2.bias", "fc1.weight"}
+    for name, p in tiny.named_parameters():
+        p.requires_grad_(name not in frozen)
+    before = params.from_model(tiny)
+    run = Run(config_of(case, f"server.optimizer='{optimizer}'"), tmp_path / "run", model=tiny, dataset=small)
+    for _ in run:
+        assert [name for name in frozen if not torch.equal(run.params[name], before[name])] == []
+    assert not torch.equal(run.params["fc2.weight"], before["fc2.weight"])
+
+
+@pytest.mark.parametrize("name", ["feddst", "prunefl"])
+def test_a_mask_needs_weights_that_are_learned(name):
+    model = nn.Linear(4, 3)
+    model.weight.requires_grad_(False)
+    with pytest.raises(ConfigError, match="nothing to mask"):
+        named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=30, rates=(RATE,)))
 
 
 def same_outcome(one, two):

@@ -214,9 +214,43 @@ def test_a_layer_that_cannot_be_scaled_is_refused():
     makes = nn.Sequential(Bare(6, 4), nn.ReLU(), nn.Linear(6, 2))
     reads = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), Bare(2, 6))
     for method, model in ((heterofl, makes), (fedrolex, makes), (fedrolex, reads)):
-        with pytest.raises(SubnetError, match="used by a Bare"):
+        with pytest.raises(SubnetError, match=r"used in layer '\d' \(Bare\)"):
             method(Setup(model=model, example=torch.zeros(1, 4), rounds=1), WindowConfig())
     heterofl(Setup(model=reads, example=torch.zeros(1, 4), rounds=1), WindowConfig())
+
+
+class Around(nn.Module):
+    """Uses its layers' weights without calling the layers: a hook on them would never run."""
+
+    def __init__(self, makes, reads, norm=None):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 6), norm or nn.Identity(), nn.Linear(6, 2)
+        self.makes, self.reads = makes, reads
+
+    def forward(self, x):
+        return self.use(self.reads, self.b, torch.relu(self.norm(self.use(self.makes, self.a, x))))
+
+    @staticmethod
+    def use(how, layer, x):
+        if how == "functional":
+            return nn.functional.linear(x, layer.weight, layer.bias)
+        return layer.forward(x) if how == "forward" else layer(x)
+
+
+@pytest.mark.parametrize("how", ["functional", "forward"])
+def test_a_layer_that_is_not_called_as_one_is_refused(how):
+    """It would be left unscaled without a word."""
+    setup = Setup(model=Around(how, "call"), example=torch.zeros(1, 4), rounds=1)
+    for method in (heterofl, fedrolex):
+        with pytest.raises(SubnetError, match=r"'a.weight' is used in the network's own forward \(Around\)"):
+            method(setup, WindowConfig())
+    normed = Setup(model=Around("call", how, nn.BatchNorm1d(6)), example=torch.zeros(1, 4), rounds=1)
+    with pytest.raises(SubnetError, match=r"'b.weight' is used in the network's own forward"):
+        fedrolex(normed, WindowConfig())
+    heterofl(normed, WindowConfig())  # which scales nothing there
+    for fine in (Around("call", "call"), Around("call", how)):  # what reads units is not scaled, but what makes them
+        for method in (heterofl, fedrolex):
+            method(Setup(model=fine, example=torch.zeros(1, 4), rounds=1), WindowConfig())
 
 
 @pytest.mark.slow

@@ -55,35 +55,34 @@ class Guard:
     def watch(self, updates: Iterable[tuple[Any, U]], mark: Mark) -> Iterator[tuple[Any, U]]:
         """Pass updates on, with their jobs; ``mark`` is told the device and what is wrong with its update.
 
-        What is clipped is clipped by the median of the last round. Before the first there is none, and the round is
-        held whole and compared with itself; so is one of which some updates are to be left out. What else stands out
-        is marked when all have been used, by the larger of the two medians: where all devices move far at once, as
-        when FedDST moves its masks, nobody stands out.
+        What is usual is the larger of two medians, that of the last round and that of this one: where all devices move
+        far at once, as when FedDST moves its masks, nobody stands out. So what may have to be clipped is held until all
+        have come. A round of which some are to be left out is held whole.
         """
         sizes: dict[int, float] = {}
-        reference = self.median
-        if self._krum or (self._clip and math.isnan(reference)):
-            held = list(updates)
-            if math.isnan(reference) and held:
-                reference = median(size_of(update) for _, update in held)
-            updates = self._closest(held, mark) if self._krum else held
-        clipped = set()
-        for job, update in updates:
+        late: list[tuple[Any, U]] = []
+        last = self.median
+        for job, update in self._closest(list(updates), mark) if self._krum else updates:
             size = sizes[update.device] = size_of(update)
-            times = size / reference if reference > 0 else 1.0
-            if self._clip and times > self._clip:
-                clipped.add(update.device)
-                mark(update.device, f"{times:.3g} × as large as the last round's median; clipped to {self._clip:g} ×")
+            if self._clip and not size <= self._clip * last:
+                late.append((job, update))
+            else:
+                yield job, update
+        self.median = median(sizes.values()) if sizes else self.median
+        usual, whose = self.median, "round's"
+        if last >= (usual if len(sizes) >= A_FEW else 0.0):
+            usual, whose = last, "last round's"
+        for job, update in late:
+            times = sizes[update.device] / usual if usual > 0 else 1.0
+            if times > self._clip:
+                sizes.pop(update.device)  # marked already
+                mark(update.device, f"{times:.3g} × as large as the {whose} median; clipped to {self._clip:g} ×")
                 factor = self._clip / times
                 update = replace(update, values={name: value * factor for name, value in update.values.items()})
             yield job, update
-        self.median = median(sizes.values()) if sizes else self.median
-        now, whose = self.median, "round's"
-        if reference >= (now if len(sizes) >= A_FEW else 0.0):
-            now, whose = reference, "last round's"
         for device, size in sizes.items():
-            if size > STANDS_OUT * now > 0 and device not in clipped:
-                mark(device, f"{size / now:.3g} × as large as the {whose} median")
+            if size > STANDS_OUT * usual > 0:
+                mark(device, f"{size / usual:.3g} × as large as the {whose} median")
 
     def _closest(self, held: list[tuple[Any, U]], mark: Mark) -> list[tuple[Any, U]]:
         """Multi-Krum: keep the K - f updates whose K - f - 2 nearest neighbours are nearest."""

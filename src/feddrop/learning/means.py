@@ -53,8 +53,11 @@ class Mean:
     def __init__(self, like: Params, config: MeanConfig | None = None, *, over: str) -> None:
         one_of("over", over, ("all", "holders"))
         self._config, self._over = config or MeanConfig(), over
-        self._total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        self.held = {name: torch.zeros_like(tensor) for name, tensor in like.items()} if self._needs_held else {}
+        self._dtypes = {name: tensor.dtype for name, tensor in like.items()}
+        # At least float32: sums over samples are beyond float16, which ends at 65,504.
+        wide = {name: torch.promote_types(dtype, torch.float32) for name, dtype in self._dtypes.items()}
+        self._total = {name: torch.zeros_like(tensor, dtype=wide[name]) for name, tensor in like.items()}
+        self.held = {name: torch.zeros_like(total) for name, total in self._total.items()} if self._needs_held else {}
         self._votes: dict[str, list[tuple[Tensor, Piece]]] = {name: [] for name in like}
         self.weight = 0.0
 
@@ -76,7 +79,10 @@ class Mean:
         self.weight += weight
 
     def mean(self) -> Params:
-        """Return the mean of what was added."""
+        """Return the mean of what was added, in the types of the parameters."""
+        return {name: value.to(self._dtypes[name]) for name, value in self._mean().items()}
+
+    def _mean(self) -> Params:
         weight = self.weight or 1.0  # where nobody has any, totals are 0
         if self._config.kind == "mean":
             if self._over == "all":

@@ -41,7 +41,8 @@ class ServerConfig:
         mean: ``"mean"``, weighted by samples; ``"trimmed"`` or ``"median"`` of every entry, which resist devices that
             send nonsense and hold all updates of a round.
         trim: for ``"trimmed"``: share of the values that is cut off at either end; at least one of 3 values and more.
-        clip: largest size of an update, as a multiple of the median of the last round; 0 for no limit.
+        clip: largest size of an update, as a multiple of the median of the last round, or of its own if that is more
+            (of 3 updates and more); 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum that lie closest together are used
             (multi-Krum); 0 uses all.
         min_devices: a round with fewer usable updates is an error.

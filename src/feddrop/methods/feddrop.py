@@ -56,6 +56,7 @@ def feddrop(setup: Setup, config: FeddropConfig) -> Method:
     plan_of = setup.blueprint()
     cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
     network_for = shrinker(setup.model, plan_of)
+    frozen = [name for name, p in setup.model.named_parameters() if not p.requires_grad]
 
     def init(_: Params) -> State:
         return {}
@@ -83,7 +84,8 @@ def feddrop(setup: Setup, config: FeddropConfig) -> Method:
                 mean.add(name, values, piece, update.num_samples)
             mean.count(update.num_samples)
         if config.rule == "model":
-            return mean.mean() if mean.weight else params, state
+            kept = frozen if mean.weight else params  # which a mean of zero-padded models would move
+            return {**mean.mean(), **{name: params[name] for name in kept}}, state
         return {name: params[name] + step for name, step in mean.mean().items()}, state
 
     def sizes(rate: float) -> Sizes:

@@ -290,8 +290,8 @@ class _Remembering:
 
 def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
     """Return the gradient of a minibatch's loss in every weight, active or not."""
-    named = params.weights(model)
-    learned = [p for p in named.values() if p.requires_grad]
-    found = iter(torch.autograd.grad(loss(call(model, batch[0]), batch[1]), learned, allow_unused=True))
-    gradients = {name: next(found) if p.requires_grad else None for name, p in named.items()}
-    return {name: torch.zeros(named[name].shape) if g is None else g.cpu() for name, g in gradients.items()}
+    named = {name: p for name, p in params.weights(model).items() if p.requires_grad}
+    found = torch.autograd.grad(loss(call(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
+    return {
+        name: torch.zeros(p.shape) if g is None else g.cpu() for (name, p), g in zip(named.items(), found, strict=True)
+    }

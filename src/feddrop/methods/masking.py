@@ -1,7 +1,7 @@
 """One mask for all devices, over every weight: what methods with a sparse network of their own share.
 
-The mask covers every weight, output layer included; biases and norms are kept whole. It travels as one bit a weight to
-devices that do not know it yet; those that do are sent a digest.
+The mask covers every weight, output layer included; biases, norms and what is frozen are kept whole. It
+travels as one bit a weight to devices that do not know it yet; those that do are sent a digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import params
-from feddrop.errors import FrameError
+from feddrop.errors import ConfigError, FrameError
 from feddrop.methods.method import Job, Spec, State, jobs
 from feddrop.params import Params
 from feddrop.subnets.piece import Piece, Subnet, whole
@@ -31,19 +31,20 @@ class MaskLayout:
     """Which weights a mask covers, and how a mask becomes pieces.
 
     Attributes:
-        weights: shape of every weight, in the network's order.
+        weights: shape of every weight that is learned, in the network's order.
         size: weights in all, and so bits of a mask.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._shapes = params.shapes(model)
-        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items()}
+        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items() if p.requires_grad}
         self.size = sum(math.prod(shape) for shape in self.weights.values())
+        if not self.size:
+            raise ConfigError("the network has no weights that are learned, and so nothing to mask. Use 'fedavg'.")
 
     def joined(self, parts: Mapping[str, npt.NDArray[Any]]) -> Tensor:
         """Write the arrays of all weights one after another, ``[size]``."""
-        flat = [parts[name].reshape(-1) for name in self.weights]
-        return torch.from_numpy(np.concatenate(flat or [np.empty(0, bool)]))
+        return torch.from_numpy(np.concatenate([parts[name].reshape(-1) for name in self.weights]))
 
     def parted(self, flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Undo :meth:`joined`."""

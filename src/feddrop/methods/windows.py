@@ -18,7 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.params import Params, is_statistic, layer_of
+from feddrop.params import Params, is_statistic
+from feddrop.subnets.coupling import place
 from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.piece import Index, Subnet
@@ -97,14 +98,8 @@ def _scaler(model: nn.Module, graph: UnitGraph, *, moves: bool) -> Callable[[nn.
     layers that read them divide; one that does not is left as it is.
     """
     normed = {axis.group for name, axes in graph.axes.items() if is_statistic(name) for axis in axes}
-    makers = [(layer, group) for layer, group in _users(model, graph, "out") if group not in normed]
-    readers = [(layer, group) for layer, group in _users(model, graph, "in") if group in normed and moves]
-    for layer, _ in makers + readers:
-        if not isinstance(model.get_submodule(layer), nn.Linear | _ConvNd):
-            raise SubnetError(
-                f"the weights of layer {layer!r} are used by a {type(model.get_submodule(layer)).__name__}, and "
-                "windows scale what nn.Linear and convolution modules give or read. Use those, or the method 'feddrop'."
-            )
+    makers = _users(model, graph, "out", lambda group: group not in normed)
+    readers = _users(model, graph, "in", lambda group: group in normed and moves)
 
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         for layer, group in makers:
@@ -117,18 +112,28 @@ def _scaler(model: nn.Module, graph: UnitGraph, *, moves: bool) -> Callable[[nn.
     return scale_up
 
 
-def _users(model: nn.Module, graph: UnitGraph, role: str) -> list[tuple[str, str]]:
-    """Return the modules that make ("out") or read ("in") hidden units, and the group; tied weights have several."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    found = [
-        (layer, axis.group)
-        for layer, module in model.named_modules()
-        for p in module.parameters(recurse=False)
-        if layer_of(names[id(p)]) in graph.kinds
-        for axis in graph.axes.get(names[id(p)], ())
-        if axis.role == role
+def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str], bool]) -> list[tuple[str, str]]:
+    """Return the modules that make ("out") or read ("in") units of the chosen groups, and the group.
+
+    Tied weights have several. A weight that is not used by a module of its own, called as one, has no place for a hook.
+    """
+    uses = [
+        (name, user, axis.group)
+        for name, users in graph.users.items()
+        for user in users
+        for axis in graph.axes[name]
+        if axis.role == role and chosen(axis.group)
     ]
-    return list(dict.fromkeys(found))
+    for name, user, _ in uses:
+        weight, module = model.get_parameter(name), model.get_submodule(user)
+        own = any(p is weight for p in module.parameters(recurse=False))
+        if not (own and isinstance(module, nn.Linear | _ConvNd)):
+            raise SubnetError(
+                f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), and windows scale what "
+                "nn.Linear and convolution modules give or read when they are called. Call such a module, as in "
+                "self.layer(x), or use the method 'feddrop'."
+            )
+    return list(dict.fromkeys((user, group) for _, user, group in uses))
 
 
 def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:

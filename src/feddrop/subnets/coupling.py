@@ -130,6 +130,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors: shape and dimensions of every parameter and floating-point buffer.
         norms: the same for the shape that each norm module carries as an attribute, parameters or not.
         made: kind of every weight that is summed over, and the units it produces, in forward order.
+        users: the modules in whose forward each of these weights is used, by weight.
     """
 
     @classmethod
@@ -142,6 +143,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensors: dict[str, tuple[tuple[int, ...], Dims]] = {}
         self.norms: dict[str, tuple[tuple[int, ...], Dims]] = {}
         self.made: dict[str, tuple[Kind, Units | None]] = {}
+        self.users: dict[str, tuple[str, ...]] = {}
         self._names: dict[int, str] = {}  # of parameters, buffers and their views, by id
         self._seen: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensor, so that its id stays its own
         self._op = ""
@@ -197,7 +199,9 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.is_own(weight):  # a weight computed from others
             self.keep((fan_in, fan_out))
             return
-        self.made[self._names[id(weight)]] = kind, fan_out
+        name = self._names[id(weight)]
+        self.made[name] = kind, fan_out
+        self.users[name] = tuple(dict.fromkeys((*self.users.get(name, ()), self.path[-1])))
         for units, role in ((fan_in, "in"), (fan_out, "out")):
             if units and units.role not in (None, role):
                 self.keep([units])  # a weight used both ways, as in a tied autoencoder

@@ -170,6 +170,7 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
         norms={name: axes(*norm) for name, norm in coupling.norms.items()},
         whole=whole,
         heads=_heads(model, groups, followed),
+        users=coupling.users,
     )
 
 

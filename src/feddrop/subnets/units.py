@@ -52,6 +52,7 @@ class UnitGraph:
         norms: hidden dimensions of the shape that each norm module normalises over.
         whole: why each remaining layer keeps all its units.
         heads: by module, the attribute that states the number of units of a group, and the group.
+        users: by weight, the modules in whose forward it is used: its own, unless code elsewhere takes it from there.
     """
 
     groups: Mapping[str, int]
@@ -61,6 +62,7 @@ class UnitGraph:
     norms: Mapping[str, tuple[Axis, ...]]
     whole: Mapping[str, str]
     heads: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def note(self) -> str:
         """Return a line that names the layers of which nothing is cut, and why; empty if only output layers are so."""
