@@ -151,7 +151,7 @@ class _Layout(MaskLayout):
 
     def _all(self, rate: float) -> bool:
         counts = [math.prod(shape) for shape in self.weights.values()] if self._by_layer else [self.size]
-        return all(kept_count(count, 1.0 - rate) >= count for count in counts)
+        return all(kept_count(count, 1.0 - rate) == count for count in counts)
 
 
 def _large(weight: Tensor, threshold: float) -> Tensor:
