@@ -193,7 +193,7 @@ def test_a_missing_file(tmp_path):
         load(tmp_path / "nowhere.toml")
 
 
-def test_rows_text_and_json_agree():
+def test_rows_text_and_json_agree(monkeypatch):
     problem, names, *_ = load(EXAMPLES / "problem.toml")
     result = allocate(problem)
     table = rows(result, names)
@@ -201,6 +201,8 @@ def test_rows_text_and_json_agree():
     assert json.loads(as_json(result, names))["devices"] == table
     text = as_text(result, names)
     assert all(name in text for name in names)
+    monkeypatch.setattr(type(result), "residual", np.inf)  # which JSON has not
+    assert json.loads(as_json(result, names), parse_constant=pytest.fail)["residual"] is None
 
 
 def test_the_picture_shows_what_it_says():

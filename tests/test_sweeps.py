@@ -287,6 +287,12 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path, monkeypatch):
     assert not (folder / "config.toml").exists()
 
 
+def test_a_folder_that_cannot_be_used_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine.time, "sleep", lambda _: pytest.fail("waited"))
+    (tmp_path / "run").write_text("a file")
+    assert "run" in engine._train(small().to_toml(), str(tmp_path / "run"))
+
+
 def test_a_run_whose_start_was_cut_short_goes_on(tmp_path):
     config = small()
     feddrop.Run(config, tmp_path / "run")

@@ -139,6 +139,10 @@ def sweep(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
+class InUseError(RunError):
+    """Another process is at work in a folder."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder, so that no other process writes into it. A process lets go of it however it ends.
@@ -146,7 +150,8 @@ def locked(folder: Path) -> Iterator[None]:
     Where the file system or the system knows no locks, a file in the folder stands for one.
 
     Raises:
-        RunError: another process holds it, or it cannot be used.
+        InUseError: another process holds it.
+        RunError: it cannot be used.
     """
     make_folder(folder)
     release = _flock(folder) if fcntl is not None else None
@@ -169,7 +174,7 @@ def _flock(folder: Path) -> Callable[[], None] | None:
     except OSError as error:
         os.close(held)
         if error.errno in _TAKEN:
-            raise RunError(f"another process is at work in {clean(folder)}. Wait for it, or stop it.") from None
+            raise InUseError(f"another process is at work in {clean(folder)}. Wait for it, or stop it.") from None
         return None  # no locks here (network disks), or none left
     return partial(os.close, held)
 
@@ -187,7 +192,7 @@ def _lock_file(path: Path) -> Callable[[], None]:
             raise trouble("lock by", path, error) from None
         os.write(held, mine.encode())
         return partial(_let_go, held, path, mine)
-    raise RunError(
+    raise InUseError(
         f"another process is at work in {clean(path.parent)}, or was: this file system has no locks, and {path.name} "
         f"in it names {_owner(path)}. Wait for it; if it runs no more, delete {path.name}."
     )

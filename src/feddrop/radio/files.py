@@ -19,7 +19,6 @@ table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` tab
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -34,6 +33,7 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
+from feddrop.files import dump_line
 from feddrop.radio.checks import plain
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
@@ -236,18 +236,22 @@ def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def as_json(allocation: Allocation, names: Sequence[str]) -> str:
-    """The allocation as one JSON object."""
-    return json.dumps(
-        {
-            "method": allocation.method,
-            "status": allocation.status.value,
-            "objective": allocation.objective,
-            "deadline_s": float(np.max(allocation.problem.deadline_s)),
-            "iterations": allocation.iterations,
-            "residual": allocation.residual,
-            "price": None if allocation.price is None else float(allocation.price[0]),
-            "devices": rows(allocation, names),
-        }
+    """The allocation as one JSON object; what is not finite is null."""
+    return (
+        dump_line(
+            {
+                "method": allocation.method,
+                "status": allocation.status.value,
+                "objective": allocation.objective,
+                "deadline_s": float(np.max(allocation.problem.deadline_s)),
+                "iterations": allocation.iterations,
+                "residual": allocation.residual,
+                "price": None if allocation.price is None else float(allocation.price[0]),
+                "devices": rows(allocation, names),
+            }
+        )
+        .decode()
+        .strip()
     )
 
 

@@ -21,7 +21,7 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
-from feddrop.files import locked, read_whole, write_atomically
+from feddrop.files import InUseError, locked, read_whole, write_atomically
 from feddrop.records import RunFolder
 
 TICK_S = 0.5
@@ -185,7 +185,7 @@ def _wait_for(folder: Path) -> None:
         try:
             with locked(folder):
                 return
-        except RunError:
+        except InUseError:
             if time.monotonic() > end:
                 raise
             time.sleep(1)
