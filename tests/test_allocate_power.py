@@ -10,7 +10,8 @@ import pytest
 
 import feddrop
 from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, alternate, at_part, diagnose
-from feddrop.allocation.pace import hurry, inverse_log_phi, log_phi, needs, pace
+from feddrop.allocation.pace import hurry, needs, pace
+from feddrop.allocation.phi import inverse_log_phi, log_phi
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.radio import Cell
 from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach

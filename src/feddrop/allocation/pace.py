@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.allocation.phi import above, below, inverse_log_phi, log_phi, rest_of
 from feddrop.allocation.problem import FloatArray
 from feddrop.allocation.roots import root
 
@@ -34,7 +35,6 @@ _FINE = 2.0**-46
 _TIE = 2.0**-45
 """Loads so close are the same: full speed then counts as what the deadline asks for."""
 
-_LN2 = float(np.log(2.0))
 _NO_TIME, _LEAST = 1e-100, 1e-200
 """Stand for nothing, so that nothing is divided by zero."""
 
@@ -99,7 +99,7 @@ class Needs(NamedTuple):
 
     def even(self) -> FloatArray:
         """About the q at which deadline and energy weigh the same."""
-        return _above(-self.log_ratio)
+        return above(-self.log_ratio)
 
     def top(self, passes: int = 5) -> FloatArray:
         """The q from which on clock and power are at their highest."""
@@ -112,7 +112,7 @@ class Needs(NamedTuple):
         floor = np.where(self.slow_x > 0, log_phi(self.slow_x), np.inf)
         even, full = -self.log_ratio, np.log(self.full_odds) - self.log_ratio
         least = np.minimum(np.minimum(floor, still), np.minimum(even, full)) - 60.0
-        return _below(least), _above(np.maximum(full, even) + 45.0)
+        return below(least), above(np.maximum(full, even) + 45.0)
 
     def full_speed(self) -> tuple[FloatArray, ...]:
         """Parts of deadline and budget on the air, then to compute, with clock and power at their highest."""
@@ -141,7 +141,7 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
     fast = np.maximum(problem.cycles / problem.cpu_hz / deadline_s, _NO_TIME)
     slow = np.where(clock > 0, np.fmax(problem.cycles / problem.least_cpu_hz / deadline_s, fast), fast)
     grown = np.expm1(air.x_high)
-    by_power = ratio * (_rest(air.x_high, grown) * (1.0 + grown))
+    by_power = ratio * (rest_of(air.x_high, grown) * (1.0 + grown))
     by_clock = np.where(slow > fast, 2.0 * clock / fast**2 / fast, 0.0)
     return Needs(
         down=air.down_s / deadline_s,
@@ -199,7 +199,7 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
     """Clock and power at q, and how they change with λ."""
     p = np.exp(q)
     grown = np.expm1(p)
-    rest = _rest(p, grown)
+    rest = rest_of(p, grown)
     odds = c.ratio * (rest * (1.0 + grown))
     free = np.exp(np.log(c.twice_clock / odds) / 3.0)
     tau = np.minimum(np.maximum(free, c.fast_tau), c.slow_tau)
@@ -368,44 +368,6 @@ def reach(
     r = most(hurry(q, c))
     # Where computing takes all but a billionth of time or energy, rounding may leave nothing at all for the air.
     return np.maximum(np.fmax(r, middling), 0.0), np.where(middling > r, first, q)
-
-
-def log_phi(x: FloatArray) -> FloatArray:
-    """Logarithm of φ(x) = (x - 1) e^x + 1, for x >= 0."""
-    return x + np.log(_rest(x, np.expm1(x)))
-
-
-def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
-    """Logarithm of the x at which log φ has this value; after 3 passes up to 4e-6 above it, after 5 exact."""
-    # log φ is convex in log x, and we begin at the right of the root: Newton's steps come down to it.
-    q = _above(value)
-    for _ in range(passes):
-        p = np.exp(q)
-        rest = _rest(p, np.expm1(p))
-        q = q - (p + np.log(rest) - value) * rest / (p * p)
-    return q
-
-
-def _above(value: FloatArray) -> FloatArray:
-    """A little more than ``inverse_log_phi``: φ(x) is above x²/2, and above e^(x - 1.6) where it is above 1."""
-    return np.where(value < 0, 0.5 * (value + _LN2), np.log(np.maximum(value, 0.0) + 1.6))
-
-
-def _below(value: FloatArray) -> FloatArray:
-    """Less than ``inverse_log_phi``: φ(x) is below x² e^x / 2, and below x e^x."""
-    small = 0.5 * (value + _LN2)
-    return np.where(value < 0, small - 0.5 * np.exp(np.minimum(small, 1.0)), np.log(np.maximum(0.5 * value, 1.0)))
-
-
-def _rest(p: FloatArray, grown: FloatArray) -> FloatArray:
-    """φ(p) e^-p = p - 1 + e^-p, without cancellation; ``grown`` is e^p - 1."""
-    rest = np.asarray(p - grown / (1.0 + grown))
-    small = p < 0.03
-    if small.any():
-        few = np.asarray(p)[small]
-        parts = 1 / 2 - few * (1 / 6 - few * (1 / 24 - few * (1 / 120 - few * (1 / 720 - few / 5040))))
-        rest[small] = few * few * parts
-    return rest
 
 
 def _within(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddrop.allocation.pace import log_phi
+from feddrop.allocation.phi import log_phi
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, positive
 
