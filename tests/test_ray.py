@@ -110,8 +110,7 @@ def test_one_training_over_two_nodes(no_own_ray, nodes, tiny, digits):
     task = task_for(tiny, digits)
     with contextlib.closing(Ray(task, 2, address=nodes.address)) as executor:
         assert_same(rounds_with(executor, task), serially(task))
-        while not all(worker.ready for worker in executor._workers):
-            executor.evaluate(dict(tiny.state_dict()))
+        until_all_work(executor, tiny)
         parents = {_parent(worker.pid) for worker in executor._workers}
         assert parents == set(nodes.raylets)
         struck = Struck(executor)
@@ -120,6 +119,11 @@ def test_one_training_over_two_nodes(no_own_ray, nodes, tiny, digits):
         pids = [worker.pid for worker in executor._workers]
     assert gone(pids)
     assert all(map(alive, nodes.raylets))  # the cluster is not ours to end
+
+
+def until_all_work(executor, model):
+    while not all(worker.ready for worker in executor._workers):
+        executor.evaluate(dict(model.state_dict()))
 
 
 def _command(pid):
@@ -182,10 +186,13 @@ def test_a_machine_is_lost_and_then_the_head(no_own_ray, nodes, tiny, digits, mo
     with contextlib.closing(Ray(task, 2, address=nodes.address)) as executor:
         ours = f"--raylet_socket_name={executor._cluster._raylet}"
         (other,) = (pid for pid in nodes.raylets if ours not in _command(pid))
+        until_all_work(executor, tiny)
 
         def lose(round_):
             if round_ == 2:
-                os.kill(other, signal.SIGKILL)
+                for pid in [other, *descendants(other)]:  # all that runs there: an actor may outlive its raylet
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
         assert_same(rounds_with(executor, task, hook=lose), serially(task))
         assert sum(worker.ready for worker in executor._workers) == 1
