@@ -57,6 +57,19 @@ def test_steps_are_their_formulas(name):
     assert whole_["norm"] == 7.0  # statistics are taken as they are
 
 
+@pytest.mark.parametrize("name", STEPS[1:])
+def test_a_half_precision_network_takes_the_same_steps(name):
+    """Changes of 1e-4, squared, are nothing in float16; the network keeps its dtype."""
+    config = ServerConfig(optimizer=name, lr=0.3, tau=1e-5)
+    before = {"w": torch.full((1,), 2.0**-6, dtype=torch.float16)}
+    after = {"w": before["w"] + 2.0**-13}
+    new, state = server_step(config, first_state(config, before), before, after, ["w"])
+    expected, (_, square) = plain_step(name, config, (0.0, 1e-10), 2.0**-6, 2.0**-13)
+    assert new["w"].dtype == torch.float16
+    assert float(new["w"]) == pytest.approx(expected, rel=1e-3)
+    assert float(state["square/w"]) == pytest.approx(square, rel=1e-4)
+
+
 def test_average_takes_the_mean_as_it_is():
     after = {"w": torch.ones(3)}
     assert first_state(ServerConfig(), after) == {}

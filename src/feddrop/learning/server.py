@@ -115,8 +115,11 @@ def _idle(config: ServerConfig) -> str:
 
 
 def first_state(config: ServerConfig, params: Params) -> Params:
-    """Return what the server's optimizer remembers before the first round: a moment or two of every weight."""
-    zeros = {name: torch.zeros_like(w) for name, w in params.items()}
+    """Return what the server's optimizer remembers before the first round: a moment or two of every weight.
+
+    They are float32 at least: τ² and small changes squared are below what float16 can hold.
+    """
+    zeros = {name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for name, w in params.items()}
     if config.optimizer == "average":
         return {}
     moments = {f"moment/{name}": zero for name, zero in zeros.items()}
@@ -144,7 +147,8 @@ def server_step(
         return after, state
     params, kept = dict(after), dict(state)
     for name in weights:
-        change = after[name] - before[name]
+        old = before[name].to(state[f"moment/{name}"].dtype)
+        change = after[name] - old
         moment = state[f"moment/{name}"]
         if config.optimizer == "fedavgm":
             moment = config.momentum * moment + change
@@ -155,7 +159,7 @@ def server_step(
             kept[f"square/{name}"] = square
             step = moment / (square.sqrt() + config.tau)
         kept[f"moment/{name}"] = moment
-        params[name] = before[name] + config.lr * step
+        params[name] = (old + config.lr * step).to(before[name].dtype)
     return params, kept
 
 
