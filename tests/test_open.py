@@ -209,6 +209,25 @@ def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, ti
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "norm", "failing"),
+    [((), nn.BatchNorm1d(16), [0]), (("train.batch_size=1",), nn.BatchNorm1d(16), [0, 1]), ((), nn.LayerNorm(16), [])],
+)
+def test_devices_that_cannot_train_on_one_sample_are_told_before_they_fail(
+    tmp_path, small, caplog, settings, norm, failing
+):
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(16), norm, nn.Linear(16, 10))
+    net(small.train_x[:2])
+    run = feddrop.Run(config(*settings), tmp_path / "run", model=net, dataset=small, parts=[[0], range(1, 30)])
+    told = [line for line in caplog.messages if "will fail in every round" in line]
+    assert [line.startswith(f"{len(failing)} of 2 devices") for line in told] == [True] * bool(failing)
+    if len(failing) == 2:
+        with pytest.raises(feddrop.RunError, match="no device returned a usable update"):
+            next(iter(run))
+    else:
+        assert [one.device for one in next(iter(run)).devices if one.status != "ok"] == failing
+
+
 def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_path, caplog):
     class Taking(GivenRates):
         takes = ("rate",)

@@ -226,6 +226,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
         *_replaced(config, brought, getattr(rates, "takes", ())),
         gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
+        _lone(setup, dataset, samples),
         counted.note() if config.radio else "",
     ]
     for line in filter(None, notes):
@@ -289,6 +290,24 @@ def _check_fit(setup: Setup, dataset: Dataset) -> None:
         outputs = call(model, probe.samples(model, dataset.example, 1))
     classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
     check_fit(setup.loss, outputs, dataset.train_y[:1].to(where), classes)
+
+
+def _lone(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
+    """Return a line if devices train on single samples, and the network's norms cannot: those fail in every round."""
+    failing = len(samples) if setup.train.batch_size == 1 else sum(count == 1 for count in samples)
+    if not failing:
+        return ""
+    model = probe.twin(setup.model).train()
+    try:
+        with torch.no_grad(), probe.random_state_kept(model):
+            call(model, probe.samples(model, dataset.example, 1))
+    except Exception as error:  # as torch's norms raise for one value a channel
+        why = "train.batch_size is 1" if setup.train.batch_size == 1 else "they have one sample"
+        return (
+            f"{failing} of {len(samples)} devices will fail in every round: {why}, and the network cannot train on "
+            f"one: {error}. Give them more, or use a norm that needs no batch, as nn.GroupNorm."
+        )
+    return ""
 
 
 def _metrics(brought: Brought) -> Mapping[str, Loss]:
