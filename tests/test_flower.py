@@ -484,12 +484,35 @@ def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
 
 
 def test_another_configuration_does_not_resume(tmp_path):
+    """And says so before any node is waited for."""
     grid, settings = federation(tmp_path)
     train(grid, settings)
-    with pytest.raises(feddrop.RunError, match=r"started with 4 devices; data\.devices is 5\. Put back"):
-        train(grid, {**settings, "data.devices": 5})
+    nobody = FakeGrid(client_app(), settings, [])
+    with pytest.raises(feddrop.RunError, match=r"data\.devices was 4, is 5\. Put back"):
+        train(nobody, {**settings, "data.devices": 5})
     with pytest.raises(feddrop.RunError, match=r"train\.lr was"):
-        train(grid, {**settings, "train.lr": 0.5})
+        train(nobody, {**settings, "train.lr": 0.5})
+    with pytest.raises(feddrop.RunError, match="a run does not go back"):
+        train(nobody, {**settings, "rounds": settings["rounds"] - 1})
+
+
+def test_a_finished_run_waits_for_no_node(tmp_path):
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    params = train(grid, settings).params
+    nobody = FakeGrid(client_app(), settings, [])
+    assert_same(train(nobody, settings).params, params)
+    with pytest.raises(feddrop.RunError, match="0 of 4 devices"):
+        train(nobody, {**settings, "rounds": 2, "flower.join_s": 0.1})
+
+
+@pytest.mark.parametrize("bad", [None, "4", [1, 2, 3], [60, 60, 60, "60"], [60, 60, 60, -1], [60, 60, 60, 1.5]])
+def test_sample_counts_that_cannot_be_meant_end_with_a_line(tmp_path, bad):
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    train(grid, settings)
+    path = tmp_path / "run" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "samples": bad}))
+    with pytest.raises(feddrop.RunError, match=r"run\.json of .* has samples = .* sample counts of 4 devices"):
+        train(grid, {**settings, "rounds": 2})
 
 
 def test_a_run_of_another_kind_is_not_gone_on_with(tmp_path):

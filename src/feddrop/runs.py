@@ -88,6 +88,7 @@ class Run:
         self._disk = RunFolder(out)
         if resume:
             _check_brought(self._disk.begun(), brought)
+            self._disk.check_config(self.config)
         else:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
         self._callbacks = Callbacks(callbacks, first=named_callbacks(config.callbacks))

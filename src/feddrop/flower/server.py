@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from feddrop.errors import ConfigError, RunError
+from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.files import parse, read_whole, write_atomically
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
@@ -83,19 +83,18 @@ def train(
     if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
     folder = Path(treated.out)
-    about = RunFolder(folder).about()
+    disk = RunFolder(folder)
+    about, counts = disk.about(), list[int]()
     if about:
         _check_start(about, treated, folder)
+        disk.check_config(config.located())
+        counts = _counts(about, config.data.devices, folder)
     else:  # now, before nodes are waited for
-        RunFolder(folder).check_free()
-    fleet = Fleet(grid, treated, config.data.devices, about.get("samples") or ())
-    if len(fleet.samples) != config.data.devices:
-        raise RunError(
-            f"{folder} was started with {len(fleet.samples)} devices; data.devices is {config.data.devices}. Put back "
-            "what was, or name another folder by flower.out."
-        )
-    fleet.gather(everyone=True)
-    samples = list(about.get("samples") or fleet.samples)  # a run is resumed with those that it was started with
+        disk.check_free()
+    fleet = Fleet(grid, treated, config.data.devices, counts)
+    if not counts or disk.saved_round() < config.rounds:
+        fleet.gather(everyone=True)
+    samples = counts or list(fleet.samples)  # a run is resumed with those that it was started with
     planners: list[NodeRates] = []
 
     def planner(work: Workload, participation: Participation) -> Rates:
@@ -132,6 +131,17 @@ def _check_start(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -
     before = told or FleetConfig().deciding()
     now = treated.deciding()
     refuse({key: (before.get(key), now[key]) for key in now if before.get(key) != now[key]}, folder)
+
+
+def _counts(about: Mapping[str, Any], devices: int, folder: Path) -> list[int]:
+    """Return how many samples every device began a run with; 0 for one that had not come."""
+    counts = about.get("samples")
+    if not isinstance(counts, list) or len(counts) != devices or not all(type(n) is int and n >= 0 for n in counts):
+        raise RunError(
+            f"run.json of {folder} has samples = {shortened(counts)}; it must be the sample counts of {devices} "
+            "devices. Restore it, or name another folder by flower.out."
+        )
+    return counts
 
 
 def _tell(record: RoundRecord, fleet: Fleet) -> None:

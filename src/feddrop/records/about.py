@@ -99,11 +99,7 @@ def check(
             for; the message names it and what to do.
     """
     now, where = plain(facts), clean(folder)
-    changed = _changes(before, config, where)
-    barred = {key: values for key, values in changed.items() if not _free(key, config)}
-    refuse(barred, folder, f" ({_by_rounds(config)} goes by their number)" if "rounds" in barred else "")
-    check_rounds(config, done, folder)
-    check_files(before, config, folder)
+    changed = check_config(before, config, folder=folder, done=done)
     for key, what in SAME.items():
         if key in now and before.get(key, now[key]) != now[key]:  # a run of an older version has fewer facts
             raise RunError(f"{where} was started with another {what}. Give the same one to resume it.")
@@ -120,6 +116,18 @@ def check(
     if changed:
         entry["changed"] = {key: new for key, (_, new) in changed.items()}
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def check_config(
+    before: Mapping[str, Any], config: RunConfig, *, folder: object, done: int
+) -> dict[str, tuple[Any, Any]]:
+    """Hold a configuration to that of the start; return the settings that changed and may: what each was, and is."""
+    changed = _changes(before, config, clean(folder))
+    barred = {key: values for key, values in changed.items() if not _free(key, config)}
+    refuse(barred, folder, f" ({_by_rounds(config)} goes by their number)" if "rounds" in barred else "")
+    check_rounds(config, done, folder)
+    check_files(before, config, folder)
+    return changed
 
 
 def refuse(changed: Mapping[str, tuple[Any, Any]], folder: object, why: str = "") -> None:

@@ -220,6 +220,10 @@ class RunFolder:
         self._write(ABOUT, json.dumps(about.describe(config, facts), indent=1).encode())
         self._write(CONFIG, config.to_toml().encode())
 
+    def check_config(self, config: RunConfig) -> None:
+        """Raise where the run cannot go on with this configuration."""
+        about.check_config(self.begun(), config, folder=self.path, done=len(pairs.line_ends(self._bytes())))
+
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
         """Go on with a run: hold it to how it was started, and return the newest checkpoint that is whole.
 
