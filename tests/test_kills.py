@@ -27,7 +27,7 @@ CALLS = ("open", "mkdir", "fsync", "replace", "unlink", "rmdir", "truncate")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-def train(folder: Path, overwrite: bool = False) -> None:
+def train(folder: Path, overwrite: bool = False, until: int = ROUNDS) -> None:
     """A method that mixes parameters, memories and the round in every bit; it starts, or goes on, or overwrites."""
     disk, config, facts = RunFolder(folder), RunConfig(rounds=ROUNDS), {"parameters": 4}
     weights, done = torch.linspace(-1, 1, 4), 0
@@ -39,7 +39,7 @@ def train(folder: Path, overwrite: bool = False) -> None:
                 weights, done = found.groups["params"]["w"], found.round
         else:
             disk.begin(config, facts)
-        for round_ in range(done + 1, ROUNDS + 1):
+        for round_ in range(done + 1, until + 1):
             for device in (round_ % 3, 5):
                 memory = disk.memories.get(device).get("m", torch.zeros(4))
                 weights = torch.sin(weights * 1.7 + memory + device)
@@ -60,7 +60,7 @@ def outcome(folder: Path) -> tuple[bytes, bytes, list[str], list[str]]:
     return found.groups["params"]["w"].numpy().tobytes(), (folder / "metrics.jsonl").read_bytes(), names, memories
 
 
-def killed(folder: Path, at: int, torn: bool, overwrite: bool = False) -> bool:
+def killed(folder: Path, at: int, torn: bool, **how) -> bool:
     """Train in a child that is killed at its n-th call (``at``); return whether it was, or ended before."""
     child = os.fork()
     if not child:
@@ -84,7 +84,7 @@ def killed(folder: Path, at: int, torn: bool, overwrite: bool = False) -> bool:
         try:
             for name in CALLS:
                 setattr(os, name, counted(name, getattr(os, name)))
-            train(folder, overwrite)
+            train(folder, **how)
             code = 0
         finally:
             os._exit(code)
@@ -118,14 +118,18 @@ def test_killed_at_every_call(tmp_path, whole):
 
 @pytest.mark.slow
 def test_killed_at_every_call_while_overwriting(tmp_path, whole):
-    """The folder resumes, to the run of before or the new one, or says to overwrite again; that always does."""
+    """The folder resumes, to the run of before or the new one, or says to overwrite again; that always does.
+
+    Calls after the new run's first round are those of any run.
+    """
     old, seen = tmp_path / "old", set()
     train(old)
     for at in itertools.count(1):
         for again in (train, partial(train, overwrite=True)):
             folder = tmp_path / "run"
             shutil.copytree(old, folder)
-            if not killed(folder, at, torn=True, overwrite=True):
+            if not killed(folder, at, torn=True, overwrite=True, until=1):
+                train(folder)
                 assert outcome(folder) == whole
                 assert {"resumed", "overwritten"} <= seen
                 return
