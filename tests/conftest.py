@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ os.environ.update(  # what was recorded, was recorded with AVX2: so it is the sa
     if Path("/proc/cpuinfo").exists() and "avx512f" in Path("/proc/cpuinfo").read_text()
     else {}
 )
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:  # every round waits for its disk
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 import hypothesis
 import pytest
