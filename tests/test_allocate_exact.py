@@ -279,3 +279,14 @@ def test_a_stretched_round_of_extreme_numbers_is_optimal_too() -> None:
     assert_feasible(found)
     assert found.residual <= 1e-7
     assert allocate(turned, policy="stretch").objective == pytest.approx(found.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("theta", [0.999, 1 - 1e-6, 1 - 1e-9])
+def test_deadlines_and_budgets_hold_at_rates_next_to_1(theta: float) -> None:
+    """There the rounding of a rate is more of what is kept than deadlines and budgets have to spare."""
+    p = replace(problems("mixed", 30, 20, seed=5), max_rate=np.asarray(theta))
+    p = replace(p, comm_s=p.comm_s / (1 - theta) / 30, upload_j=p.upload_j / (1 - theta) / 30)
+    for method in ("exact", "equal", "random"):
+        found = allocate(p, method, seed=0, policy="leave-out")
+        assert (found.rate[found.active] > 0.99).any()
+        assert_feasible(found)
