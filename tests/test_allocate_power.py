@@ -453,3 +453,27 @@ def test_a_deadline_that_full_speed_just_meets_is_met():
         tight = replace(p, deadline_s=(full_speed.comm_s + full_speed.compute_s) * (1 + spare))
         found = allocate(tight)
         assert found.latency_s[0] <= tight.deadline_s
+
+
+def test_devices_that_drop_next_to_nothing_under_subband_noise_meet_their_limits():
+    """Slopes were taken across z = 1, where band is worth less: shares came out 1e-9 too small after 55 passes."""
+    p = SubbandPowerProblem(
+        weight=[0.983, 0.017],
+        download_s=[0.119, 0.0516],
+        cycles=[8.84e6, 1.01e7],
+        cpu_hz=[7.54e8, 1.84e9],
+        cpu_constant=[2.68e-27, 3.33e-27],
+        upload_bits=[5.26e7, 3.75e7],
+        bandwidth_hz=1e7,
+        gain_to_noise=[1.7, 9.37],
+        tx_power_w=[0.262, 0.779],
+        deadline_s=1.0,
+        budget_j=[3.09, 2.02],
+        max_rate=1e-6,
+        download_snr=[1590.0, 7370.0],
+    )
+    found = allocate(p, policy="stretch")
+    assert (found.latency_s <= found.problem.deadline_s).all()
+    assert (found.energy_j <= p.budget_j).all()
+    assert found.residual <= 1e-11
+    assert found.iterations <= 30
