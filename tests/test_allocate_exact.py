@@ -260,3 +260,33 @@ def test_costs_that_spread_over_many_orders_of_magnitude():
         # A price in the billions makes rounding in the band worth that much.
         slack = 1e-9 + 1e-13 * float(result.price[0]) / result.objective
         assert result.objective / dual_bound(batch, result.price[None])[0] - 1 <= slack
+
+
+def test_a_stretched_round_of_extreme_numbers_is_optimal_too() -> None:
+    """Shares from 5e-12 to 1 of the band: the spare band after a stretch was rounding, and decided the first rate."""
+    p = Problem(
+        weight=[0.9679, 3.3e-17, 5.9e-11, 0.0321, 2.7e-12],
+        comm_s=[6.5e-7, 7.1e-4, 5.2e-4, 0.0285, 1.292e5],
+        compute_s=[0.185, 0.939, 0.365, 1.314, 0.52],
+        upload_j=0.0,
+        compute_j=0.0,
+        deadline_s=1.0,
+        budget_j=np.inf,
+        max_rate=0.1,
+    )
+    found, order = allocate(p, policy="stretch"), [4, 2, 0, 1, 3]
+    turned = replace(p, **{name: getattr(p, name)[order] for name in ("weight", "comm_s", "compute_s")})
+    assert_feasible(found)
+    assert found.residual <= 1e-7
+    assert allocate(turned, policy="stretch").objective == pytest.approx(found.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("theta", [0.999, 1 - 1e-6, 1 - 1e-9])
+def test_deadlines_and_budgets_hold_at_rates_next_to_1(theta: float) -> None:
+    """There the rounding of a rate is more of what is kept than deadlines and budgets have to spare."""
+    p = replace(problems("mixed", 30, 20, seed=5), max_rate=np.asarray(theta))
+    p = replace(p, comm_s=p.comm_s / (1 - theta) / 30, upload_j=p.upload_j / (1 - theta) / 30)
+    for method in ("exact", "equal", "random"):
+        found = allocate(p, method, seed=0, policy="leave-out")
+        assert (found.rate[found.active] > 0.99).any()
+        assert_feasible(found)

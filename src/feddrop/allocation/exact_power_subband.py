@@ -81,7 +81,8 @@ class _Market:
 
         def over(y: FloatArray) -> tuple[FloatArray, FloatArray]:
             value = self.worth(y)
-            self.bend = np.clip((self.worth(y + _STEP) - value) / _STEP, -1e3, -1e-3)
+            step = np.where(y + _STEP < self.high, _STEP, -_STEP)  # beyond, nothing is dropped, and band worth less
+            self.bend = np.clip((self.worth(y + step) - value) / step, -1e3, -1e-3)
             return value - level, self.bend
 
         self.y = root(over, self.low, self.high, self.y, tolerance=_TOLERANCE)

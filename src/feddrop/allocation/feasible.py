@@ -24,7 +24,11 @@ FITS = 1.0 + 2.0**-40
 """A load that is over 1 by rounding alone still fits."""
 
 _ROOMY = 1.0 - 2.0**-46
-"""What we choose ourselves, by leaving out or stretching, fits without rounding's help."""
+"""Devices that are not left out fit without rounding's help."""
+
+_SPARE = 1.0 - 2.0**-33
+"""So full is the band at the smallest deadline or budget, 1e-10 short: what is left decides the rates of devices that
+need next to none of it, and must be more than rounding."""
 
 _MOST_J = 1e280
 """Budgets are looked for up to here, and down to its inverse."""
@@ -272,7 +276,7 @@ def _smallest_budget(problem: AnyProblem, active: BoolArray, equal: bool) -> flo
 def _over(load: FloatArray) -> FloatArray:
     """Logarithm of a load, above 0 where it does not fit; a number even where no band would do."""
     with np.errstate(divide="ignore"):
-        return np.where(load < np.inf, np.clip(np.log(load / _ROOMY), -700.0, 700.0), 700.0)
+        return np.where(load < np.inf, np.clip(np.log(load / _SPARE), -700.0, 700.0), 700.0)
 
 
 def _called(device: int, names: Sequence[str]) -> str:

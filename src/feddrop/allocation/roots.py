@@ -55,8 +55,8 @@ def root(
         usable = (np.abs(step - inside) <= 2.0**-40 * scale) & (np.abs(step - x) <= 0.5 * before)
         new = np.where(found, x, np.where(usable, inside, 0.5 * (low + high)))
         before = np.abs(new - x)
-        # Whoever has arrived stays: halving would send him off again.
-        found = found | (before <= tolerance * scale)
+        # Whoever has arrived stays: halving would send him off again. A short half is no sign of it, a short step is.
+        found = found | ((before <= tolerance * scale) & (usable | (high - low <= 2.0**-50 * scale)))
         x = new
         if found.all():
             break

@@ -19,6 +19,8 @@ AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _TIE = 1e-11
 _BINDS = 1e-9
+_ALL_BUT_ALL = 0.99
+"""From this rate on, rounding it may keep more of the model than ``GUARD`` spares."""
 
 
 class Status(StrEnum):
@@ -214,6 +216,8 @@ def finish(
         keep += 1.0
         np.maximum(keep, 0.0, out=keep)
         np.minimum(keep, part.max_rate, out=rate[..., block])
+        if np.max(part.max_rate) > _ALL_BUT_ALL:
+            _round_up(rate[..., block], z, part.max_rate)
     if not everyone:
         share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
     return Allocation(
@@ -229,6 +233,12 @@ def finish(
         price=price,
         history=history,
     )
+
+
+def _round_up(rate: FloatArray, z: FloatArray, max_rate: FloatArray) -> None:
+    """Raise, in place, rates whose rounding keeps more than 1/z."""
+    above = (1.0 - rate) * z > 1.0 - 2.0**-50
+    np.copyto(rate, np.minimum(np.nextafter(rate, 1.0), max_rate), where=above)
 
 
 def refit(allocation: Allocation, problem: AnyProblem) -> Allocation:
