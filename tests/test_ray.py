@@ -212,10 +212,10 @@ def test_a_device_that_hangs_is_given_up(own_ray, digits):
     x[60:120] = 7
     task = task_for(Deadly("hang"), digits, remembering)
     task = replace(task, samples=task.samples._replace(train_x=x))
-    with contextlib.closing(Ray(task, 2, address="local", timeout_s=2)) as executor:
+    with contextlib.closing(Ray(task, 2, address="local", timeout_s=4)) as executor:
         got = rounds_with(executor, task, count=1, rates=dict.fromkeys(range(3), 0.0))
     assert [record.status == "ok" for record in got[1]] == [True, False, True]
-    assert got[1][1].status == "its worker process took longer than execution.timeout_s = 2 and was ended, 3 times"
+    assert got[1][1].status == "its worker process took longer than execution.timeout_s = 4 and was ended, 3 times"
     without = serially(task, count=1, rates={0: 0.0, 2: 0.0})
     assert all(torch.equal(got[0][name], without[0][name]) for name in got[0])
 
