@@ -146,6 +146,13 @@ def test_norms_are_kept_whatever_their_shape(norm):
     assert list(MaskLayout(model).weights) == ["0.weight", "4.weight"]
 
 
+def test_a_vector_without_values_is_kept():
+    net = nn.Linear(6, 4)
+    net.register_parameter("none", nn.Parameter(torch.empty(0)))
+    subnet = cutter(Blueprint(net, (6,)), SubnetConfig(biases=True))(1, 0.5)
+    assert {name: piece.size for name, piece in subnet.items()} == {"weight": 12, "bias": 2, "none": 0}
+
+
 def test_unit_level_by_layer(tiny):
     cut = cut_of(tiny, (1, 16, 16), level="unit", layers="linear")
     subnet = cut(1, 0.75)
