@@ -162,7 +162,7 @@ class _Prunefl:
 
         def watch(gradients: Gradients) -> None:
             for name, g in gradients.items():
-                wide = g.to(torch.promote_types(g.dtype, torch.float32))  # sums and squares are beyond float16
+                wide = g.to_dense().to(torch.promote_types(g.dtype, torch.float32))  # squares are beyond float16
                 sums[name] = sums[name] + wide if name in sums else wide.clone()
 
         update = trained(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
