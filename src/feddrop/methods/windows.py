@@ -109,7 +109,8 @@ def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, i
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         for layer, group in makers:
             factor, module = graph.groups[group] / sizes[group], network.get_submodule(layer)
-            if getattr(model.get_submodule(layer), "groups", 1) > 1:
+            whole = model.get_submodule(layer)
+            if isinstance(whole, _ConvNd) and whole.groups > 1:
                 module.register_forward_pre_hook(partial(_read, 1.0 / factor), with_kwargs=True)
             module.register_forward_hook(partial(_given, factor))
         for layer, group in readers:
