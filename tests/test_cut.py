@@ -146,6 +146,29 @@ def test_norms_are_kept_whatever_their_shape(norm):
     assert list(MaskLayout(model).weights) == ["0.weight", "4.weight"]
 
 
+def test_a_layer_without_inputs_is_cut_along_with_the_others():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.none = nn.Linear(1, 8)
+            self.none.weight = nn.Parameter(torch.empty(8, 0))
+
+        def forward(self, x):
+            return self.out(self.a(x) + self.none(x[:, :0]))
+
+    subnet = cut_of(Empty(), (6,), level="unit")(1, 0.5)
+    assert subnet["none.weight"].size == 0
+    assert subnet["none.bias"].size == subnet["a.bias"].size < 8
+
+
+def test_a_vector_without_values_is_kept():
+    net = nn.Linear(6, 4)
+    net.register_parameter("none", nn.Parameter(torch.empty(0)))
+    subnet = cutter(Blueprint(net, (6,)), SubnetConfig(biases=True))(1, 0.5)
+    assert {name: piece.size for name, piece in subnet.items()} == {"weight": 12, "bias": 2, "none": 0}
+
+
 def test_unit_level_by_layer(tiny):
     cut = cut_of(tiny, (1, 16, 16), level="unit", layers="linear")
     subnet = cut(1, 0.75)

@@ -125,6 +125,19 @@ def test_what_is_near_the_threshold_moves_faster_and_what_is_below_does_not_take
     torch.testing.assert_close(slope, torch.tensor([0.0, 1.5, 1.5, 1 + 0.24 / 0.64, 1.004]), rtol=1e-4, atol=1e-4)
 
 
+def test_the_factor_of_small_weights_in_float16():
+    w = torch.tensor([0.0, 1e-4, -2e-4, 1e-3], dtype=torch.float16, requires_grad=True)
+    (slope,) = torch.autograd.grad(_large(w, 1e-4).sum(), w)
+    torch.testing.assert_close(slope.float(), torch.tensor([0.0, 1.5, 1 + 4 / 9, 1 + 20 / 121]), rtol=1e-3, atol=1e-3)
+
+
+def test_a_threshold_next_to_nothing_is_none(net, small):
+    with torch.no_grad():
+        net[3].weight.mul_(1e-30)
+    for result in rounds_of(task_for(net, small, "fiarse", rates=RATES, train=TRAIN, threshold="layer"), 1):
+        assert all(value.isfinite().all() for value in result.params.values())
+
+
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_a_mask_travels_down_in_every_round_and_never_up_nor_to_who_holds_all(net, small, threshold):
     task = task_for(net, small, "fiarse", rates=RATES, train=TRAIN, threshold=threshold)

@@ -19,7 +19,7 @@ from feddrop.methods.fjord import FjordConfig, at_width
 from feddrop.rounds import pull
 from feddrop.runs import Run, run
 from feddrop.seeds import derive, permutation, words
-from support.simulation import answered, few, method_of, rewritten, rounds_of, task_for
+from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for
 
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -118,6 +118,16 @@ def test_rounds_are_those_of_a_plain_loop(digits, distill):
     torch.testing.assert_close(last.params["1.running_var"], stats[-1][1], rtol=2e-3, atol=2e-4)
     assert last.state["steps"].tolist() == steps
     assert min(steps) > 0
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-5), (torch.float16, 0.1)])
+def test_networks_of_any_float_type_learn_like_that_of_float32(digits, dtype, near):
+    data, own = flat(digits), {"rates": RATES, "rounds": 2, "train": TRAIN, "widths": WIDTHS}
+    *_, usual = rounds_of(task_for(Typed(perceptron(), torch.float32), data, "fjord", **own))
+    *_, last = rounds_of(task_for(Typed(perceptron(), dtype), data, "fjord", **own))
+    for found, twin in ((last.params, usual.params), (last.state, usual.state)):
+        for name, value in twin.items():
+            torch.testing.assert_close(found[name].to(value.dtype), value, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize(("rate", "width"), [(0.0, 1.0), (0.4, 0.75), (0.75, 0.5), (0.76, 0.25), (0.99, 0.25)])

@@ -31,7 +31,7 @@ from feddrop.rounds import pull, push, run_round
 from feddrop.runs import Run
 from feddrop.sections import sections_bytes
 from feddrop.subnets.piece import gather, scatter, to_device_shape
-from support.simulation import TRAIN, answered, few, method_of, rewritten, rounds_of, task_for, unchanged
+from support.simulation import TRAIN, Typed, answered, few, method_of, rewritten, rounds_of, task_for, unchanged
 from test_plain import fedavg
 
 RATE = 0.4
@@ -510,3 +510,30 @@ def test_an_update_is_frozen():
     with pytest.raises(AttributeError):
         update.loss = 1.0
     assert ServerConfig().means() == MeanConfig()
+
+
+@pytest.mark.parametrize(("name", "rate"), [("feddrop", 0.9), ("heterofl", 0.9), ("fjord", 0.9), ("feddst", 0.5)])
+def test_frozen_weights_of_a_float16_network_stay_though_int8_rounds_them(digits, name, rate):
+    torch.manual_seed(3)
+    net = Typed(nn.Sequential(nn.Flatten(), nn.Linear(256, 14), nn.ReLU(), nn.Linear(14, 10)), torch.float16)
+    net.net[1].requires_grad_(False)
+    own = {"readjust_every": 1, "readjust_until": 1.0} if name == "feddst" else {}
+    *_, last = rounds_of(task_for(net, few(digits), name, rates=(rate,) * 3, **own), 2, dtype="int8")
+    assert torch.equal(last.params["net.1.weight"], net.net[1].weight)
+    assert not torch.equal(last.params["net.3.weight"], net.net[3].weight)
+
+
+@pytest.mark.parametrize("name", ["feddrop", "feddst", "prunefl", "fiarse"])
+def test_tables_may_have_sparse_gradients(digits, name):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.fc = nn.Embedding(8, 6, sparse=True), nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.fc(self.table((x.flatten(1) * 3).long().clamp(0, 7)).mean(1))
+
+    own = {"feddst": {"readjust_every": 1, "readjust_until": 1.0}, "prunefl": {"first_rounds": 0, "adjust_every": 1}}
+    train = replace(TRAIN, weight_decay=0.0)  # as in torch's own SGD
+    *_, last = rounds_of(task_for(Table(), few(digits), name, train=train, **own.get(name, {})), 2)
+    assert all(value.isfinite().all() for value in last.params.values())

@@ -22,7 +22,7 @@ from feddrop.rounds import pull
 from feddrop.runs import Run, run
 from feddrop.sections import unpack_sections
 from feddrop.seeds import derive, permutation
-from support.simulation import answered, few, method_of, rewritten, rounds_of, task_for
+from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for
 
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
 
@@ -204,6 +204,24 @@ def test_pruned_weights_have_scores_too(tiny, digits):
     spoiled = {"scores": -scores, "others": torch.zeros(1)}
     with pytest.raises(FrameError, match="device 0 answered with scores below 0"):
         pull(method, rewritten(frame, method.cut(job), payload=spoiled), job, method.cut(job))
+
+
+def test_scores_of_a_float16_network_are_those_of_float32(digits):
+    scores = []
+    for dtype in (torch.float32, torch.float16):
+        torch.manual_seed(3)
+        net = Typed(nn.Sequential(nn.Flatten(), nn.Linear(256, 20), nn.ReLU(), nn.Linear(20, 10)), dtype)
+        with torch.no_grad():
+            net.net[3].weight.mul_(0.0003)  # so that gradients of the first layer are small
+        task = task_for(net, few(digits), "prunefl", first_rounds=0, adjust_every=1, train=replace(TRAIN, lr=1e-6))
+        method, device, whole = method_of(task), Device(task), params.from_model(net)
+        (job,) = method.plan(method.init(whole), whole, 1, {0: 0.0}, 7)
+        frame, _ = answered(device, method, whole, job)
+        scores.append(pull(method, frame, job, method.cut(job)).payload["scores"])
+    found = (scores[1] - scores[0]).norm() / scores[0].norm()
+    assert found < 0.05
+    small = scores[0] < scores[0].median()
+    assert (scores[1][small].sum() / scores[0][small].sum()) == pytest.approx(1.0, abs=0.1)
 
 
 # Stages

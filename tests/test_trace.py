@@ -56,6 +56,18 @@ def test_residual_connections_share_one_subset():
     assert rows["1.body.4.running_var"] == rows["0.1.running_var"] == "0.0"
 
 
+def test_units_go_through_a_change_of_type():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(5, 6), nn.Linear(6, 4).double(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(torch.relu(self.b(torch.relu(self.a(x)).double()).float()))
+
+    assert trace(Mixed(), (5,)).groups == {"a": 6, "b": 4}
+
+
 def test_units_added_to_the_input_or_output_are_kept():
     class Around(nn.Module):
         def __init__(self) -> None:

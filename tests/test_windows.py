@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,33 @@ def test_units_that_no_window_gets_to_are_a_line(caplog, name, rates, rounds, un
     )
 
 
+class Alike(nn.Module):
+    """Convolutions in which all units of a layer are alike, and an output layer that reads them alike."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(12, 10)
+        with torch.no_grad():
+            for p in self.layers.parameters():
+                p.copy_(torch.rand(p[:1, :1].shape if p.ndim > 1 else 1).expand(p.shape) / p[0].numel() ** 0.5)
+            self.fc.weight.copy_(self.fc.weight[:, :1].expand(10, 12))
+
+    def forward(self, x):
+        return self.fc(self.layers(x.reshape(-1, 1, 16, 16)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+@pytest.mark.parametrize(("out", "groups"), [(8, 1), (8, 8), (8, 4), (16, 8)])
+def test_units_that_are_all_alike_give_what_the_whole_network_gives(digits, name, out, groups):
+    """Each is divided once before it is summed over, also where depthwise and grouped convolutions lie between."""
+    torch.manual_seed(3)
+    between = nn.Conv2d(8, out, 3, groups=groups)
+    model = Alike(nn.Conv2d(1, 8, 3), nn.ReLU(), between, nn.ReLU(), nn.Conv2d(out, 12, 1))
+    (_, whole), (values, cut) = (at_once(copy.deepcopy(model), digits, name, rate) for rate in (0.0, 0.5))
+    assert len(values["layers.2.bias"]) < out
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
 class Siamese(nn.Module):
     """Two layers that share their weight and make the same units."""
 
@@ -217,6 +246,43 @@ def test_a_layer_that_cannot_be_scaled_is_refused():
         with pytest.raises(SubnetError, match=r"used in layer '\d' \(Bare\)"):
             method(Setup(model=model, example=torch.zeros(1, 4), rounds=1), WindowConfig())
     heterofl(Setup(model=reads, example=torch.zeros(1, 4), rounds=1), WindowConfig())
+
+
+class Pair(nn.Linear):
+    """A linear layer that gives its bias apart, as some do that are spread over machines."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight), self.bias
+
+
+class Gated(nn.Linear):
+    """A linear layer that takes a second tensor."""
+
+    def forward(self, x, gate):
+        return super().forward(x * gate)
+
+
+class Apart(nn.Module):
+    def __init__(self, norm=None):
+        super().__init__()
+        self.a, self.b = (nn.Linear(4, 6), Gated(6, 2)) if norm else (Pair(4, 6), nn.Linear(6, 2))
+        self.norm = norm
+
+    def forward(self, x):
+        if self.norm:
+            return self.b(torch.relu(self.norm(self.a(x))), torch.ones(()))
+        y, bias = self.a(x)
+        return self.b(torch.relu(y + bias))
+
+
+def test_a_layer_of_several_tensors_is_refused():
+    plain, normed = (Setup(model=Apart(n), example=torch.zeros(1, 4), rounds=1) for n in (None, nn.BatchNorm1d(6)))
+    for method in (heterofl, fedrolex):
+        with pytest.raises(SubnetError, match=r"layer 'a' is called with several tensors, or gives a tuple"):
+            method(plain, WindowConfig())
+    with pytest.raises(SubnetError, match=r"layer 'b' is called with several tensors"):
+        fedrolex(normed, WindowConfig())
+    heterofl(normed, WindowConfig())  # which divides nothing there
 
 
 class Around(nn.Module):

@@ -80,6 +80,17 @@ def rounds_of(
     serial.close()
 
 
+class Typed(nn.Module):
+    """A network that computes in another float type than its inputs have."""
+
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.dtype = net.to(dtype), dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x.to(self.dtype)).float()
+
+
 def unchanged(method: Method, job: Job, num_samples: int = 5) -> Update:
     """Return an update that changes nothing; what was asked for besides is what was sent, or else zeros."""
     payload = {

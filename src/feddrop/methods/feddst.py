@@ -22,7 +22,7 @@ from feddrop.errors import ConfigError, FrameError, TrainingError, one_of
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call
 from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
-from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
+from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, change, trained
 from feddrop.params import Params
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.piece import Subnet, from_device_shape
@@ -114,7 +114,7 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
         slopes = _gradients(setup.model, seen.last, objective)
         masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, config.alpha_at(job.round, rounds))
         pieces = layout.pieces(masks)
-        moved = {name: from_device_shape(after[name] - values[name], piece) for name, piece in pieces.items()}
+        moved = {name: from_device_shape(change(values[name], after[name]), piece) for name, piece in pieces.items()}
         return replace(update, subnet=pieces, values=moved, payload={"mask": layout.joined(masks)}), memory
 
     def answer(job: Job, payload: Payload) -> Subnet:
@@ -293,5 +293,6 @@ def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Pa
     named = {name: p for name, p in params.weights(model).items() if p.requires_grad}
     found = torch.autograd.grad(loss(call(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
     return {
-        name: torch.zeros(p.shape) if g is None else g.cpu() for (name, p), g in zip(named.items(), found, strict=True)
+        name: torch.zeros(p.shape) if g is None else g.to_dense().cpu()
+        for (name, p), g in zip(named.items(), found, strict=True)
     }

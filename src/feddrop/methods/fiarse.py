@@ -33,6 +33,9 @@ from feddrop.subnets.piece import Subnet, from_device_shape, whole
 
 THRESHOLDS = ("network", "layer")
 
+_NEXT_TO_NOTHING = 1e-18
+"""Nothing is below a θ of 0, and nothing that matters below this one, whose square float32 still holds."""
+
 log = logging.getLogger("feddrop")
 
 
@@ -147,7 +150,7 @@ class _Layout(MaskLayout):
         floors = {name: float(kept.abs().min()) for name, kept in held.items()}
         if floors and not self._by_layer:
             floors = dict.fromkeys(self.weights, min(floors.values()))
-        return {name: floor for name, floor in floors.items() if floor > 0.0}  # nothing is below 0
+        return {name: floor for name, floor in floors.items() if floor > _NEXT_TO_NOTHING}
 
     def _all(self, rate: float) -> bool:
         counts = [math.prod(shape) for shape in self.weights.values()] if self._by_layer else [self.size]
@@ -168,9 +171,10 @@ class _Large(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, threshold: float) -> Tensor:
-        size = weight.abs()
+        size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))  # squares are beyond float16
         active = size >= threshold
-        ctx.save_for_backward(active * (1.0 + 2.0 * threshold * size / (size + threshold).square()))
+        factor = active * (1.0 + 2.0 * threshold * size / (size + threshold).square())
+        ctx.save_for_backward(factor.to(weight.dtype))
         return weight * active
 
     @staticmethod

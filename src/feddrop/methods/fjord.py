@@ -132,7 +132,7 @@ class _Fjord:
     def init(self, start: Params) -> State:
         self._say_what_is_not_trained()
         kept = {
-            _key(number): torch.cat([gather(start[name], level.pieces[name]) for name in level.statistics])
+            _key(number): _joined([gather(start[name], level.pieces[name]) for name in level.statistics])
             for number, level in enumerate(self.levels[:-1])
             if level.statistics
         }
@@ -171,7 +171,7 @@ class _Fjord:
         payload = {"steps": torch.tensor(draws.steps, dtype=torch.int32)}
         for number in self._apart(top):
             now = params.from_model(self.levels[number].network)
-            payload[_key(number)] = torch.cat([now[name] for name in self.levels[number].statistics])
+            payload[_key(number)] = _joined([now[name] for name in self.levels[number].statistics])
         return replace(update, payload=payload), memory
 
     def _objective(self, draws: _Draws, network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
@@ -328,6 +328,11 @@ class _Draws:
         self.steps[number] += 1
         self.steps[self.top] += self._distill
         return int(number)
+
+
+def _joined(statistics: list[Tensor]) -> Tensor:
+    """Write norm statistics one after another; they travel as float32, whatever the network computes in."""
+    return torch.cat(statistics).float()
 
 
 def _key(number: int) -> str:

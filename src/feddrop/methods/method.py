@@ -246,10 +246,15 @@ def trained(
     )
     after = params.from_model(network)
     moved = {
-        name: from_device_shape(after[name] - values[name], piece) if values[name].numel() else torch.empty(0)
+        name: from_device_shape(change(values[name], after[name]), piece) if values[name].numel() else torch.empty(0)
         for name, piece in subnet.items()
     }
     return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)
+
+
+def change(sent: Tensor, after: Tensor) -> Tensor:
+    """Return how far a tensor moved from what was sent, as the network holds it: float16 may round what int8 sent."""
+    return after - sent.to(after.dtype).to(sent.dtype)
 
 
 MethodFactory = Callable[[Setup], Method]

@@ -162,7 +162,8 @@ class _Prunefl:
 
         def watch(gradients: Gradients) -> None:
             for name, g in gradients.items():
-                sums[name] = sums[name] + g if name in sums else g.clone()
+                wide = g.to_dense().to(torch.promote_types(g.dtype, torch.float32))  # squares are beyond float16
+                sums[name] = sums[name] + wide if name in sums else wide.clone()
 
         update = trained(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
         scores, others = _scores(self.layout, sums, update.num_samples)

@@ -7,12 +7,13 @@ rate have the same window. ``docs/windows.md`` tells what is theirs and what is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -23,6 +24,7 @@ from feddrop.subnets.coupling import place
 from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.piece import Index, Subnet
+from feddrop.subnets.probe import random_state_kept, samples, tensors_in, twin
 from feddrop.subnets.units import UnitGraph
 
 log = logging.getLogger("feddrop")
@@ -63,7 +65,7 @@ def _windows(setup: Setup, config: WindowConfig, *, moves: bool) -> Method:
     plan_of, subnet = setup.blueprint(), config.subnet()
     cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
     graph = plan_of.units
-    network_for = shrinker(setup.model, plan_of, _scaler(setup.model, graph, moves=moves))
+    network_for = shrinker(setup.model, plan_of, _scaler(setup, moves=moves))
 
     def init(_: Params) -> State:
         if setup.rates is not None:
@@ -90,21 +92,27 @@ def _windows(setup: Setup, config: WindowConfig, *, moves: bool) -> Method:
     return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
 
 
-def _scaler(model: nn.Module, graph: UnitGraph, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:
+def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:
     """Return what makes a smaller network divide by the share of units that is left, as theirs do in training.
 
-    What a hidden layer gives is divided. Before a norm with running statistics that would be in vain, since the norm
+    What a hidden layer gives is divided. A depthwise or grouped convolution reads the very units that it makes, divided
+    already: that is undone before it. Before a norm with running statistics dividing would be in vain, since the norm
     takes it out again, and it would spoil the statistics: there a window that moves, whose units stand for all, has the
     layers that read them divide; one that does not is left as it is.
     """
+    model, graph = setup.model, setup.blueprint().units
     normed = {axis.group for name, axes in graph.axes.items() if is_statistic(name) for axis in axes}
     makers = _users(model, graph, "out", lambda group: group not in normed)
     readers = _users(model, graph, "in", lambda group: group in normed and moves)
+    _check_calls(setup, {layer for layer, _ in (*makers, *readers)})
 
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         for layer, group in makers:
-            factor = graph.groups[group] / sizes[group]
-            network.get_submodule(layer).register_forward_hook(partial(_given, factor))
+            factor, module = graph.groups[group] / sizes[group], network.get_submodule(layer)
+            whole = model.get_submodule(layer)
+            if isinstance(whole, _ConvNd) and whole.groups > 1:
+                module.register_forward_pre_hook(partial(_read, 1.0 / factor), with_kwargs=True)
+            module.register_forward_hook(partial(_given, factor))
         for layer, group in readers:
             factor = graph.groups[group] / sizes[group]
             network.get_submodule(layer).register_forward_pre_hook(partial(_read, factor), with_kwargs=True)
@@ -134,6 +142,25 @@ def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str]
                 "self.layer(x), or use the method 'feddrop'."
             )
     return list(dict.fromkeys((user, group) for _, user, group in uses))
+
+
+def _check_calls(setup: Setup, layers: Collection[str]) -> None:
+    """Raise where a layer of the user's own kind takes or gives anything but one tensor: what would be divided?"""
+    copy = twin(setup.model)
+
+    def check(layer: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or len(list(tensors_in((args, kwargs)))) != 1:
+            raise SubnetError(
+                f"layer {layer!r} is called with several tensors, or gives a {type(output).__name__}; windows divide "
+                "what a layer reads or gives, which must be one tensor. Change it, or use the method 'feddrop'."
+            )
+
+    own = [layer for layer in layers if not type(copy.get_submodule(layer)).__module__.startswith("torch.nn.")]
+    for layer in own:
+        copy.get_submodule(layer).register_forward_hook(partial(check, layer), with_kwargs=True)
+    if own:
+        with torch.no_grad(), random_state_kept(copy):
+            copy(*samples(copy, setup.example, 2))
 
 
 def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:

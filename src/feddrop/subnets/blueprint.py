@@ -46,7 +46,7 @@ class Blueprint:
             for p in module.parameters(recurse=False)
             if id(p) in first and layer not in self.layers
         }
-        rest = {name: params.layer_of(name) for name, _ in model.named_parameters() if name not in own}
+        rest = {name: params.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()}
         self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
         self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}
         self.linear = frozenset(name for name in self.layers if isinstance(model.get_submodule(name), nn.Linear))

@@ -111,7 +111,9 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
         graph: its units.
         rates: γ of every layer.
     """
-    wanted = {group: math.sqrt(1.0 - max(rates[layer] for layer in graph.layers[group])) for group in graph.groups}
+    wanted = {
+        group: math.sqrt(1.0 - max(rates.get(layer, 0.0) for layer in graph.layers[group])) for group in graph.groups
+    }
     target = sum(
         math.prod(shape)
         * (1.0 - rates[blueprint.weights[name]] if name in blueprint.weights and graph.axes.get(name) else 1.0)

@@ -16,7 +16,7 @@ _SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad
 
 # Everything that ATen tags as pointwise, and what is so without the tag.
 @built_in(
-    r"elementwise|_prelu_kernel|alias|bernoulli_?|copy_|detach|expand|hardswish_?|leaky_relu_?|lift_fresh|"
+    r"elementwise|_prelu_kernel|_to_copy|alias|bernoulli_?|copy_|detach|expand|hardswish_?|leaky_relu_?|lift_fresh|"
     r"log_sigmoid_forward|native_dropout|\w+_like"
 )
 def elementwise(coupling: Coupling, call: Call) -> Dims:
