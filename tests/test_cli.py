@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -416,6 +417,14 @@ def test_settings_are_listed_with_their_defaults(here, monkeypatch):
         assert "lr = 0.1" in shown
         assert "(off unless given)" in " ".join(shown.split())
         assert max(map(len, shown.splitlines()[:-1])) <= int(width)
+
+
+def test_the_meaning_of_a_setting_is_a_sentence_and_nothing_else(here):
+    keys = {entry["key"]: entry["meaning"] for entry in json.loads(here("config", "--json")[1])}
+    assert [key for key, meaning in keys.items() if ">>>" in meaning or "Example" in meaning] == []
+    assert [key for key, meaning in keys.items() if not re.search(r"[a-z]{3}", meaning)] == []  # no "B.", no "θ."
+    assert [name for name in package.methods.METHODS if f'"{name}"' not in keys["method.name"]] == []
+    assert all(f'"{word}"' in keys["train.schedule"] for word in ("constant", "cosine", "linear"))
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, "a", (1.0, 2.0), {"a": 0.5}, {}])
