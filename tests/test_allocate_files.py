@@ -172,6 +172,7 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("c.toml", "[radio]\n[cell]\nsamples = 'many'\n", r"samples of \[cell\] is 'many'"),
         ("c.toml", "radio = 3\n", "radio is 3; it must be a table"),
         ("c.toml", "[radio]\n[extra]\n", "a table of the file is 'extra'"),
+        ("c.toml", "rounds = 3\n[radio]\n", "the file has 'rounds', which is of a run: `feddrop run` takes it"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):

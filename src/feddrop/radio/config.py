@@ -14,6 +14,7 @@ import numpy.typing as npt
 from feddrop.allocation import METHODS, POLICIES
 from feddrop.errors import ConfigError, FeddropWarning, one_of
 from feddrop.radio.cell import NOISES, PAPER_NOISE_W_HZ, Cell
+from feddrop.radio.checks import plain, positive
 from feddrop.radio.devices import (
     PAPER_CPU_CONSTANT,
     PAPER_CPU_HZ,
@@ -149,6 +150,10 @@ class RadioConfig:
         one_of("radio.noise", self.noise, NOISES)
         one_of("radio.costs", self.costs, ("measured", "formula"))
         one_of("radio.sight", self.sight, SIGHTS)
+        for name in ("bandwidth_hz", "deadline_s", "downlink_power_w", "noise_w_hz", "bits_per_parameter"):
+            positive(f"radio.{name}", getattr(self, name))
+        if not 0 <= plain("radio.max_rate", self.max_rate) < 1:
+            raise ConfigError(f"radio.max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
         kinds = kind_names(self._kinds)
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
             ends = getattr(self, name)
