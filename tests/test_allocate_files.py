@@ -302,3 +302,9 @@ def test_an_open_problem_says_what_is_missing(tmp_path, change, message):
     (tmp_path / "bad.toml").write_text(text.replace(change, "", 1))
     with pytest.raises(ConfigError, match=message):
         load(tmp_path / "bad.toml")
+
+
+def test_one_pass_is_one():
+    problem, names, *_ = load(EXAMPLES / "problem.toml")
+    assert " · 1 pass · " in as_text(allocate(problem, "equal"), names)
+    assert " passes · " in as_text(allocate(problem), names)
