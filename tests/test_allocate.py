@@ -444,9 +444,14 @@ def test_bad_calls():
             allocate(p, method, rate=0.5, seed=0)
     with pytest.raises(ConfigError, match=r"needs a rate: --rate 0\.3"):
         allocate(p, "fixed")
-    with pytest.raises(ConfigError, match="above max_rate"):
+    with pytest.raises(ConfigError, match=r"fixed rate of device 0 is 0\.95; it must be from 0 to max_rate, 0\.9"):
         allocate(p, "fixed", rate=0.95)
-    for rate, message in ((-0.1, "fixed rate is -0.1; it must be 0 or more"), ([0.1, 0.2], "one for each device")):
+    for rate, message in (
+        (-0.1, "fixed rate of device 0 is -0.1; it must be from 0 to"),
+        ([0.1, 0.95, 0.2], "fixed rate of device 1 is 0.95"),
+        (np.nan, "fixed rate of device 0 is nan"),
+        ([0.1, 0.2], "one for each device"),
+    ):
         with pytest.raises(ConfigError, match=message):
             allocate(Problem(**(SIMPLE | {"max_rate": [0.9] * 3})), "fixed", rate=rate)
     alone = {k: v[0] if isinstance(v, list) else v for k, v in SIMPLE.items()} | {"weight": [1.0]}

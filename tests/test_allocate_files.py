@@ -172,6 +172,7 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("c.toml", "[radio]\n[cell]\nsamples = 'many'\n", r"samples of \[cell\] is 'many'"),
         ("c.toml", "radio = 3\n", "radio is 3; it must be a table"),
         ("c.toml", "[radio]\n[extra]\n", "a table of the file is 'extra'"),
+        ("c.toml", "rounds = 3\n[radio]\n", "the file has 'rounds', which is of a run: `feddrop run` takes it"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):
@@ -301,3 +302,9 @@ def test_an_open_problem_says_what_is_missing(tmp_path, change, message):
     (tmp_path / "bad.toml").write_text(text.replace(change, "", 1))
     with pytest.raises(ConfigError, match=message):
         load(tmp_path / "bad.toml")
+
+
+def test_one_pass_is_one():
+    problem, names, *_ = load(EXAMPLES / "problem.toml")
+    assert " · 1 pass · " in as_text(allocate(problem, "equal"), names)
+    assert " passes · " in as_text(allocate(problem), names)

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from feddrop.records.folder import RunFolder
 from feddrop.terminal import app, live, say, settings
 from feddrop.terminal.failures import explain, guarded
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = ["--set", "rounds=2", "--set", "data.train_limit=100", "--set", "data.devices=2"]
 
 
@@ -99,6 +101,10 @@ def test_json_is_for_machines(tmp_path):
         (["run", "--set", "rate=1.0"], "[0, 1)"),
         (["run", "--rate", "1.0"], "[0, 1)"),
         (["run", "--rate", "0.1", "--set", "rate=0.2"], "rate is given twice"),
+        (["run", "--rate", "abc", "--rounds", "1"], "rate is 'abc'; it must be a number in [0, 1), a list of one a"),
+        (["run", "--set", "radio.deadline_s=0"], "radio.deadline_s is 0; it must be finite and positive"),
+        (["run", "--set", "radio.max_rate=1"], "radio.max_rate is 1; it must be at least 0 and below 1"),
+        (["run", "--set", "data.name=cifar10", "--set", "data.path=void"], "feddrop data cifar10 --path "),
         (["run", "none.toml"], "No such file"),
         (["run", "--set", "data.name=mnist"], "digits"),
         (["run", "--bogus"], "--bogus"),
@@ -129,6 +135,7 @@ def test_errors_are_one_clear_line(here, words, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (f"rounds={'9' * 20}", "rounds has 20 digits or so"),
         (f"rounds={'9' * 400}", "rounds has 40"),
         (f"seed=-{'9' * 400}", "seed has 40"),
         (f"train.lr={'9' * 400}", "train.lr has 40"),
@@ -167,6 +174,32 @@ def test_a_file_that_is_no_configuration_is_one_clear_line(here, command, conten
     code, _, err = here(command, "x.toml")
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "message"),
+    [
+        ("run", "sweep.toml", "unknown key 'base': this looks like a file for `feddrop sweep`"),
+        ("run", "problem.toml", "unknown key 'deadline_s': this looks like a file for `feddrop allocate`"),
+        ("run", "cell.toml", "unknown key 'cell': this looks like a file for `feddrop allocate`"),
+        ("sweep", "digits.toml", "has none of the keys of a sweep: base, grid, variants. `feddrop run` takes"),
+        ("allocate", "digits.toml", "the file has 'rounds', which is of a run: `feddrop run` takes it as it is"),
+    ],
+)
+def test_a_file_of_another_command_is_told_from_a_typing_error(here, command, file, message):
+    code, _, err = here(command, str(EXAMPLES / file))
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_a_name_that_the_paper_does_not_have_leaves_no_folder(here):
+    assert here("paper", "overheads")[0] == 2
+    assert not Path("runs").exists()
+
+
+def test_help_shows_no_default_where_there_is_none():
+    for command in ("run", "resume", "sweep", "theory", "allocate", "data", "export", "config"):
+        assert not re.search(r"default:\s+(│\s+)*(\[\]|False)", feddrop(command, "--help").stdout), command
 
 
 @pytest.mark.filterwarnings("default::feddrop.FeddropWarning")
@@ -416,6 +449,14 @@ def test_settings_are_listed_with_their_defaults(here, monkeypatch):
         assert "lr = 0.1" in shown
         assert "(off unless given)" in " ".join(shown.split())
         assert max(map(len, shown.splitlines()[:-1])) <= int(width)
+
+
+def test_the_meaning_of_a_setting_is_a_sentence_and_nothing_else(here):
+    keys = {entry["key"]: entry["meaning"] for entry in json.loads(here("config", "--json")[1])}
+    assert [key for key, meaning in keys.items() if ">>>" in meaning or "Example" in meaning] == []
+    assert [key for key, meaning in keys.items() if not re.search(r"[a-z]{3}", meaning)] == []  # no "B.", no "θ."
+    assert [name for name in package.methods.METHODS if f'"{name}"' not in keys["method.name"]] == []
+    assert all(f'"{word}"' in keys["train.schedule"] for word in ("constant", "cosine", "linear"))
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, "a", (1.0, 2.0), {"a": 0.5}, {}])

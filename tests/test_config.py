@@ -88,6 +88,8 @@ def test_overrides():
     for bad in ("rounds", "=3", "rounds.x=3", "seed=1\nrounds=3"):
         with pytest.raises(ConfigError, match="--set"):
             RunConfig.from_toml("rounds = 9", [bad])
+    with pytest.raises(ConfigError, match=r"overrides is 'rounds=4'; it must be a list of such texts: \['rounds=4'\]"):
+        RunConfig.from_toml("rounds = 9", "rounds=4")
 
 
 def test_a_method_and_its_settings_may_be_given_in_any_order(caplog):

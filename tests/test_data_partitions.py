@@ -165,7 +165,7 @@ def test_parts_that_are_given():
     ("parts", "message"),
     [
         ([], "parts is empty"),
-        ([[0], []], r"parts\[1\]"),
+        ([[0], []], r"parts\[1\] is empty; every device must hold a sample"),
         ([[0.5]], "float64"),
         ([[True, False]], "flatnonzero"),
         ([[0, 9]], "position 9; there are 9"),

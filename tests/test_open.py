@@ -371,6 +371,7 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
         ("loss", "feddrop", "metrics has 'loss', which a record holds already. Give it another name"),
         ("test_loss", "feddrop", "metrics has 'test_loss', which a record holds"),
         ("mean_rate", "feddrop", "metrics has 'mean_rate', which a record holds"),
+        (" ", "feddrop", "metrics has the name ' '; give it one that can be read"),
         ("mask_moved", "feddst", "metrics has 'mask_moved', which the method notes itself. Give it another name"),
     ],
 )
@@ -379,6 +380,57 @@ def test_a_metric_has_a_name_of_its_own(tmp_path, tiny, small, name, method, sai
     with pytest.raises(ConfigError, match=said):
         feddrop.Run(chosen, tmp_path / "run", model=tiny, dataset=small, metrics={name: halved})
     assert not (tmp_path / "run").exists()
+
+
+def by_sample(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (by_sample, r"the loss gives a tensor of shape \(2,\); it must give the mean over the samples"),
+        (lambda outputs, targets: 1.0, "the loss gives 1.0, a float; it must give the mean over the samples"),
+        (lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(), "the loss has no gradient"),
+        (lambda outputs, targets: 1 / 0, r"the loss fails on a tensor of shape \(2, .*: ZeroDivisionError"),
+    ],
+)
+def test_a_loss_that_no_device_could_learn_by_is_an_error_before_the_run(tmp_path, tiny, small, loss, said):
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, loss=loss)
+    with pytest.raises(ConfigError, match="the loss fails on"):
+        feddrop.Run(config('train.loss="math:sin"'), tmp_path / "run", model=tiny, dataset=small)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_of_ones_own_may_learn_without_the_gradient_of_the_loss(tmp_path, tiny, small):
+    def wrong(outputs, targets):
+        return (outputs.argmax(1) != targets).float().mean()
+
+    def still(setup):
+        def local(subnet, values, job, batches, memory):
+            return feddrop.Update(values={n: torch.zeros_like(v) for n, v in values.items()}, loss=1.0, samples=1), {}
+
+        return feddrop.feddrop(setup, feddrop.FeddropConfig())._replace(local=local)
+
+    feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, loss=wrong, method=still)
+
+
+@pytest.mark.parametrize(("metric", "gives"), [(by_sample, "a tensor of shape"), (lambda o, t: "a", "'a', a str")])
+def test_a_metric_that_is_no_number_is_an_error_before_the_run(tmp_path, tiny, small, metric, gives):
+    with pytest.raises(ConfigError, match=f"the metric 'mine' gives {gives}"):
+        feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, metrics={"mine": metric})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_wants_many_samples_is_not_held_to_two(tmp_path, tiny, small):
+    def wants(outputs, targets):
+        if len(targets) < 3:
+            raise ValueError("too few")
+        return 0.5
+
+    records = feddrop.run(config(), tmp_path / "run", model=tiny, dataset=small, metrics={"wants": wants})
+    assert records[-1].metrics["wants"] == 0.5
 
 
 def halved(outputs, targets):

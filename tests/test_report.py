@@ -387,7 +387,7 @@ def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
     said = " ".join(page_of(folder).of("p"))
     assert "went over the deadline 2 times of 24 (using up to 125.00 % of it)" in said
     assert "the energy budget" not in said.split("went over")[1].split(".")[0]
-    assert "left out of a round 1 times" in said
+    assert "left out of a round 1 time." in said
     image = np.asarray(report.map_figure(report.read_log(folder), "latency_s").axes[0].images[0].get_array())
     orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
     assert np.argwhere(orange).tolist() == [[1, 2], [3, 4]]
@@ -412,7 +412,7 @@ def test_the_verdict_holds_devices_to_the_deadline_in_force(folder: Path) -> Non
 
     lines[3]["devices"][0]["latency_s"] = 1.7  # too much for that round's deadline
     write_metrics(folder, lines)
-    assert "went over the deadline 1 times of 24" in " ".join(page_of(folder).of("p"))
+    assert "went over the deadline 1 time of 24" in " ".join(page_of(folder).of("p"))
     longest = [text for text in report.device_figure(run, "latency_s").axes[0].texts if text.get_text() == "deadline"]
     assert [label.xy[1] for label in longest] == [1.8]
 
@@ -546,6 +546,32 @@ def test_participation_is_shown_where_not_all_take_part(folder: Path) -> None:
     assert [bar.get_height() for bar in report.participation_figure(run).axes[0].patches] == times
     write_run(folder)
     assert "Participation" not in page_of(folder).of("h3")
+
+
+def test_rounds_with_a_device_are_counted_in_whole_numbers(folder: Path) -> None:
+    write_run(folder, rounds=2, devices=6, absent=0.6, samples=[10] * 20)
+    ticks = report.participation_figure(report.read_log(folder)).axes[0].get_yticks()
+    assert [float(tick) for tick in ticks] == [round(tick) for tick in ticks]
+
+
+@pytest.mark.parametrize("best", [0, 1, 4])
+def test_the_best_round_is_not_named_over_the_numbers_of_the_axis(folder: Path, best: int) -> None:
+    lines = write_run(folder)
+    for line in lines:
+        line["test_accuracy"] = 0.8 if line["round"] == best + 1 else 0.5
+    write_metrics(folder, lines)
+    axes = report.accuracy_figure(report.read_log(folder)).axes[0]
+    axes.figure.draw_without_rendering()
+    (label,) = [text for text in axes.texts if text.get_text() == "best 80.0"]
+    assert label.get_window_extent().x0 >= axes.get_window_extent().x0 - 8  # the marker itself stands on the edge
+
+
+def test_a_gap_of_next_to_nothing_has_no_sign_of_its_own(folder: Path) -> None:
+    lines = write_run(folder)
+    for entry in (e for line in lines for e in line["devices"]):
+        entry |= {"formula_latency_s": entry["latency_s"] * (1 + 1e-9), "formula_energy_j": entry["energy_j"]}
+    write_metrics(folder, lines)
+    assert "on average: latency +0.00 %, energy +0.00 %." in " ".join(page_of(folder).of("p"))
 
 
 def test_power_and_clock_are_shown_where_a_run_decides_them(folder: Path) -> None:

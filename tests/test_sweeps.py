@@ -17,7 +17,8 @@ from feddrop.sweeps import engine, jobs_for, read_sweep
 from feddrop.sweeps.plan import merged
 from feddrop.terminal import app
 from feddrop.terminal.failures import guarded
-from feddrop.terminal.sweeping import with_address
+from feddrop.terminal.say import Screen
+from feddrop.terminal.sweeping import Board, with_address
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["data.devices=2", "data.train_limit=60"]
@@ -338,9 +339,6 @@ def test_ray_takes_an_address_or_none(words, found):
 
 
 def test_a_board_without_a_terminal_says_what_ended(tmp_path, capsys):
-    from feddrop.terminal.say import Screen
-    from feddrop.terminal.sweeping import Board
-
     jobs = jobs_for({"a": small(), "b": small(seed=1)}, tmp_path)
     with Board(Screen()) as board:
         board.show(jobs, {})
@@ -349,3 +347,10 @@ def test_a_board_without_a_terminal_says_what_ended(tmp_path, capsys):
         board.show(jobs, {"b": "why"})
         board.show(jobs, {"b": "why"})
     assert capsys.readouterr().out == "a: done\nb: failed\n"
+
+
+def test_what_is_left_of_a_sweep_is_never_no_time_at_all():
+    board = Board(Screen())
+    board._first = 0
+    assert board._summary(2, {}, 9, 10).endswith("9 of 10 rounds, about 1 min left")
+    assert board._summary(2, {}, 10, 10).endswith("10 of 10 rounds")

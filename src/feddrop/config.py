@@ -45,6 +45,8 @@ _FILES = (
 """Settings that name files, by section."""
 _MOVED = ("subnet", "aggregation", "feddst")
 """Sections of version 0.1 whose keys stand in [method] now."""
+_OTHERS = {"base": "sweep", "grid": "sweep", "variants": "sweep", "device": "allocate", "cell": "allocate"}
+"""Keys of the files that other commands take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class RunConfig:
 
     @classmethod
     def _of(cls, table: dict[str, Any], overrides: Sequence[str], folder: str | Path) -> RunConfig:
+        if isinstance(overrides, str):
+            raise ConfigError(f"overrides is {overrides!r}; it must be a list of such texts: [{overrides!r}].")
         if folder:
             locate(table, Path(folder))
         for override in sorted(overrides, key=_depth):  # a section before its keys, in whichever order they were given
@@ -210,6 +214,8 @@ def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
                 f"unknown key {key!r}: since version 0.2 the settings of [{key}] stand in [method], beside its name."
             )
         if key not in hints:
+            if "method" in hints and (command := next((_OTHERS[other] for other in table if other in _OTHERS), "")):
+                raise ConfigError(f"unknown key {key!r}: this looks like a file for `feddrop {command}`.")
             near = difflib.get_close_matches(key, hints, n=1)
             hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(hints)}."
             raise ConfigError(f"unknown key {prefix + key!r}.{hint}")
@@ -252,7 +258,9 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 def _bounded(value: Any, name: str) -> Any:
     """Return a number that a machine word holds, or a text that a file can: neither TOML nor a shell sees to it."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ConfigError(f"{name} has {len(hex(value)) * 6 // 5} digits or so; it must fit into 64 bits.")
+        raise ConfigError(
+            f"{name} has {(len(hex(abs(value))) - 2) * 1204 // 1000} digits or so; it must fit into 64 bits."
+        )
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"{name} is {shortened(value)}, which is not text that can be written. Use UTF-8.")
     return value

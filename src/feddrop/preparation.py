@@ -23,7 +23,7 @@ from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
 from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import check_fit, loss_named, measures_for
+from feddrop.learning.losses import check_fit, check_metrics, check_own, loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
@@ -219,6 +219,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
     _check_fit(setup, dataset)
+    _check_functions(config, setup, dataset, brought)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
@@ -292,6 +293,21 @@ def _check_fit(setup: Setup, dataset: Dataset) -> None:
     check_fit(setup.loss, outputs, dataset.train_y[:1].to(where), classes)
 
 
+def _check_functions(config: RunConfig, setup: Setup, dataset: Dataset, brought: Brought) -> None:
+    """Raise where a loss or a metric of the user's own does not give a number, tried on two samples."""
+    if brought.get("loss") is None and ":" not in config.train.loss and not brought.get("metrics"):
+        return
+    model = probe.twin(setup.model)
+    where = next(model.parameters()).device
+    targets = dataset.train_y[:2].to(where)
+    ours = brought.get("method") is None and ":" not in config.method.name  # another may train by other means
+    with probe.random_state_kept(model):
+        outputs = call(model, probe.samples(model, dataset.example, len(targets)))
+        check_own(setup.loss, outputs, targets, learned=ours)
+        with torch.no_grad():
+            check_metrics(brought.get("metrics") or {}, outputs, targets)
+
+
 def _lone(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
     """Return a line if devices train on single samples, and the network's norms cannot: those fail in every round."""
     failing = len(samples) if setup.train.batch_size == 1 else sum(count == 1 for count in samples)
@@ -314,6 +330,8 @@ def _metrics(brought: Brought) -> Mapping[str, Loss]:
     """Return the user's own metrics; one that has the name of something in the record would stand in its place."""
     given = brought.get("metrics") or {}
     for name in given:
+        if not name.strip():
+            raise ConfigError(f"metrics has the name {name!r}; give it one that can be read.")
         if name in ("loss", "mean_rate", *(one.name for one in dataclasses.fields(RoundRecord))):
             raise ConfigError(f"metrics has {name!r}, which a record holds already. Give it another name.")
     return given

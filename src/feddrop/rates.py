@@ -331,8 +331,14 @@ def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[floa
 
 
 def _rates_from_file(path: Path, devices: int) -> Sequence[float]:
-    if path.suffix.lower() == ".json":
-        if not isinstance(values := parse_json(read_text(path, "the rates in"), repr(str(path))), list):
+    kind = path.suffix.lower()
+    if kind not in (".json", ".csv") and not path.exists():
+        raise ConfigError(
+            f"rate is {path.name!r}; it must be a number in [0, 1), a list of one a device, or the name of a .json or "
+            ".csv file."
+        )
+    if kind == ".json":
+        if not isinstance(values := parse_json(read_text(path, "the rates"), repr(str(path))), list):
             raise ConfigError(f"{str(path)!r} holds {shortened(values)}; it must hold a list, a rate a device.")
         return values
     columns, rows = read_table(path, "rates")

@@ -155,8 +155,12 @@ def _fixed_rate(rate: npt.ArrayLike | None, problem: AnyProblem) -> npt.NDArray[
         np.broadcast_to(given, problem.shape)
     except (TypeError, ValueError):
         raise ConfigError(f"The fixed rate is {rate}; it must be a number, or one for each device.") from None
-    if not np.all(given <= problem.max_rate):
-        raise ConfigError(f"The fixed rate {given} is above max_rate {problem.max_rate}; lower it or raise max_rate.")
-    if not np.all(given >= 0):
-        raise ConfigError(f"The fixed rate is {given}; it must be 0 or more.")
+    rates, caps = np.broadcast_to(given, problem.shape), np.broadcast_to(problem.max_rate, problem.shape)
+    wrong = np.argwhere(~((rates >= 0) & (rates <= caps)))
+    if len(wrong):
+        where = tuple(wrong[0])
+        raise ConfigError(
+            f"The fixed rate of device {where[-1]} is {rates[where]:g}; it must be from 0 to max_rate, "
+            f"{caps[where]:g}. Change one of them."
+        )
     return given

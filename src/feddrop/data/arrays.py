@@ -197,6 +197,8 @@ def _inputs(what: str, given: Any) -> tuple[Array, ...]:
 
 def _input(what: str, given: Any) -> Array:
     """Check an input and bring it to ``[N, C, ...]``; images without channels get one."""
+    if given is None:
+        raise DataError(f"{what} is None; give samples, for training and for testing.")
     x = _array(given)
     if x.dtype.kind not in "buif":
         raise DataError(f"{what} holds {x.dtype}; it must hold whole numbers or floats (turn texts into tokens first).")
@@ -213,11 +215,15 @@ def _input(what: str, given: Any) -> Array:
 def _targets(what: str, given: Any, count: int) -> Array:
     """Check targets: ``count`` of integers, none negative, or of finite floats."""
     y = _array(given)
-    good = y.ndim >= 1 and len(y) == count and y.size and y.dtype.kind in "iuf"
-    if not good or (y.dtype.kind != "f" and y.min() < 0):
+    if not (y.ndim >= 1 and len(y) == count and y.size and y.dtype.kind in "iuf"):
         raise DataError(
             f"{what} must be {count} integers from 0 (classes) or floats, one or more for each sample; given: "
             f"{y.dtype} of shape {y.shape}."
+        )
+    if y.dtype.kind == "i" and y.min() < 0:
+        raise DataError(
+            f"{what} holds class {y.min()}; classes count from 0. Renumber them, e.g. by np.unique(y, "
+            "return_inverse=True), or give numbers to learn as floats."
         )
     _check_finite(what, y)
     return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y

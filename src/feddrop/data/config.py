@@ -21,7 +21,7 @@ class DataConfig:
         devices: number of devices K; with the partition ``"owner"`` the owners with most samples, and 0 takes all.
         partition: ``"iid"``, ``"dirichlet"``, ``"classes"``, ``"quantity"`` or ``"owner"``.
         alpha: concentration of the partitions ``"dirichlet"`` and ``"quantity"``; small is uneven.
-        classes_per_device: for ``"classes"``.
+        classes_per_device: classes that a device holds, for the partition ``"classes"``.
     """
 
     name: str = "digits"

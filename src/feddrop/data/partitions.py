@@ -126,6 +126,8 @@ def check_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repea
     found: list[Index] = []
     for device, given in enumerate(parts):
         part = np.asarray(given)
+        if part.ndim == 1 and part.size == 0:
+            raise ConfigError(f"parts[{device}] is empty; every device must hold a sample. Leave the device out.")
         if part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu":
             raise ConfigError(
                 f"parts[{device}] is {part.dtype} of shape {part.shape}; it must be positions of samples: one or more "

@@ -7,6 +7,7 @@ same images in another order.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,10 +251,12 @@ def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) 
     missing = [file for file in source.files if not (folder / file).is_file()]
     if not fetch:
         looked = " or ".join(str(root) for root in _roots(path))
+        there = "" if path is None else f" --path {shlex.quote(str(path))}"
+        other = "leave the path out, to look in FEDDROP_DATA and the cache folder" if there else ""
         raise DataError(
-            f"The data set {name} is not in {looked}. Get it with `feddrop data {name} --download`, "
+            f"The data set {name} is not in {looked}. Get it with `feddrop data {name}{there} --download`, "
             f"or put {', '.join(missing)} from {source.base} into {folder}, "
-            "or set FEDDROP_DATA to the folder that has it."
+            f"or {other or 'set FEDDROP_DATA to the folder that has it'}."
         )
     for file in missing:
         download(source.base + file, folder / file, sha256=source.files[file], progress=progress)

@@ -27,7 +27,7 @@ class ExecutionConfig:
         wire: how values are stored in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``; or
             ``"auto"``: the cell chooses float32, float16 or int8 for every device and round.
         timeout_s: longest time that a worker may take over one device; then it is ended and the device is given to
-            another, three times in all.
+            another, three times in all; inf for any time.
         address: of the Ray to use: ``"local"`` starts one of our own on this machine, ``"auto"`` or ``"host:port"``
             joins one that is there; empty is what the environment variable RAY_ADDRESS says, and else one of our own.
         cpus: CPUs that a worker takes of a Ray cluster; 0: as many as threads.

@@ -20,7 +20,8 @@ class TrainConfig:
     Attributes:
         optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; its state starts anew in every round.
         lr: learning rate η in the first round.
-        schedule: how the learning rate goes from ``lr`` to ``lr * lr_end`` over the rounds.
+        schedule: ``"constant"``, or how the learning rate goes from ``lr`` to ``lr * lr_end`` over the rounds:
+            ``"cosine"`` or ``"linear"``.
         lr_end: share of the learning rate left when the rounds are over (cosine, linear).
         momentum: momentum within a round (sgd).
         weight_decay: L2 penalty; decoupled from the gradient for adamw.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from feddrop.errors import ConfigError, named_object, one_of
+from feddrop.errors import ConfigError, named_object, one_of, shortened
 from feddrop.learning.local import Loss, accuracy
 
 
@@ -52,7 +52,7 @@ def loss_named(name: str) -> Loss:
 
 
 def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
-    """Raise where what a network gives does not fit the targets; a loss of the user's own is not looked at.
+    """Raise where what a network gives does not fit the targets; for a loss of the user's own see :func:`check_own`.
 
     Args:
         loss: of outputs and targets.
@@ -78,6 +78,56 @@ def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
             f"{'' if shares else f' of {classes} classes'}; cross-entropy takes [N, classes, ...] for classes "
             "[N, ...], or for shares of the same shape. Change the network's last layer, or the targets."
         )
+
+
+def check_own(loss: Loss, outputs: Any, targets: Tensor, *, learned: bool) -> None:
+    """Raise where a loss of the user's own fails on some samples, or gives something else than their mean loss.
+
+    Args:
+        loss: of outputs and targets; one of ours is not looked at.
+        outputs: what the network gives for some samples, with its graph.
+        targets: of these samples.
+        learned: whether it is what devices descend: then it must have a gradient.
+    """
+    if loss in LOSSES.values():
+        return
+    try:
+        found = loss(outputs, targets)
+    except Exception as error:
+        raise ConfigError(
+            f"the loss fails on {_described(outputs)} and targets of shape {tuple(targets.shape)}: "
+            f"{type(error).__name__}: {error}. It must take what the network gives, and give the mean loss."
+        ) from error
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise ConfigError(
+            f"the loss gives {_described(found)}; it must give the mean over the samples, a tensor of one number."
+        )
+    if learned and not found.requires_grad:
+        raise ConfigError(
+            "the loss has no gradient: it does not depend on what the network gives, or only by steps that torch "
+            "cannot differentiate, such as argmax, detach() or NumPy. Compute it from the outputs by torch alone."
+        )
+
+
+def check_metrics(metrics: Mapping[str, Loss], outputs: Any, targets: Tensor) -> None:
+    """Raise where a metric gives something else than a number; one that fails on few samples may do well on many."""
+    for name, metric in metrics.items():
+        try:
+            found = metric(outputs, targets)
+        except Exception:  # noqa: S112 -- the test set may be what it wants
+            continue
+        try:
+            float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(
+                f"the metric {name!r} gives {_described(found)}; it must give one number, the mean over the samples."
+            ) from None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{shortened(value)}, a {type(value).__name__}"
 
 
 def measures_for(loss: Loss) -> dict[str, Loss]:

@@ -35,7 +35,8 @@ class MethodConfig:
     """Which method, and its settings.
 
     Attributes:
-        name: a name of the table, or ``"package.module:factory"``.
+        name: ``"feddrop"``, ``"fedavg"``, ``"heterofl"``, ``"fedrolex"``, ``"fiarse"``, ``"fjord"``, ``"feddst"``,
+            ``"prunefl"``, or ``"package.module:factory"``.
         settings: the method's own configuration dataclass; for a method from outside, keyword arguments by name.
     """
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from feddrop.allocation import METHODS, POLICIES
 from feddrop.errors import ConfigError, FeddropWarning, one_of
 from feddrop.radio.cell import NOISES, PAPER_NOISE_W_HZ, Cell
+from feddrop.radio.checks import plain, positive
 from feddrop.radio.devices import (
     PAPER_CPU_CONSTANT,
     PAPER_CPU_HZ,
@@ -48,22 +49,25 @@ class RadioConfig:
         control: what is chosen in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``. Without
             share the band is split equally; without power or cpu every device is at its highest.
         policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
-        bandwidth_hz: B.
-        deadline_s: T0.
-        energy_budget_j: E0, for one device and round; inf for no budget, 0 for that of its kind.
-        circuit_j: ξ.
+        bandwidth_hz: band B that all devices share, in Hz.
+        deadline_s: T0, seconds of a round: push, compute and pull.
+        energy_budget_j: E0, joules of one device and round, circuit included; inf for no budget, 0 for that of
+            its kind.
+        circuit_j: ξ, joules that a device spends in a round on receiving and idling.
         downlink_power_w: power with which the server sends to a device.
         base_power_w: power of the server in all, split evenly over the devices, in place of downlink_power_w; 0 for
             none.
-        noise: ``"density"``, ``"literal"`` or ``"subband"``.
+        noise: its variance: ``"density"`` is noise_w_hz times B, ``"literal"`` the number itself, ``"subband"``
+            noise_w_hz times the device's part of B.
         noise_w_hz: noise density, or the variance in W under ``"literal"``.
         noise_figure_db: noise figures of base station and device, above -174 dBm/Hz, in place of noise_w_hz; empty for
             none.
         costs: what rates are decided by and latency and energy are reported from: ``"measured"`` frames and counted
             FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported beside it.
-        bits_per_parameter: Q of the paper's formula.
+        bits_per_parameter: Q of the paper's formula, which decides where costs are ``"formula"``; measured frames have
+            their own size.
         flop_per_cycle: floating-point operations a CPU does in a cycle; 0 for those of its kind.
-        max_rate: θ.
+        max_rate: θ, the highest rate that a device may be given.
         kappa: κ of the Rician fading; with a model of propagation, that of devices with a line of sight, or
             ``"drawn"`` as the model has it.
         path_loss: mean power gain, for all devices or one a device; with distances, the gain at ``reference_m``.
@@ -146,6 +150,10 @@ class RadioConfig:
         one_of("radio.noise", self.noise, NOISES)
         one_of("radio.costs", self.costs, ("measured", "formula"))
         one_of("radio.sight", self.sight, SIGHTS)
+        for name in ("bandwidth_hz", "deadline_s", "downlink_power_w", "noise_w_hz", "bits_per_parameter"):
+            positive(f"radio.{name}", getattr(self, name))
+        if not 0 <= plain("radio.max_rate", self.max_rate) < 1:
+            raise ConfigError(f"radio.max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
         kinds = kind_names(self._kinds)
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
             ends = getattr(self, name)

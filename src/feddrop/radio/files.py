@@ -50,6 +50,7 @@ _CELL_KEYS = {
     "cell": ("devices", "samples", "seed", "round"),
     "model": ("parameters", "forward_flops"),
 }
+_OF_A_RUN = ("rounds", "rate", "data", "train", "method", "server", "participation", "execution")
 _MOST = 10_000_000
 
 
@@ -156,6 +157,11 @@ def _numbers(key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
+    if found := [key for key in table if key in _OF_A_RUN]:
+        raise ConfigError(
+            f"the file has {found[0]!r}, which is of a run: `feddrop run` takes it as it is. Here [cell] and [model] "
+            "stand beside [radio], as in examples/cell.toml."
+        )
     for key in table:
         one_of("a table of the file", key, _CELL_KEYS)
     radio, cell, model = (_table(table, name) for name in _CELL_KEYS)
@@ -276,10 +282,11 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
     deadline = float(np.max(allocation.problem.deadline_s))
     wanted = deadline if asked is None else float(np.max(asked.deadline_s))
     stretched = f", stretched from {wanted:.4g} s" if wanted != deadline else ""
+    passes = f"{allocation.iterations} {'pass' if allocation.iterations == 1 else 'passes'}"
     lines += [
         "",
         f"method {allocation.method}: {allocation.status}",
         f"objective {allocation.objective:.6f} (1 is no dropout) · deadline {deadline:.4g} s{stretched}"
-        f" · {allocation.iterations} passes · residual {allocation.residual:.1e}",
+        f" · {passes} · residual {allocation.residual:.1e}",
     ]
     return "\n".join(lines)

@@ -55,9 +55,11 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
         best = int(np.argmax(y))
         if best < len(y) - 1:
             axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
+            first, last = axes.get_xlim()
+            side = "left" if x[best] - first < 0.15 * (last - first) else "center"  # not over the numbers of the axis
             axes.annotate(
-                f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(0, 9),
-                textcoords="offset points", ha="center", color=INK, fontsize=TEXT,
+                f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(-4 * (side == "left"), 9),
+                textcoords="offset points", ha=side, color=INK, fontsize=TEXT,
             )  # fmt: skip
     return figure
 

@@ -59,6 +59,7 @@ def participation_figure(run: RunLog) -> Figure:
     else:
         axes.bar(place, times, width=0.68, color=SERIES[0], alpha=0.85)
     axes.set_ylim(0, max(1.12 * float(times.max()), 1))
+    whole_ticks(axes, "", side="y")  # the title says what
     axes.set_xlim(min(-0.5, len(times) / 2 - 3.5), max(len(times) - 0.5, len(times) / 2 + 2.5))
     number_devices(axes, run.devices)
     return figure

@@ -68,7 +68,7 @@ def _verdict(run: RunLog) -> Html:
         lines.append(f"With measured frames a device went over {' and '.join(measured)}.")
     left_out = int((run.words["status"] == "left out").sum())
     if left_out:
-        lines.append(f"A device was left out of a round {left_out:,} times.")
+        lines.append(f"A device was left out of a round {how_many(left_out, 'time')}.")
     lines += [*_stretched(run), *_gaps(run)]
     return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
 
@@ -83,7 +83,7 @@ def _uses(run: RunLog, kind: str = "") -> tuple[list[str], list[str]]:
             over, most = int(over_limit(run, kind + field).sum()), in_percent(float(used.max()), 2)
             kept.append(f"{limit} (using {most} of it at most)")
             if over:
-                broken.append(f"{limit} {over:,} times of {used.size:,} (using up to {most} of it)")
+                broken.append(f"{limit} {how_many(over, 'time')} of {used.size:,} (using up to {most} of it)")
     return kept, broken
 
 
@@ -103,7 +103,7 @@ def _gaps(run: RunLog) -> Iterable[str]:
         ratio = run.measured_over_formula(field)
         ratio = ratio[np.isfinite(ratio)]
         if ratio.size:
-            gaps.append(f"{name.lower()} {100 * (float(ratio.mean()) - 1):+.2f} %".replace("-", "−"))
+            gaps.append(f"{name.lower()} {100 * (float(ratio.mean()) - 1):+z.2f} %".replace("-", "−"))
     if gaps:
         table = run.config.get("radio")
         bits = table.get("bits_per_parameter") if isinstance(table, dict) else None

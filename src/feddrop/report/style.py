@@ -136,12 +136,13 @@ def number_devices(axes: Axes, devices: np.ndarray[tuple[int], np.dtype[np.int64
     axis.set_label_text("device", fontsize=TEXT, color=MUTED)
 
 
-def whole_ticks(axes: Axes, label: str = "round") -> None:
-    """Number the horizontal axis in whole steps."""
+def whole_ticks(axes: Axes, label: str = "round", side: str = "x") -> None:
+    """Number the horizontal axis in whole steps, or the one at ``side``."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axes.set_xlabel(label, fontsize=TEXT, color=MUTED)
+    axis = axes.yaxis if side == "y" else axes.xaxis
+    axis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axis.set_label_text(label, fontsize=TEXT, color=MUTED)
 
 
 def line(

@@ -38,6 +38,11 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
         A configuration a run, by a name made of what is varied.
     """
     table = read_toml(path, "the sweep")
+    if table and not any(key in _KEYS for key in table):
+        raise ConfigError(
+            f"{str(path)!r} has none of the keys of a sweep: {', '.join(_KEYS)}. `feddrop run` takes the settings of "
+            "one run; a sweep takes such a file as its base."
+        )
     for key in table:
         one_of("a key of the sweep", key, _KEYS)
     folder = Path(path).parent.absolute()

@@ -75,7 +75,7 @@ def theory(
     data: str | None = None,
     checkpoint: Path | None = None,
     level: str = "both",
-    rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True)] = [],  # noqa: B006 -- cyclopts copies it
+    rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True, show_default=False)] = [],  # noqa: B006 -- cyclopts copies it
     batch: int = 128,
     masks: int = 24,
     rounds: int | None = None,

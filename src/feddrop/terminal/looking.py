@@ -10,6 +10,8 @@ from cyclopts import Parameter
 
 from feddrop.terminal.say import Json, Screen, say
 
+_FLAG = Parameter(negative=(), show_default=False)
+
 
 def report(folders: list[Path], /, *, out: Path | None = None) -> None:
     """Write report.html for a run, or one page that compares several.
@@ -29,7 +31,7 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
         say(f"Comparison: {write_comparison(folders, out or Path('comparison.html'))}")
 
 
-def export(folder: Path, *, out: Path, devices: Annotated[bool, Parameter(negative=())] = False) -> None:
+def export(folder: Path, *, out: Path, devices: Annotated[bool, _FLAG] = False) -> None:
     """Write the rounds of a run as a table for other programs.
 
     Parameters
@@ -46,7 +48,7 @@ def export(folder: Path, *, out: Path, devices: Annotated[bool, Parameter(negati
     say(f"Table: {write(folder, out, devices=devices)}")
 
 
-def data(name: str, *, path: Path | None = None, download: bool = False, json_: Json = False) -> None:
+def data(name: str, *, path: Path | None = None, download: Annotated[bool, _FLAG] = False, json_: Json = False) -> None:
     """Show a data set, or fetch it.
 
     Parameters
@@ -109,6 +111,7 @@ def paper(
     from rich.markdown import Markdown
 
     from feddrop.errors import one_of, within
+    from feddrop.paper import EXPERIMENTS
     from feddrop.paper.console import overview, run, verdicts
     from feddrop.paper.scales import NAMES
     from feddrop.terminal.folders import writable
@@ -117,6 +120,8 @@ def paper(
     one_of("scale", scale, NAMES)
     if workers is not None:
         within("workers", workers, 1, 1024)
+    for name in names or []:
+        one_of("experiment", name, [*(experiment.name for experiment in EXPERIMENTS), "all"])
     screen = Screen()
     if not names:
         screen.print(overview(scale, results, work))

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from feddrop.errors import ConfigError, RunError
-from feddrop.terminal.say import Json, note, say
+from feddrop.terminal.say import SET, Json, note, say
 
 if TYPE_CHECKING:
     from feddrop.runs import Run
@@ -25,7 +23,7 @@ _OWN = {"network": "model=...", "data": "dataset=..."}
 def run(
     config: Path | None = None,
     *,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 -- cyclopts copies it
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     method: str | None = None,
     rate: str | None = None,
     rounds: str | None = None,
@@ -68,7 +66,7 @@ def run(
 def resume(
     folder: Path,
     *,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 -- cyclopts copies it
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     json_: Json = False,
 ) -> None:
     """Go on with a run where it stopped; the outcome is that of a run never interrupted.

@@ -8,7 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-Json = Annotated[bool, Parameter(name="--json", negative=())]
+Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
+
+SET = Parameter(name="--set", negative=(), show_default=False)
+"""One setting, or several."""
 
 LONGEST = 1_000
 """Characters of a line of an error."""

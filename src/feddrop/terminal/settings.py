@@ -120,7 +120,9 @@ def meanings(cls: type[Any]) -> dict[str, str]:
     said: dict[str, list[str]] = {}
     for base in reversed(cls.__mro__):
         current: list[str] | None = None
-        for line in inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:")[2].splitlines():
+        for line in inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")[2].splitlines():
+            if line and not line.startswith(" "):  # the next part, such as an example
+                break
             entry = _ENTRY.fullmatch(line)
             if entry and entry[1] in fields:
                 current = said[entry[1]] = [entry[2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from feddrop.terminal.say import Screen, note, say
+from feddrop.terminal.say import SET, Screen, note, say
 
 if TYPE_CHECKING:
     from feddrop.sweeps import Job
@@ -42,11 +43,11 @@ def address_of(ray: str) -> str:
 def sweep(
     file: Path,
     *,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 -- cyclopts copies it
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     out: Path | None = None,
     workers: int | None = None,
     ray: str | None = None,
-    list_: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
 ) -> None:
     """Train many runs from one file, side by side, and compare them on one page.
 
@@ -138,7 +139,8 @@ class Board:
     def _summary(self, count: int, failed: Mapping[str, str], rounds: int, total: int) -> str:
         gone = time.monotonic() - self._started
         new = rounds - (self._first or 0)
-        left = f", about {gone * (total - rounds) / new / 60:.0f} min left" if new else ""
+        minutes = gone * (total - rounds) / new / 60 if new else math.nan
+        left = f", about {max(minutes, 1):.0f} min left" if new and rounds < total else ""
         lost = f", {len(failed)} failed" if failed else ""
         return f"{len(self._ended) - len(failed)} of {count} runs done{lost}, {rounds} of {total} rounds{left}"
 
