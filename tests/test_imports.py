@@ -16,7 +16,7 @@ ROOT = Path(feddrop.__file__).parent
 ORDER = (
     *("errors", "texts", "seeds", "files", "allocation", "radio"),
     *("params", "subnets", "flops", "sections", "wire", "data", "models"),
-    *("learning", "methods", "device", "rounds", "participation", "rates", "executors"),
+    *("learning", "methods", "trials", "device", "rounds", "participation", "rates", "executors"),
     *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs", "sweeps", "flower"),
     *("plain", "theory", "paper", "terminal", "__main__"),
 )

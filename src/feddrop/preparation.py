@@ -15,15 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from feddrop import data, flops, models, params
+from feddrop import data, flops, models, params, trials
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.device import Samples, Task, check_torch_device
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, ExecutorFactory
 from feddrop.flops import Flops
-from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import check_fit, check_metrics, check_own, loss_named, measures_for
+from feddrop.learning.local import Loss
+from feddrop.learning.losses import loss_named, measures_for
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.participation import Participation
@@ -32,7 +32,6 @@ from feddrop.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.records import RoundRecord
 from feddrop.rounds import Executor
 from feddrop.seeds import derive
-from feddrop.subnets import probe
 
 log = logging.getLogger("feddrop")
 
@@ -218,8 +217,8 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     setup = task.setup
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
-    _check_fit(setup, dataset)
-    _check_functions(config, setup, dataset, brought)
+    ours = brought.get("method") is None and ":" not in config.method.name
+    trials.check(setup, dataset, brought.get("metrics") or {}, descends=ours)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
@@ -227,7 +226,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
         *_replaced(config, brought, getattr(rates, "takes", ())),
         gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
-        _lone(setup, dataset, samples),
+        trials.note(setup, dataset, samples),
         counted.note() if config.radio else "",
     ]
     for line in filter(None, notes):
@@ -281,49 +280,6 @@ def device_task(
         threads=config.execution.threads,
         torch_device=config.execution.device,
     )
-
-
-def _check_fit(setup: Setup, dataset: Dataset) -> None:
-    """Raise where the network's outputs do not fit the targets: devices, or the test, would fail on single samples."""
-    model = probe.twin(setup.model)
-    where = next(model.parameters()).device
-    with torch.no_grad(), probe.random_state_kept(model):
-        outputs = call(model, probe.samples(model, dataset.example, 1))
-    classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
-    check_fit(setup.loss, outputs, dataset.train_y[:1].to(where), classes)
-
-
-def _check_functions(config: RunConfig, setup: Setup, dataset: Dataset, brought: Brought) -> None:
-    """Raise where a loss or a metric of the user's own does not give a number, tried on two samples."""
-    if brought.get("loss") is None and ":" not in config.train.loss and not brought.get("metrics"):
-        return
-    model = probe.twin(setup.model)
-    where = next(model.parameters()).device
-    targets = dataset.train_y[:2].to(where)
-    ours = brought.get("method") is None and ":" not in config.method.name  # another may train by other means
-    with probe.random_state_kept(model):
-        outputs = call(model, probe.samples(model, dataset.example, len(targets)))
-        check_own(setup.loss, outputs, targets, learned=ours)
-        with torch.no_grad():
-            check_metrics(brought.get("metrics") or {}, outputs, targets)
-
-
-def _lone(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
-    """Return a line if devices train on single samples, and the network's norms cannot: those fail in every round."""
-    failing = len(samples) if setup.train.batch_size == 1 else sum(count == 1 for count in samples)
-    if not failing:
-        return ""
-    model = probe.twin(setup.model).train()
-    try:
-        with torch.no_grad(), probe.random_state_kept(model):
-            call(model, probe.samples(model, dataset.example, 1))
-    except Exception as error:  # as torch's norms raise for one value a channel
-        why = "train.batch_size is 1" if setup.train.batch_size == 1 else "they have one sample"
-        return (
-            f"{failing} of {len(samples)} devices will fail in every round: {why}, and the network cannot train on "
-            f"one: {error}. Give them more, or use a norm that needs no batch, as nn.GroupNorm."
-        )
-    return ""
 
 
 def _metrics(brought: Brought) -> Mapping[str, Loss]:
