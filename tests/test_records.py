@@ -148,7 +148,7 @@ def test_rounds_may_not_change_where_a_setting_goes_by_their_number(tmp_path, te
 
 
 def test_infinite_settings_are_the_same_twice(tmp_path):
-    config = RunConfig.from_toml("[radio]\nenergy_budget_j = inf\ndeadline_s = inf")
+    config = RunConfig.from_toml("[radio]\nenergy_budget_j = inf\n[execution]\ntimeout_s = inf")
     folder = written(tmp_path / "run", config=config)
     assert reopened(folder, config)[1].round == 4
 

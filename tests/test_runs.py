@@ -203,7 +203,7 @@ def test_a_round_that_fails_leaves_the_run_as_it_was(tmp_path, method):
 
     def one(*_):
         calls.append(0)
-        if len(calls) == 4:  # the last round, tested for the first time
+        if len(calls) == 5:  # tried before the run; then the last round, tested for the first time
             raise KeyboardInterrupt
         return torch.ones(())
 
