@@ -39,8 +39,8 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
         A configuration a run, by a name made of what is varied.
     """
     table = read_toml(path, "the sweep")
-    settings = {one.name for one in dataclasses.fields(RunConfig)}
-    if any(key in settings for key in table) and not any(key in _KEYS for key in table):
+    of_a_run = {one.name for one in dataclasses.fields(RunConfig)}
+    if any(key in of_a_run for key in table) and not any(key in _KEYS for key in table):
         raise ConfigError(
             f"{str(path)!r} has none of the keys of a sweep: {', '.join(_KEYS)}. `feddrop run` takes the settings of "
             "one run; a sweep takes such a file as its base."
