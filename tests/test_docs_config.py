@@ -128,6 +128,11 @@ def test_every_key_has_a_row_with_its_default():
     assert not problems(text)
 
 
+def test_feddrop_config_names_every_method():
+    told = set(re.findall(r'``"(\w+)"``', methods.MethodConfig.__doc__))
+    assert told == set(methods.METHODS)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
