@@ -17,11 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddrop import Reply, Setup, Task, TrainConfig, named, params
-from feddrop.device import Samples
+from feddrop import Reply, Setup, Task, TrainConfig, named
+from feddrop.subnets import parameters
+from feddrop.simulation.device import Samples
 from feddrop.executors import Serial
 from feddrop.models import Shapes, build
-from feddrop.rounds import run_round
+from feddrop.simulation.round import run_round
 
 SIZES = (10, 20) if "--small" in sys.argv else (10, 100, 1_000, 10_000) if "--large" in sys.argv else (10, 100, 1_000)
 SHAPES = Shapes.of((3, 32, 32), 10)
@@ -52,7 +53,7 @@ def measure(devices: int) -> tuple[float, float, int, float]:
         samples=Samples(x, y, x, y),
         parts=[torch.zeros(1, dtype=torch.int64)] * devices,
     )
-    method, whole = task.factory(task.setup), params.from_model(task.setup.model)
+    method, whole = task.factory(task.setup), parameters.from_model(task.setup.model)
     with contextlib.closing(Watched(task)) as executor:
         run_round(method, executor, whole, {}, round_=1, rates={0: RATE}, seed=3)  # warms up
         executor.seconds = 0.0

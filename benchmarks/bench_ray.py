@@ -16,11 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddrop import Setup, Task, TrainConfig, named, params
-from feddrop.device import Samples
+from feddrop import Setup, Task, TrainConfig, named
+from feddrop.subnets import parameters
+from feddrop.simulation.device import Samples
 from feddrop.executors import Executor, Processes, Ray, Serial
 from feddrop.models import Shapes, build
-from feddrop.rounds import run_round
+from feddrop.simulation.round import run_round
 
 SMALL = "--small" in sys.argv
 WORKERS = 1 if SMALL else 2
@@ -56,7 +57,7 @@ def main() -> None:
     console = Console()
     for title, (devices, samples) in SIZES.items():
         task = task_of(devices, samples)
-        method, whole = task.factory(task.setup), params.from_model(task.setup.model)
+        method, whole = task.factory(task.setup), parameters.from_model(task.setup.model)
         rates = dict.fromkeys(range(devices), 0.3)
         made = {"serial": Serial, f"processes, {WORKERS} workers": partial(Processes, workers=WORKERS)}
         if find_spec("ray"):

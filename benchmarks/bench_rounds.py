@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import Method, Setup, Task, TrainConfig, named, params
-from feddrop.device import Samples
+from feddrop import Method, Setup, Task, TrainConfig, named
+from feddrop.subnets import parameters
+from feddrop.simulation.device import Samples
 from feddrop.executors import Executor, Processes, Serial
 from feddrop.models import Shapes, build
-from feddrop.rounds import run_round
+from feddrop.simulation.round import run_round
 from feddrop.seeds import derive, permutation
 
 SMALL = "--small" in sys.argv
@@ -99,7 +100,7 @@ def main() -> None:
     model = build("lenet", SHAPES, seed=0)
     task = task_of(model)
     samples, parts = task.samples, task.parts
-    method, whole = FACTORY(task.setup), params.from_model(model)
+    method, whole = FACTORY(task.setup), parameters.from_model(model)
     training: list[float] = []
     serial, processes = Serial(replace(task, factory=watched(training))), Processes(task, 2)
 

@@ -30,7 +30,7 @@ import json, sys, time
 started = time.process_time()
 import torch
 loaded = time.process_time()
-import feddrop, feddrop.runs
+import feddrop, feddrop.simulation.run
 imported = time.process_time()
 torch.set_num_threads(1)
 feddrop.Run(feddrop.RunConfig.from_toml(sys.argv[1]), sys.argv[2])

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import Job, params, wire
+from feddrop import Job, wire
+from feddrop.subnets import parameters
 from feddrop.models import ModelConfig, Shapes, build
-from feddrop.rounds import push
+from feddrop.simulation.round import push
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
 from feddrop.subnets.units import shrink
@@ -47,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console()
     model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
-    whole = params.from_model(model)
+    whole = parameters.from_model(model)
     blueprint = Blueprint(model, (3, 32, 32))
     cut = cutter(blueprint, SubnetConfig(level="unit"))
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 import feddrop
-from feddrop import params, wire
+from feddrop import wire
+from feddrop.subnets import parameters
 from feddrop.learning.config import TrainConfig
 from feddrop.methods.method import Setup, Spec
-from feddrop.rounds import pull, push
+from feddrop.simulation.round import pull, push
 
 
 class Line(NamedTuple):
@@ -64,7 +65,7 @@ def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
     setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=TrainConfig())
     method = feddrop.feddrop(setup, feddrop.FeddropConfig())
-    whole = params.from_model(model)
+    whole = parameters.from_model(model)
     payload = {
         "bits": torch.tensor([True, False, True]),
         "scores": torch.rand(2, 3),

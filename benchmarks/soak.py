@@ -94,7 +94,7 @@ def config(executor: str, **changes: float) -> Any:
 
 def outcome(folder: Path) -> Any:
     """Return what two runs must agree on: every record but its times, and the last parameters."""
-    run = feddrop.Run(feddrop.runs.read_config(folder), folder, resume=True)
+    run = feddrop.Run(feddrop.simulation.run.read_config(folder), folder, resume=True)
     records = [replace(record, wall_s=0.0) for record in run.records]
     return records, {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
 
@@ -253,7 +253,7 @@ def _command(command: list[str]) -> subprocess.Popen[bytes]:
 def _in_child(command: list[str]) -> int:
     try:
         if command[0] == "resume":
-            run = feddrop.Run(feddrop.runs.read_config(command[1]), command[1], resume=True)
+            run = feddrop.Run(feddrop.simulation.run.read_config(command[1]), command[1], resume=True)
         else:
             run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
         for _ in run:

@@ -14,7 +14,7 @@ from feddrop.config import RunConfig
 from feddrop.methods import METHODS
 from feddrop.radio.files import load
 from feddrop.report import read_log
-from feddrop.runs import run
+from feddrop.simulation.run import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -27,8 +27,8 @@ ONLY = {
     "flwr": {"flower"},
     "ray": {"executors"},
     "matplotlib": {"report", "paper", "theory"},
-    "feddrop.terminal": {"terminal", "__main__"},
-    "feddrop.paper": {"terminal", "paper"},
+    "feddrop.cli": {"terminal", "__main__"},
+    "reproduction.experiments": {"terminal", "paper"},
 }
 
 
@@ -114,7 +114,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_import_and_command_line_load_no_torch():
-    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.terminal")
+    assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.cli")
 
 
 def test_radio_and_allocation_load_no_torch():

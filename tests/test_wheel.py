@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = "import feddrop, feddrop.terminal, sys; print(feddrop.__file__); feddrop.terminal.main()"
+SCRIPT = "import feddrop, feddrop.cli, sys; print(feddrop.__file__); feddrop.cli.main()"
 
 
 def call(*command: object, **options: object) -> str:

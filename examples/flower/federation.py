@@ -262,7 +262,7 @@ def main() -> int:
     import torch
 
     import feddrop
-    from feddrop.checkpoints import load_checkpoint
+    from feddrop.storage.checkpoints import load_checkpoint
     from feddrop.flower.config import read_settings
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -299,7 +299,7 @@ def app_settings(app: Path) -> Mapping[str, Any]:
     """Return the configuration of an app by dotted keys, as Flower hands it to both sides."""
     import tomllib
 
-    from feddrop.files import flat
+    from feddrop.storage.files import flat
 
     return flat(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
 

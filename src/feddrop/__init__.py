@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddrop.allocation import PowerProblem, Problem, allocate
-    from feddrop.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
+    from feddrop.simulation.callbacks import CallbacksConfig, MLflow, TensorBoard, WandB
     from feddrop.config import RunConfig
     from feddrop.data import DataConfig, Dataset, from_arrays, from_dataset, load, partition
-    from feddrop.device import Device, Reply, Task
+    from feddrop.simulation.device import Device, Reply, Task
     from feddrop.errors import (
         ConfigError,
         DataError,
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from feddrop.methods.prunefl import PruneflConfig, prunefl
     from feddrop.methods.windows import WindowConfig, fedrolex, heterofl
     from feddrop.models import ModelConfig, alexnet, lenet, lstm, mlp, resnet18, transformer
-    from feddrop.participation import ParticipationConfig
+    from feddrop.simulation.participation import ParticipationConfig
     from feddrop.radio import Cell, RadioConfig, gains_from
-    from feddrop.records import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
+    from feddrop.storage import DeviceRecord, LoadedRun, RoundRecord, export, load_model, load_run
     from feddrop.report import write_report
-    from feddrop.rounds import Parcel
-    from feddrop.runs import Run, resume, run
+    from feddrop.simulation.round import Parcel
+    from feddrop.simulation.run import Run, resume, run
     from feddrop.seeds import derive
     from feddrop.subnets.blueprint import Blueprint
     from feddrop.subnets.coupling import register_rule
     from feddrop.sweeps import sweep
-    from feddrop.terminal.live import show
+    from feddrop.cli.live import show
 
 _HOMES = {
     "Blueprint": "subnets.blueprint",

@@ -1,5 +1,5 @@
 """``python -m feddrop``."""
 
-from feddrop.terminal import main
+from feddrop.cli import main
 
 main()

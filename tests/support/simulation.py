@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from feddrop import params, wire
+from feddrop import wire
+from feddrop.subnets import parameters
 from feddrop.data import Dataset, from_arrays
-from feddrop.device import Device, Samples, Task
+from feddrop.simulation.device import Device, Samples, Task
 from feddrop.executors import Serial
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.means import MeanConfig
 from feddrop.methods import named
 from feddrop.methods.method import Job, Method, Setup, Update
-from feddrop.rounds import Forgetful, RoundResult, push, run_round
+from feddrop.simulation.round import Forgetful, RoundResult, push, run_round
 
 TRAIN = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
 
@@ -67,7 +68,7 @@ def rounds_of(
 ) -> Iterator[RoundResult]:
     """Run rounds in this process; every device must do well."""
     method, serial, memories = method_of(task), Serial(task), Forgetful()
-    whole = params.from_model(task.setup.model)
+    whole = parameters.from_model(task.setup.model)
     state = method.init(whole)
     chosen = dict(enumerate(task.setup.rates or ())) if rates is None else rates
     for round_ in range(1, (count or task.setup.rounds) + 1):
@@ -108,7 +109,7 @@ def wire_dtype(name: str) -> torch.dtype:
 
 
 def answered(
-    device: Device, method: Method, whole: params.Params, job: Job, memory: bytes = b""
+    device: Device, method: Method, whole: parameters.Params, job: Job, memory: bytes = b""
 ) -> tuple[bytes, bytes]:
     """Let a device do a job; return its frame and its memory."""
     reply = device.handle(push(whole, method.cut(job), job), memory)

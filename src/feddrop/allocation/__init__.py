@@ -18,7 +18,7 @@ from feddrop.allocation import baselines, exact, exact_power, exact_power_subban
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
-from feddrop.allocation.rivals import alternate, at_part
+from reproduction.experiments.rivals import alternate, at_part
 from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status, refit
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of

@@ -23,7 +23,7 @@ from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
 from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
 from feddrop.seeds import derive
-from feddrop.texts import user_path
+from feddrop.config.parsing import user_path
 
 Images = tuple[Bytes, Bytes]
 """Images ``[N, C, H, W]`` and their labels ``[N]``."""

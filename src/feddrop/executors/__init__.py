@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from feddrop.device import Task
+from feddrop.simulation.device import Task
 from feddrop.executors.config import ExecutionConfig
 from feddrop.executors.processes import Processes
 from feddrop.executors.ray import Ray
 from feddrop.executors.serial import Serial
-from feddrop.rounds import Executor
+from feddrop.simulation.round import Executor
 
 ExecutorFactory = Callable[[Task], Executor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing as mp
 
-from feddrop.device import Task
+from feddrop.simulation.device import Task
 from feddrop.errors import RunError
 from feddrop.executors.pool import Pool
 from feddrop.executors.shared import SharedTask, device_calls

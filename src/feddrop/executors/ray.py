@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddrop.device import Task
+from feddrop.simulation.device import Task
 from feddrop.errors import RunError
 from feddrop.executors.actor import ActorWorker, wait
 from feddrop.executors.cluster import Cluster, ray_module

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from feddrop.device import TEST_CHUNK, Device, Reply, Task
-from feddrop.params import Params
-from feddrop.rounds import Parcel
+from feddrop.simulation.device import TEST_CHUNK, Device, Reply, Task
+from feddrop.subnets.parameters import Params
+from feddrop.simulation.round import Parcel
 
 
 class Serial:

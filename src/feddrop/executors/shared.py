@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddrop.device import Samples, Task
+from feddrop.simulation.device import Samples, Task
 from feddrop.errors import RunError
 from feddrop.executors.spread import DeviceCalls
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from feddrop.device import TEST_CHUNK, Device, Reply, Task
+from feddrop.simulation.device import TEST_CHUNK, Device, Reply, Task
 from feddrop.errors import RunError
 from feddrop.executors.pool import Pool, Worker
 from feddrop.executors.serial import means
-from feddrop.params import Params
-from feddrop.rounds import Parcel
+from feddrop.subnets.parameters import Params
+from feddrop.simulation.round import Parcel
 
 
 class Spread:

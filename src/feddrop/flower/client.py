@@ -20,12 +20,12 @@ from flwr.clientapp import ClientApp
 from feddrop import data
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
-from feddrop.device import Device
+from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
-from feddrop.preparation import Brought, check_arguments, device_task
+from feddrop.simulation.preparation import Brought, check_arguments, device_task
 from feddrop.seeds import derive
 
 Own = Callable[[Context], Dataset | tuple[Any, Any]]

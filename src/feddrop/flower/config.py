@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from feddrop.config import RunConfig, from_table
 from feddrop.errors import ConfigError, one_of
-from feddrop.rates import read_rates
+from feddrop.simulation.rates import read_rates
 
 PLANNINGS = ("given", "declared", "measured")
 POLICIES = ("error", "leave-out", "stretch")

@@ -15,14 +15,14 @@ from itertools import islice
 
 from flwr.app import Message, MessageType
 
-from feddrop.device import Reply, Task
+from feddrop.simulation.device import Reply, Task
 from feddrop.errors import FrameError
 from feddrop.executors.serial import Serial
-from feddrop.files import clean
+from feddrop.storage.files import clean
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import LONGEST, largest_frame, pack, unpack
-from feddrop.params import Params
-from feddrop.rounds import Parcel
+from feddrop.subnets.parameters import Params
+from feddrop.simulation.round import Parcel
 
 log = logging.getLogger("feddrop")
 

@@ -16,7 +16,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from feddrop.errors import ConfigError, FeddropError, RunError
-from feddrop.files import clean
+from feddrop.storage.files import clean
 from feddrop.flower.config import FleetConfig
 from feddrop.flower.messages import LONGEST, Introduction, pack, unpack
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from feddrop.files import write_atomically
+from feddrop.storage.files import write_atomically
 
 LEFT_S = 3600.0
 """Nobody writes for so long: what is half-written and older was left by a process that was killed."""

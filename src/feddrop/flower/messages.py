@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
-from feddrop import params, wire
+from feddrop import wire
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FrameError, shortened
-from feddrop.files import clean
+from feddrop.storage.files import clean
 
 Note = str | int | float | bool
 STYPE = "feddrop.frame"
@@ -49,13 +50,13 @@ def unpack(content: RecordDict, most: float = math.inf) -> tuple[bytes, dict[str
 
 def network_digest(model: nn.Module) -> str:
     """Return a text that stands for names and shapes of a network and for the format of frames."""
-    told = json.dumps([wire.VERSION, params.shapes(model)])
+    told = json.dumps([wire.VERSION, parameters.shapes(model)])
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def largest_frame(model: nn.Module) -> int:
     """Return the bytes that no frame of a network exceeds: all values, and as many again for what travels besides."""
-    return (1 << 16) + 8 * sum(math.prod(shape) for shape in params.shapes(model).values())
+    return (1 << 16) + 8 * sum(math.prod(shape) for shape in parameters.shapes(model).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.flower.fleet import Fleet
-from feddrop.participation import Participation
-from feddrop.rates import Decision, Workload
-from feddrop.rounds import DeviceRound
+from feddrop.simulation.participation import Participation
+from feddrop.simulation.rates import Decision, Workload
+from feddrop.simulation.round import DeviceRound
 from feddrop.wire import frame_bytes
 
 STEPS = 256

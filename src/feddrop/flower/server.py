@@ -17,19 +17,19 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrop.errors import ConfigError, RunError, shortened
-from feddrop.files import parse, read_whole, write_atomically
+from feddrop.storage.files import parse, read_whole, write_atomically
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
-from feddrop.participation import Participation
-from feddrop.preparation import Brought, check_arguments
-from feddrop.rates import Rates, Workload, read_rates
-from feddrop.records import RoundRecord, RunFolder
-from feddrop.records.about import refuse
+from feddrop.simulation.participation import Participation
+from feddrop.simulation.preparation import Brought, check_arguments
+from feddrop.simulation.rates import Rates, Workload, read_rates
+from feddrop.storage import RoundRecord, RunFolder
+from feddrop.storage.manifest import refuse
 from feddrop.report import write_report
-from feddrop.runs import Run
+from feddrop.simulation.run import Run
 
 log = logging.getLogger("feddrop")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import ConfigError, one_of
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, scatter
 
 MEANS = ("mean", "trimmed", "median")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.learning.means import MeanConfig
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 
 OPTIMIZERS = ("average", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 _ADAPTIVE = OPTIMIZERS[2:]

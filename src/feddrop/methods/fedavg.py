@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from feddrop.methods.feddrop import FeddropConfig, feddrop
 from feddrop.methods.method import Job, Method, Setup, State, jobs
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.seeds import derive
 from feddrop.subnets.cut import SubnetConfig, cutter, shrinker, sizer
 from feddrop.subnets.piece import Subnet, gather

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FrameError, TrainingError, one_of
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call
 from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, change, trained
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.piece import Subnet, from_device_shape
 
@@ -110,7 +110,7 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
         memory = {"mask": job.payload["mask"]}
         if not config.readjusts(job.round, rounds):
             return update, memory
-        after = params.from_model(setup.model)  # before the gradient's forward pass, which moves norm statistics
+        after = parameters.from_model(setup.model)  # before the gradient's forward pass, which moves norm statistics
         slopes = _gradients(setup.model, seen.last, objective)
         masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, config.alpha_at(job.round, rounds))
         pieces = layout.pieces(masks)
@@ -290,7 +290,7 @@ class _Remembering:
 
 def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
     """Return the gradient of a minibatch's loss in every weight, active or not."""
-    named = {name: p for name, p in params.weights(model).items() if p.requires_grad}
+    named = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
     found = torch.autograd.grad(loss(call(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
     return {
         name: torch.zeros(p.shape) if g is None else g.to_dense().cpu()

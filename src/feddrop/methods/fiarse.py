@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import one_of
 from feddrop.learning.batches import Inputs, laid_out
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, masked
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
 from feddrop.methods.windows import over_holders
-from feddrop.params import Params
-from feddrop.sections import sections_bytes
+from feddrop.subnets.parameters import Params
+from feddrop.wire.sections import sections_bytes
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.piece import Subnet, from_device_shape, whole
 
@@ -108,7 +108,7 @@ def at_rate(setup: Setup, config: FiarseConfig, params_: Params, rate: float) ->
     """
     network = copy.deepcopy(setup.model)
     layout = _Layout(network, config)
-    params.load_into(network, masked(params_, layout.largest(params_, check_rate(rate))))
+    parameters.load_into(network, masked(params_, layout.largest(params_, check_rate(rate))))
     return network.eval()
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FrameError, TrainingError
 from feddrop.learning.batches import Inputs, laid_out
 from feddrop.learning.guard import LARGEST
@@ -40,8 +40,8 @@ from feddrop.methods.method import (
     trained,
 )
 from feddrop.methods.windows import window
-from feddrop.params import Params
-from feddrop.sections import sections_bytes
+from feddrop.subnets.parameters import Params
+from feddrop.wire.sections import sections_bytes
 from feddrop.seeds import derive, words
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import kept_count
@@ -118,7 +118,7 @@ def at_width(setup: Setup, config: FjordConfig, params_: Params, state: State, w
     if _key(number) in state:
         values |= level.split(state[_key(number)])
     network = shrink(setup.model, setup.blueprint().units, level.units)
-    params.load_into(network, values)
+    parameters.load_into(network, values)
     return network.eval()
 
 
@@ -162,15 +162,15 @@ class _Fjord:
         top = self.config.widest(job.rate)
         for level in self.levels[: top + 1]:
             level.network.train()
-            params.load_into(level.network, params.counters(self.setup.model))
+            parameters.load_into(level.network, parameters.counters(self.setup.model))
         for number in self._apart(top):
-            params.load_into(self.levels[number].network, self.levels[number].split(job.payload[_key(number)]))
+            parameters.load_into(self.levels[number].network, self.levels[number].split(job.payload[_key(number)]))
         draws = _Draws(job.seed, self.config, top)
         network = self.levels[top].network
         update = trained(self.setup, network, pieces, values, job, batches, objective=partial(self._objective, draws))
         payload = {"steps": torch.tensor(draws.steps, dtype=torch.int32)}
         for number in self._apart(top):
-            now = params.from_model(self.levels[number].network)
+            now = parameters.from_model(self.levels[number].network)
             payload[_key(number)] = _joined([now[name] for name in self.levels[number].statistics])
         return replace(update, payload=payload), memory
 
@@ -210,7 +210,7 @@ class _Fjord:
         if not largest <= LARGEST:
             raise FrameError(f"{who} that change by {largest:.3g}: training diverged. Lower the learning rate.")
         for name, part in self.levels[number].split(new).items():
-            if params.is_variance(name) and float(part.min()) < 0:
+            if parameters.is_variance(name) and float(part.min()) < 0:
                 raise FrameError(f"{who} of which a variance is {float(part.min()):.3g}; it must be at least 0.")
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
@@ -290,7 +290,7 @@ class _Level:
                 self._graph, blueprint.shapes, {group: index for group, index in kept.items() if index is not None}
             ).items()
         }
-        self.statistics = {name: piece.size for name, piece in self.pieces.items() if params.is_statistic(name)}
+        self.statistics = {name: piece.size for name, piece in self.pieces.items() if parameters.is_statistic(name)}
         self.slices = {
             name: tuple(slice(0, side) for side in piece.sub_shape)
             for name, piece in self.pieces.items()
@@ -310,7 +310,7 @@ class _Level:
 
     def moved(self, flat: Tensor, change: Tensor) -> Tensor:
         """Return norm statistics after a change, all of them one after another; rounding takes none below 0."""
-        return torch.cat(list(params.with_variances(self.split(flat), self.split(flat + change)).values()))
+        return torch.cat(list(parameters.with_variances(self.split(flat), self.split(flat + change)).values()))
 
 
 class _Draws:

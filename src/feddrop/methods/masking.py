@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FrameError
 from feddrop.methods.method import Job, Spec, State, jobs
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, whole
 
 Mask = npt.NDArray[np.bool_]
@@ -36,8 +36,8 @@ class MaskLayout:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._shapes = params.shapes(model)
-        self.weights = {name: tuple(p.shape) for name, p in params.weights(model).items() if p.requires_grad}
+        self._shapes = parameters.shapes(model)
+        self.weights = {name: tuple(p.shape) for name, p in parameters.weights(model).items() if p.requires_grad}
         self.size = sum(math.prod(shape) for shape in self.weights.values())
         if not self.size:
             raise ConfigError("the network has no weights that are learned, and so nothing to mask. Use 'fedavg'.")

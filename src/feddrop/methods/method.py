@@ -18,13 +18,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
 from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import Gradients, Loss, Objective, train
 from feddrop.learning.means import Mean, MeanConfig
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.seeds import derive
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.piece import Subnet, from_device_shape
@@ -233,7 +233,7 @@ def trained(
     :func:`feddrop.learning.local.train`. What no value travels of (norm statistics of another width) stays as the
     network has it.
     """
-    params.load_into(network, {name: value for name, value in values.items() if value.numel()})
+    parameters.load_into(network, {name: value for name, value in values.items() if value.numel()})
     mean = train(
         network,
         subnet,
@@ -244,7 +244,7 @@ def trained(
         objective=objective,
         watch=watch,
     )
-    after = params.from_model(network)
+    after = parameters.from_model(network)
     moved = {
         name: from_device_shape(change(values[name], after[name]), piece) if values[name].numel() else torch.empty(0)
         for name, piece in subnet.items()

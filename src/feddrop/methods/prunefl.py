@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feddrop import flops
+from feddrop.models import flops
 from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
-from feddrop.params import Params
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet
 
 STEADY_CHANGE = 0.1

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.params import Params, is_statistic
+from feddrop.subnets.parameters import Params, is_statistic
 from feddrop.subnets.coupling import place
 from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count

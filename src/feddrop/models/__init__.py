@@ -4,7 +4,7 @@ from feddrop.models.images import NORMS, alexnet, lenet, resnet18
 from feddrop.models.named import INITS, MODELS, ModelConfig, Shaped, Shapes, build, copied
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
-from feddrop.params import count_parameters
+from feddrop.subnets.parameters import count_parameters
 
 __all__ = [
     "INITS",

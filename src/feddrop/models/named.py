@@ -18,7 +18,7 @@ from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.models.images import ALEXNET, LENET, NORMS, RESNET18, alexnet, lenet, resnet18
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import MLP, mlp
-from feddrop.params import count_parameters
+from feddrop.subnets.parameters import count_parameters
 from feddrop.seeds import derive
 
 INITS = ("torch", "he")

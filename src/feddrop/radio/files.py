@@ -33,11 +33,11 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
-from feddrop.files import dump_line
+from feddrop.storage.files import dump_line
 from feddrop.radio.checks import plain
 from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
-from feddrop.texts import parse_json, parse_toml, read_text
+from feddrop.config.parsing import parse_json, parse_toml, read_text
 
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
 _OPEN = ("download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "gain_to_noise", "tx_power_w")

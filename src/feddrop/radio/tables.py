@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feddrop.errors import ConfigError
-from feddrop.texts import read_text
+from feddrop.config.parsing import read_text
 
 _LONGEST = 40
 

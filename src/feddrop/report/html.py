@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop import files
+from feddrop.storage import files
 from feddrop.errors import RunError
-from feddrop.files import clean
+from feddrop.storage.files import clean
 from feddrop.report.style import to_svg
 
 if TYPE_CHECKING:

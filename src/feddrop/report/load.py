@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import RunError
-from feddrop.files import clean
-from feddrop.records import DeviceRecord, RoundRecord, load_run
-from feddrop.records.types import number
+from feddrop.storage.files import clean
+from feddrop.storage import DeviceRecord, RoundRecord, load_run
+from feddrop.storage.records import number
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 
 Log = TypeVar("Log", bound=RunLog)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from feddrop.errors import ConfigError
-from feddrop.files import clean
+from feddrop.storage.files import clean
 from feddrop.report.maps import inked
 from feddrop.report.runlog import Floats, Ints
 from feddrop.report.style import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddrop.files import clean
+from feddrop.storage.files import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

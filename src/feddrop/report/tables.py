@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.files import clean
+from feddrop.storage.files import clean
 from feddrop.radio.wires import ERRORS
 from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.probe import Example
 from feddrop.subnets.trace import trace
@@ -16,7 +16,7 @@ from feddrop.subnets.units import UnitGraph
 class Blueprint:
     """The tensors of a network, what may be dropped of them, and its units, which are found when first asked for.
 
-    Weights are what :func:`feddrop.params.weights` says: matrices and more, also those of recurrent layers and
+    Weights are what :func:`feddrop.subnets.parameters.weights` says: matrices and more, also those of recurrent layers and
     embeddings. Norms are always kept, biases unless they are asked for.
 
     Attributes:
@@ -35,9 +35,9 @@ class Blueprint:
             model: any network.
             example: what it takes: a batch ``[N, ...]``, a tuple of batches, or the shape of one sample.
         """
-        self.shapes = params.shapes(model)
-        own = params.weights(model)
-        self.weights = {name: params.layer_of(name) for name in own}
+        self.shapes = parameters.shapes(model)
+        own = parameters.weights(model)
+        self.weights = {name: parameters.layer_of(name) for name in own}
         self.layers = list(dict.fromkeys(self.weights.values()))
         first = {id(weight): self.weights[name] for name, weight in own.items()}
         self.tied = {
@@ -46,7 +46,7 @@ class Blueprint:
             for p in module.parameters(recurse=False)
             if id(p) in first and layer not in self.layers
         }
-        rest = {name: params.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()}
+        rest = {name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()}
         self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
         self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}
         self.linear = frozenset(name for name in self.layers if isinstance(model.get_submodule(name), nn.Linear))

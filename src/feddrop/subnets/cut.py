@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from torch import nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
@@ -225,7 +225,7 @@ def shrinker(
             last[shapes] = shrink(model, blueprint.units, sizes)
             if prepare is not None:
                 prepare(last[shapes], sizes)
-        params.load_into(last[shapes], params.counters(model))
+        parameters.load_into(last[shapes], parameters.counters(model))
         return last[shapes]
 
     return network_for

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddrop import params
+from feddrop.subnets import parameters
 from feddrop.errors import SubnetError
 from feddrop.subnets import rules  # noqa: F401 -- importing registers them
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
@@ -137,7 +137,7 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
     layers: dict[str, tuple[str, ...]] = {}
     kinds: dict[str, Kind] = {}
     whole: dict[str, str] = {}
-    owners = [params.layer_of(weight) for weight in coupling.made]
+    owners = [parameters.layer_of(weight) for weight in coupling.made]
     for layer, (weight, (kind, made)) in zip(owners, coupling.made.items(), strict=True):
         kinds[layer] = kind
         name = layer if layer and owners.count(layer) == 1 else weight  # a module may hold several weights
@@ -159,9 +159,9 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
         )
 
     followed = {name: axes(*tensor) for name, tensor in coupling.tensors.items()}
-    for name in params.weights(model):
+    for name in parameters.weights(model):
         if name not in coupling.made and not followed[name]:
-            whole.setdefault(params.layer_of(name) or name, _why(coupling.tensors[name][1]))
+            whole.setdefault(parameters.layer_of(name) or name, _why(coupling.tensors[name][1]))
     return named, UnitGraph(
         groups=groups,
         axes=followed,

@@ -9,9 +9,9 @@ from typing import Any
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError, within
 from feddrop.executors.config import MOST
-from feddrop.files import locked
-from feddrop.records import LoadedRun, RunFolder, load_run
-from feddrop.records.about import check_files, check_rounds, digest
+from feddrop.storage.files import locked
+from feddrop.storage import LoadedRun, RunFolder, load_run
+from feddrop.storage.manifest import check_files, check_rounds, digest
 from feddrop.report import write_comparison
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep

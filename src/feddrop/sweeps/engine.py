@@ -21,8 +21,8 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
-from feddrop.files import InUseError, locked, read_whole, write_atomically
-from feddrop.records import RunFolder
+from feddrop.storage.files import InUseError, locked, read_whole, write_atomically
+from feddrop.storage import RunFolder
 
 TICK_S = 0.5
 LOCKED_S = 60.0
@@ -162,7 +162,7 @@ def _trainer_seeing(probe: str) -> Callable[[str, str], str]:
 
 def _train(toml: str, folder: str) -> str:
     """Run one configuration in this process, from where it stopped; return why it failed, if it did."""
-    from feddrop.runs import Run
+    from feddrop.simulation.run import Run
 
     try:
         path = Path(folder)

@@ -15,8 +15,8 @@ import tomli_w
 
 from feddrop.config import RunConfig, locate
 from feddrop.errors import ConfigError, one_of, shortened
-from feddrop.files import flat
-from feddrop.texts import read_toml, user_path
+from feddrop.storage.files import flat
+from feddrop.config.parsing import read_toml, user_path
 
 MOST = 10_000
 """Runs of a sweep, at most: more is a slip."""

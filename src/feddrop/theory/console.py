@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from feddrop import data, models, params
-from feddrop.checkpoints import load_checkpoint
+from feddrop import data, models
+from feddrop.subnets import parameters
+from feddrop.storage.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError
-from feddrop.files import parse, read_whole
+from feddrop.storage.files import parse, read_whole
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
@@ -137,9 +138,9 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     model, limit = config.model.name, config.data.train_limit or None
     dataset = _numbers(data.load(config.data.name, path=config.data.path or None, train_limit=limit))
     network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
-    if {key: tuple(value.shape) for key, value in values.items()} != params.shapes(network):
+    if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
-    params.load_into(network, values)
+    parameters.load_into(network, values)
     return _Subject(
         network=network,
         dataset=dataset,

@@ -1,0 +1,272 @@
+"""Table II: test accuracy by sparsity, FedDrop and FedDST, underfitting and overfitting, IID and non-IID."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from feddrop.config import RunConfig
+from reproduction.framework.drawing import draw_seeds, legend, panels
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
+from reproduction.framework.published import RATES, TABLE
+from reproduction.framework.scales import MOVING, Scale
+from reproduction.framework.settings import of_runs
+from reproduction.framework.store import LAST, Result
+from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        scenario: which network.
+        partition: of the data.
+        method: FedDrop or FedDST.
+        moving: FedDST with a larger α, so that LeNet's mask moves.
+        rule: of FedDrop's aggregation; ``"model"`` is the paper's, read literally.
+    """
+
+    scenario: str
+    partition: str
+    method: str
+    moving: bool = False
+    rule: str = "delta"
+
+
+LITERAL = Row("underfitting", "iid", "feddrop", rule="model")
+ROWS = (
+    Row("underfitting", "iid", "feddrop"),
+    LITERAL,
+    Row("underfitting", "dirichlet", "feddrop"),
+    Row("underfitting", "dirichlet", "feddst", moving=True),
+    Row("underfitting", "dirichlet", "feddst"),
+    Row("overfitting", "iid", "feddrop"),
+    Row("overfitting", "dirichlet", "feddrop"),
+    Row("overfitting", "dirichlet", "feddst"),
+)
+RIVAL = {
+    "underfitting": Row("underfitting", "dirichlet", "feddst", moving=True),
+    "overfitting": Row("overfitting", "dirichlet", "feddst"),
+}
+"""The FedDST that FedDrop is judged against: one whose mask moves. AlexNet's does with its paper's settings."""
+MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
+TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
+STILL, NEVER = 0.01, "none"
+"""FedDST's own α; and what is said of a mask that never moved."""
+FIRST, CROSSING, PEAK, END = 0.1, 0.3, 0.15, 0.4
+"""AlexNet in the paper: FedDrop is above FedDST from the first of these rates on, below it from the second; it is best
+at the third, and falls towards the fourth."""
+
+
+def title(row: Row) -> str:
+    """Return what a row is called."""
+    drop = "FedDrop" if row.rule == "delta" else f"FedDrop, rule {row.rule}"
+    method = {"feddrop": drop, "feddst": f"FedDST, α = {MOVING['alpha'] if row.moving else STILL:g}"}[row.method]
+    return f"{TITLES[MODELS[row.scenario]]}, {TITLES[row.partition]}, {method}"
+
+
+def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
+    """Return the rates at which a row is run."""
+    if row == LITERAL:
+        return scale.still_rates
+    if row.method == "feddrop":
+        return scale.rates
+    return scale.moving_rates if row.moving else scale.still_rates
+
+
+def seeds_of(scale: Scale, row: Row, rate: float) -> tuple[int, ...]:
+    """Return the seeds with which a cell is run."""
+    repeated = row.method == "feddrop" and row != LITERAL and rate in scale.repeated[row.scenario, row.partition]
+    rival = row == RIVAL[row.scenario] and rate in scale.moving_rates
+    return scale.seeds if repeated or rival else scale.seeds[:1]
+
+
+def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
+    """Return the run of a cell, with the first seed."""
+    setting = scale.settings[row.scenario]
+    feddst = MOVING if row.moving else None
+    return setting.run(
+        rate=rate, partition=row.partition, method=row.method, rule=row.rule, feddst=feddst, seed=scale.seeds[0]
+    )
+
+
+def runs(scale: Scale) -> list[RunConfig]:
+    """Every row, the first seed first; within a row from the ends inwards: a half-done row already says much."""
+    found = []
+    for row in ROWS:
+        rates = rates_of(scale, row)
+        order = sorted(range(len(rates)), key=lambda i: min(i, len(rates) - 1 - i))
+        for i in order:
+            base = config_of(scale, row, rates[i])
+            found += [replace(base, seed=seed) for seed in seeds_of(scale, row, rates[i])]
+    return sorted(found, key=lambda config: config.seed)
+
+
+Table = dict[Row, dict[float, list[float | None]]]
+"""Accuracy in % by row, rate and seed; None where it was not run."""
+
+
+def measured(scale: Scale, find: Lookup) -> Table:
+    """Read the table off the runs. All seeds are looked for in every cell: a seed more is never left out."""
+    return {
+        row: {rate: percents(by_seed(find, config_of(scale, row, rate), scale.seeds)) for rate in rates_of(scale, row)}
+        for row in ROWS
+    }
+
+
+def make(scale: Scale, find: Lookup) -> Page:
+    """Write the table, ours above the paper's, and draw it."""
+    lines = measured(scale, find)
+    rows = []
+    for row in ROWS:
+        rows.append([title(row), "ours", *(spread(lines[row].get(rate, [])) for rate in scale.rates)])
+        if not row.moving and row != LITERAL:
+            published = dict(zip(RATES, TABLE[MODELS[row.scenario], row.partition, row.method], strict=True))
+            rows.append(["", "paper", *(_number(published.get(rate)) for rate in scale.rates)])
+    text = "".join(of_runs(s, config_of(scale, Row(s, "iid", "feddrop"), scale.rates[0])) for s in MODELS)
+    text += "".join(of_runs(f"{s}, FedDST", config_of(scale, row, scale.moving_rates[0])) for s, row in RIVAL.items())
+    text += (
+        f"Test accuracy in %, the mean of the last {LAST} rounds; mean over seeds ± its standard error (seeds). An "
+        "empty cell was not run. FedDrop's rate and FedDST's sparsity are counted over the weights of the layers that "
+        "are dropped: AlexNet's convolutions stay whole under FedDrop and not under FedDST, so that FedDrop sends more "
+        "there.\n\n"
+        + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], rows)
+        + "\n\n![Accuracy against the dropout rate](accuracy.png)\n\n"
+        + _moves(scale, find)
+    )
+    return Page(text=text, figures={"accuracy.png": _draw(lines)}, verdicts=_verdicts(scale, lines))
+
+
+def _moves(scale: Scale, find: Lookup) -> str:
+    """Say how many weights each readjustment moved, run by run."""
+    rows = [
+        [title(row), f"{rate:g}", str(seed), _moved(result)]
+        for row in ROWS
+        if row.method == "feddst"
+        for rate in rates_of(scale, row)
+        for seed, result in zip(scale.seeds, by_seed(find, config_of(scale, row, rate), scale.seeds), strict=True)
+        if result is not None
+    ]
+    table = markdown_table(["", "sparsity", "seed", "weights that enter the mask at each readjustment"], rows)
+    return (
+        "**Does FedDST's mask move?** A device prunes a share α of its smallest weights and grows as many; the server "
+        "keeps the largest of the union, and what was just grown is zero. So a weight is replaced only if *all* "
+        f"devices pruned it. α = {STILL:g}, readjusted every 10 rounds to half of them, is its paper's; α = "
+        f"{MOVING['alpha']:g}, every {MOVING['readjust_every']} rounds, is ours, not tuned. A row whose mask never "
+        "moves is a fixed sparse network. FedDrop is judged against α = "
+        f"{MOVING['alpha']:g} on LeNet, against α = {STILL:g} on AlexNet. Runs saved without a count say in which "
+        "rounds the mask changed: it travels again in the next.\n\n" + table + "\n"
+    )
+
+
+def weights_moved(scale: Scale, find: Lookup, row: Row) -> list[int]:
+    """Return how many weights entered FedDST's mask in each run of a row; runs that did not count them are left out."""
+    found = []
+    for rate in rates_of(scale, row):
+        for result in by_seed(find, config_of(scale, row, rate), scale.seeds):
+            if result is not None and "mask_moved" in result.series:
+                found.append(int(result.values("mask_moved").sum()))
+            elif result is not None and _moved(result) == NEVER:
+                found.append(0)
+    return found
+
+
+def _moved(result: Result) -> str:
+    """Return how many weights each readjustment moved; without a count, whether a mask was ever sent down again."""
+    every, until = (result.config["method"][name] for name in ("readjust_every", "readjust_until"))
+    rounds = range(every, math.floor(until * result.config["rounds"]) + 1, every)
+    if "mask_moved" in result.series:
+        return ", ".join(f"{result.values('mask_moved')[t - 1]:,.0f} in {t}" for t in rounds)
+    pushed = result.values("push_bytes")
+    changed = [t for t in rounds if pushed[t] > pushed.min()]  # round t + 1 stands at index t
+    return f"some in {', some in '.join(map(str, changed))}; not counted" if changed else NEVER
+
+
+def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
+    falls: list[Point] = []
+    peaks: list[Point] = []
+    missing: list[float | None] = [None] * len(scale.seeds)
+    for partition in ("iid", "dirichlet"):
+        row = lines[Row("underfitting", partition, "feddrop")]
+        rates = scale.repeated["underfitting", partition]
+        falls += [
+            Point(
+                at=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
+                differences=matched(row[low], row[high]),
+                pool=partition,
+            )
+            for low, high in pairwise(rates)
+        ]
+        row = lines[Row("overfitting", partition, "feddrop")]
+        peaks += [
+            Point(
+                at=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
+                differences=matched(row.get(PEAK, missing), row.get(other, missing)),
+                pool=f"{partition}, {other:g}",
+            )
+            for other in (scale.rates[0], END)
+        ]
+    asked = f"asked at {' and '.join(f'{rate:g}' for rate in scale.moving_rates)} only"
+    beats, crosses = (_against(scale, lines, scenario) for scenario in MODELS)
+    return [
+        verdict("underfit-falls", falls),
+        verdict("overfit-peaks", peaks),
+        verdict("beats-feddst", [_feddst_point("LeNet", rate, pair) for rate, pair in beats.items()], asked),
+        verdict(
+            "feddst-alexnet",
+            [
+                _feddst_point("AlexNet", rate, pair if rate < CROSSING else pair[::-1], below=rate >= CROSSING)
+                for rate, pair in crosses.items()
+                if rate >= FIRST
+            ],
+            f"{asked}; FedDST's mask covers the convolutions too, so that equal rates are not equal sparsities",
+        ),
+    ]
+
+
+Pair = tuple[list[float | None], list[float | None]]
+
+
+def _against(scale: Scale, lines: Table, scenario: str) -> dict[float, Pair]:
+    """Return FedDrop and its rival, at the sparsities that are run with all seeds."""
+    ours, theirs = lines[Row(scenario, "dirichlet", "feddrop")], lines[RIVAL[scenario]]
+    return {rate: (ours[rate], theirs[rate]) for rate in scale.moving_rates}
+
+
+def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Point:
+    order = "FedDrop below FedDST" if below else "FedDrop above FedDST"
+    return Point(at=f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
+
+
+def _draw(lines: Table) -> Figure:
+    from feddrop.report.style import SERIES
+
+    figure, axes = panels(["LeNet: test accuracy, %", "AlexNet: test accuracy, %"])
+    colours = {name: iter(SERIES) for name in MODELS}
+    for row, cells in lines.items():
+        panel, colour = axes[0 if row.scenario == "underfitting" else 1], next(colours[row.scenario])
+        known = any(value is not None for values in cells.values() for value in values)
+        label = title(row).split(", ", 1)[1] + " (not run)" * (not known)
+        panel.plot([], [], color=colour, marker="o", label=label)
+        draw_seeds(panel, list(cells), list(cells.values()), color=colour, marker="o")
+        if not row.moving and row != LITERAL:
+            published = TABLE[MODELS[row.scenario], row.partition, row.method]
+            shown = [(rate, value) for rate, value in zip(RATES, published, strict=True) if value is not None]
+            panel.plot(*zip(*shown, strict=True), color=colour, linestyle=":", linewidth=1.2)
+        panel.set_xlabel("dropout rate γ")
+    for panel in axes:
+        panel.plot([], [], color="grey", linestyle=":", label="the paper's")
+        legend(panel, below=True)
+    return figure
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"*{value:.2f}*"
+
+
+EXPERIMENT = Experiment("accuracy", "Accuracy at equal rates and sparsities", "Table II", runs, make)

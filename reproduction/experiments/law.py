@@ -1,0 +1,233 @@
+"""Section III: the variance law, the one-round bound against the loss itself, θ by it, convergence against the rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from feddrop import data, models
+from feddrop.config import RunConfig
+from reproduction.experiments.accuracy import Row, config_of
+from reproduction.experiments.cells import feasible_rounds, radio
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
+from reproduction.experiments.resources import latency_spots
+from reproduction.framework.scales import DEVICES, Scale
+from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from feddrop.seeds import derive, permutation
+from feddrop.theory import Point as Place
+from feddrop.theory import lemma2, study
+from feddrop.theory.variance import Masks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+ROUNDS = 50
+RIGHT, LARGEST = 0.2, 0.4
+"""The law counts as right within this share of what is measured, at rates up to the paper's largest."""
+ENOUGH = 0.95
+"""Share of the rounds in which there must be an answer for all devices, if a θ is to be of use."""
+THETAS = {"Lemma 2's constants": "theta", "the variance that was measured": "theta_measured"}
+ROW = Row("underfitting", "iid", "feddrop")
+
+
+def runs(scale: Scale) -> list[RunConfig]:
+    """The first row of the table: LeNet, IID."""
+    return [config_of(scale, ROW, rate) for rate in scale.rates]
+
+
+def one_round(place: Place, rate: float, lr: float, seed: int, repeats: int) -> float:
+    """Return the mean change of the loss by one aggregated step: each device sends m∘g(w∘m) with a mask of its own."""
+    masks, before = Masks(place, "weight"), float(place.value(place.w))
+    changes = []
+    for repeat in range(repeats):
+        step = torch.zeros_like(place.w)
+        for device in range(DEVICES):
+            m = masks.draw(derive(seed, repeat, device), rate)
+            step += m * place.gradient(place.w * m) / DEVICES
+        changes.append(float(place.value(place.w - lr * step)) - before)
+    return float(np.mean(changes))
+
+
+def measure(scale: Scale) -> dict[str, Any]:
+    """Measure the law and the bound on LeNet at its start."""
+    dataset = data.load(scale.settings["underfitting"].data)
+    model = models.build("lenet", dataset, seed=0)
+    chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[: scale.theory_batch])
+    place = Place(model, dataset.train_x[chosen], dataset.train_y[chosen])
+    found = study(
+        place,
+        seed=derive(0, "theory"),
+        samples=[scale.theory_batch // DEVICES] * DEVICES,
+        rounds=ROUNDS,
+        rates=RATES,
+        masks=scale.theory_masks,
+        probes=scale.theory_masks,
+    )
+    lr = 1.0 / (3.0 * ROUNDS**0.5 * found.constants.smoothness)
+    norm = found.slope.grad_norm_sq.value
+    bounds = [
+        float(lemma2(rate, found.constants, samples=found.samples, grad_norm_sq=norm, rounds=ROUNDS)) for rate in RATES
+    ]
+    repeats = max(2, scale.theory_masks // 8)
+    plain = found.to_json()
+    return {
+        **plain,
+        "fed": fed(scale, [plain["theta"]["rate"], plain["theta_measured"]["rate"]]),
+        "data": dataset.name,
+        "change": [one_round(place, rate, lr, derive(0, "one-round"), repeats) for rate in RATES],
+        "bound": bounds,
+    }
+
+
+def fed(scale: Scale, thetas: list[float]) -> dict[str, Any]:
+    """Feed values of θ to the allocator: in how many rounds of figure 3 is there an answer for all devices?"""
+    setting = scale.settings["underfitting"]
+    deadlines = [spot.x for spot in latency_spots(scale, "underfitting")]
+
+    def count(theta: float, deadline_s: float) -> int:
+        cell = replace(radio(setting, deadline_s=deadline_s), max_rate=theta)
+        return sum(feasible_rounds(setting, cell, seed, setting.figure_rounds) for seed in scale.seeds)
+
+    return {
+        "rounds": setting.figure_rounds * len(scale.seeds),
+        "deadlines": deadlines,
+        "feasible": [[count(theta, deadline_s) for deadline_s in deadlines] for theta in thetas],
+    }
+
+
+def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
+    """Show the law and the bound; read convergence off the table's runs."""
+    pairs = list(zip(RATES, facts["change"], facts["bound"], strict=True))
+    rows = [[f"{rate:g}", f"{a:.3e}", f"{b:.3e}", "yes" if a <= b else "no"] for rate, a, b in pairs]
+    text = (
+        f"*Settings: LeNet at its start, {facts['data']}, a batch of {scale.theory_batch}, {scale.theory_masks} masks; "
+        "measured once, on one batch and one start.*\n\n"
+        + "\n".join(f"- {line}" for line in facts["words"])
+        + "\n\n"
+        + _fed(facts)
+        + f"\n![The variance law](variance-law.png)\n\nOne round with η = 1/(3·√{ROUNDS}·L), {DEVICES} devices:\n\n"
+        + markdown_table(["γ", "change of the loss", "Lemma 2's bound", "within"], rows)
+        + "\n\n"
+    )
+    losses, points = _slower(scale, find)
+    text += "Test loss half-way through the table's runs of LeNet, IID, first seed: " + losses + ".\n"
+    empty = sum(b > 0 for _, _, b in pairs)
+    note = f"at {empty} of {len(pairs)} rates the bound is above 0: it lets the loss rise, and says nothing"
+    return Page(
+        text=text,
+        figures={"variance-law.png": _draw(facts)},
+        verdicts=[
+            *_lemma1(facts),
+            verdict(
+                "bound-holds",
+                [Point(at=f"LeNet at its start, rate {rate:g}", certain=a <= b) for rate, a, b in pairs],
+                note,
+            ),
+            verdict("slower-with-rate", points),
+            _theta(facts),
+        ],
+    )
+
+
+def _fed(facts: dict[str, Any]) -> str:
+    """Tabulate what becomes of figure 3 if θ is what the theory says."""
+    rows = [
+        [name, f"{facts[key]['rate']:.2g}", *map(str, feasible)]
+        for (name, key), feasible in zip(THETAS.items(), facts["fed"]["feasible"], strict=True)
+    ]
+    header = ["θ by", "θ", *(f"{deadline:g} s" for deadline in facts["fed"]["deadlines"])]
+    return (
+        f"**θ fed to the allocator**: in how many of the {facts['fed']['rounds']} rounds of figure 3, LeNet, all "
+        "seeds, there are rates and shares for all devices. The figures take a θ of their own.\n\n"
+        + markdown_table(header, rows)
+        + "\n"
+    )
+
+
+def _theta(facts: dict[str, Any]) -> Verdict:
+    rounds, rows = facts["fed"]["rounds"], facts["fed"]["feasible"]
+    (name, key), (ours, our_key) = THETAS.items()
+    point = Point(at=f"θ by {name}: {ENOUGH:.0%} of figure 3's rounds are feasible", certain=_enough(rows[0], rounds))
+    word = "can" if _enough(rows[1], rounds) else "cannot"
+    note = (
+        f"can be fed means that {ENOUGH:.0%} of figure 3's rounds are feasible at every deadline; θ is "
+        f"{facts[key]['rate']:.2g}; by {ours}, which is not the paper's, it is {facts[our_key]['rate']:.2g} and {word} "
+        "be fed; one network at its start"
+    )
+    return verdict("theta", [point], note)
+
+
+def _enough(feasible: list[int], rounds: int) -> bool:
+    return min(feasible) >= ENOUGH * rounds
+
+
+def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
+    """Ask what Lemma 1 says of one weight-level subnet's gradient: no bias, a bound on its variance; and the law."""
+    law = facts["laws"][0]
+    curve, names = law["gradient"], ("measured", "error", "ratio", "bias_sq", "bias_sq_error")
+    bound, biased, follows, shares = [], [], [], []
+    for rate, most, *row in zip(law["rate"], law["lemma1"], *(curve[name] for name in names), strict=True):
+        measured, error, ratio, bias, bias_error = row
+        if rate > LARGEST:
+            continue
+        at = f"weight level, rate {rate:g}"
+        bound.append(Point(at=at, certain=measured <= most))
+        bias_error = np.nan if bias_error is None else bias_error
+        biased.append(Point(at=at, estimate=(bias, bias_error), unit="of ‖bias‖²", digits=5, within=0.0))
+        relative = float(np.hypot(error / measured, curve["factor"]["error"] / curve["factor"]["value"]))
+        follows.append(Point(at=at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", within=RIGHT))
+        shares.append(bias / measured)
+    loose = f"by a factor of {min(m / v for m, v in zip(law['lemma1'], curve['measured'], strict=True)):,.0f} and more"
+    second = (
+        f"second order, which the lemma leaves out: ‖bias‖² is {min(shares):.0%} to {max(shares):.0%} of the spread"
+    )
+    return [
+        verdict("variance-bound", bound, loose),
+        verdict("unbiased", biased, second),
+        verdict("variance-law", follows, f"right means within {RIGHT:.0%} of first order, on one batch at the start"),
+    ]
+
+
+def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
+    """Compare test losses half-way through the table's runs: training losses are those of different subnets."""
+
+    def half(rate: float) -> list[float | None]:
+        results = by_seed(find, config_of(scale, ROW, rate), scale.seeds)
+        return [None if r is None else float(r.values("test_loss")[len(r.series["test_loss"]) // 2]) for r in results]
+
+    losses = {rate: half(rate) for rate in scale.rates}
+    first = [f"{row[0]:.2f} at {rate:g}" for rate, row in losses.items() if row[0] is not None]
+    points = [
+        Point(
+            at=f"test loss half-way, rate {high:g} against {low:g}",
+            differences=matched(losses[high], losses[low]),
+            unit="nats",
+            pool="loss",
+        )
+        for low, high in pairwise(scale.repeated["underfitting", "iid"])
+    ]
+    return ", ".join(first) or "not run", points
+
+
+def _draw(facts: dict[str, Any]) -> Figure:
+    from reproduction.framework.drawing import legend, panels
+    from feddrop.report.style import SERIES
+
+    figure, axes = panels([f"{law['level']} level: measured variance over first order" for law in facts["laws"]])
+    for panel, law in zip(axes, facts["laws"], strict=True):
+        for name, colour in zip(("gradient", "update"), SERIES, strict=False):
+            label = {"gradient": "g(ŵ)", "update": "m∘g(ŵ), what is sent"}[name]
+            panel.plot(law["rate"], law[name]["ratio"], color=colour, marker="o", label=label)
+        panel.axhline(1.0, color="grey", linestyle=":", label="the law")
+        panel.set_xlabel("dropout rate γ")
+        panel.set_ylim(bottom=0)
+    legend(axes[0])
+    return figure
+
+
+EXPERIMENT = Experiment("theory", "The theory, measured", "Sec. III", runs, make, measure)

@@ -1,0 +1,223 @@
+"""Beyond the figures: is it the allocator's objective that decides how well a network learns, or just the mean rate?
+
+What dropout adds to Theorem 1's bound is the mean of Σ w/(1-γ), and this is what the allocator minimises. Runs in
+which all devices have *one* rate give a curve of accuracy over that rate; for them mean rate and objective say the
+same. A run with unequal rates, put on the curve of its own seed by its objective or by its mean rate, shows which of
+the two predicts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feddrop.config import RunConfig
+from reproduction.experiments import dynamic
+from reproduction.framework.drawing import legend, not_run, panels
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
+from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
+from reproduction.framework.scales import DEVICES, SCENARIOS, Scale
+from reproduction.framework.settings import of_runs
+from reproduction.framework.store import Result, key_of
+from reproduction.framework.verdicts import Point, verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ONE_RATE = {"underfitting": (0.0, 0.2, 0.5, 0.6, 0.65), "overfitting": (0.0, 0.1, 0.2, 0.3, 0.4)}
+"""The curve: rates whose objectives span 1 to 2.9 for LeNet, 1 to 1.7 for AlexNet."""
+UNEQUAL = (
+    (0.0,) * 8 + (0.75,) * 2,
+    (0.1,) * 5 + (0.6,) * 5,
+    (0.1,) * 9 + (0.9,),
+)
+"""Given rates: a few high among many low ones."""
+LEAST_CURVE = 3
+"""A curve needs so many rates."""
+AXES = ("mean of Σ w/(1-γ) over the rounds", "mean rate γ")
+
+
+class Dot(NamedTuple):
+    """One run, means over its rounds.
+
+    Attributes:
+        objective: Σ w/(1-γ).
+        rate: γ.
+        squared: K Σ w²/(1-γ): the same while all K devices take part, higher where few do.
+        accuracy: test accuracy in %.
+    """
+
+    objective: float
+    rate: float
+    squared: float
+    accuracy: float
+
+
+def one_rate(scale: Scale, scenario: str) -> list[RunConfig]:
+    """Return the runs of the curve."""
+    return [scale.settings[scenario].run(figure=True, rate=rate) for rate in ONE_RATE[scenario]]
+
+
+def given(scale: Scale) -> list[RunConfig]:
+    """Return the runs whose unequal rates are given."""
+    return [replace(scale.settings["underfitting"].run(figure=True), rate=rates) for rates in UNEQUAL]
+
+
+def groups(scale: Scale, scenario: str) -> dict[str, list[RunConfig]]:
+    """Return the IID runs with unequal rates, by what decides the rates.
+
+    Only rates and accuracies matter here, so that AlexNet's runs count however they are billed.
+    """
+    found: dict[str, dict[str, RunConfig]] = {name: {} for name in (*SCHEMES.values(), "changing cell")}
+    for costs in (None, "formula"):
+        for spot in (*latency_spots(scale, scenario, costs), *bandwidth_spots(scale, scenario, costs)):
+            for scheme, config in spot.runs.items():
+                found[SCHEMES[scheme]][key_of(config)] = config
+        for _, by_partition in dynamic.points(scale, scenario, costs):
+            found["changing cell"][key_of(by_partition["iid"])] = by_partition["iid"]
+    unequal = {"given rates": given(scale)} if scenario == "underfitting" else {}
+    return {name: list(group.values()) for name, group in found.items()} | unequal
+
+
+def runs(scale: Scale) -> list[RunConfig]:
+    """The curve and the given rates, with every seed; the rest belongs to other figures."""
+    curves = [config for scenario in SCENARIOS for config in one_rate(scale, scenario)]
+    return with_seeds([*curves, *given(scale)], scale.seeds)
+
+
+def dot(config: RunConfig, result: Result) -> Dot | None:
+    """Return where a run stands; None if it was saved without the objective."""
+    accuracy = 100.0 * result.accuracy
+    if config.radio is None:
+        rates = np.broadcast_to(np.asarray(config.rate, dtype=np.float64), DEVICES)
+        given = float(np.mean(1.0 / (1.0 - rates)))
+        return Dot(given, float(rates.mean()), given, accuracy)
+    objective, devices = result.values("objective"), result.values("devices")
+    if np.isnan(objective).all():
+        return None
+    return Dot(
+        objective=float(np.nanmean(objective)),
+        rate=float(np.nanmean(result.values("mean_rate"))),
+        squared=float(np.nanmean(objective * DEVICES / devices)),
+        accuracy=accuracy,
+    )
+
+
+def dots_of(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[list[Dot]]:
+    """Return where runs stand, by seed."""
+    found: list[list[Dot]] = [[] for _ in scale.seeds]
+    for config in configs:
+        for row, result in zip(found, by_seed(find, config, scale.seeds), strict=True):
+            one = None if result is None else dot(config, result)
+            if one is not None:
+                row.append(one)
+    return found
+
+
+def misses(curve: list[Dot], others: list[Dot], column: int) -> list[float]:
+    """Return accuracy minus what the curve says at each run's objective (0), rate (1) or squared objective (2)."""
+    x, y = zip(*sorted((one[column], one.accuracy) for one in curve), strict=True)
+    return [one.accuracy - float(np.interp(one[column], x, y)) for one in others]
+
+
+def missed(curve: list[Dot], group: list[Dot]) -> list[tuple[float, ...]]:
+    """Return what a seed's curve misses each of its runs by, in all three ways; of the runs within its reach."""
+    if len(curve) < LEAST_CURVE:
+        return []
+    reach = max(one.objective for one in curve)
+    inside = [one for one in group if one.objective <= reach]
+    return list(zip(*(misses(curve, inside, column) for column in range(3)), strict=True))
+
+
+def make(scale: Scale, find: Lookup) -> Page:
+    """Tabulate how far the curve misses runs with unequal rates, by objective and by mean rate, and draw both."""
+    figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS for _ in AXES])
+    text, points, rows = "", [], []
+    for scenario, pair in zip(SCENARIOS, (axes[:2], axes[2:]), strict=True):
+        text += of_runs(scenario, one_rate(scale, scenario)[0])
+        curves = dots_of(scale, find, one_rate(scale, scenario))
+        found = groups(scale, scenario)
+        dots = {name: dots_of(scale, find, group) for name, group in found.items()}
+        shared = {name: dots_of(scale, find, _with_all_seeds(scale, find, group)) for name, group in found.items()}
+        for column, panel in enumerate(pair):
+            _draw(panel, {"one rate for all": _flat(curves), **{name: _flat(by) for name, by in dots.items()}}, column)
+        for name, by in dots.items():
+            every = _all_missed(curves, by)
+            errors = [_rms([one[column] for one in every]) for column in range(3)]
+            rows.append(
+                [f"{scenario}, {name}", str(len(_flat(by))), str(len(every)), *errors, " / ".join(_means(every))]
+            )
+            points.append(_closer(f"{scenario}, {name}", curves, shared[name]))
+    legend(axes[0])
+    text += (
+        "Accuracy of runs with unequal rates, against the curve of the runs of the same seed with one rate for all "
+        f"({', '.join(f'{rate:g}' for rate in ONE_RATE['underfitting'])} for LeNet, "
+        f"{', '.join(f'{rate:g}' for rate in ONE_RATE['overfitting'])} for AlexNet; at least {LEAST_CURVE} of them): "
+        "root mean square of what the curve misses them by, in points, when a run is put on it by Σ w/(1-γ), by its "
+        "mean rate, or by K Σ w²/(1-γ); last, the mean by the first two, positive where runs end above the curve. Only "
+        "runs within the curve's reach are counted.\n\n"
+    )
+    text += markdown_table(["", "runs", "within reach", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)", "mean miss"], rows)
+    text += "\n\n![Accuracy against the allocator's objective](objective.png)\n"
+    note = (
+        "what the mean rate misses a run by, less what the objective does; mean over those of a seed's runs that all "
+        "seeds have"
+    )
+    return Page(text=text, figures={"objective.png": figure}, verdicts=[verdict("objective", points, note)])
+
+
+def _with_all_seeds(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[RunConfig]:
+    """Return the configurations that were run with every seed: a mean over them differs by seed alone."""
+    return [config for config in configs if None not in by_seed(find, config, scale.seeds)]
+
+
+def mean_misses(scale: Scale, find: Lookup, scenario: str, name: str) -> list[str]:
+    """Write how far above the curve the runs of a group end on average, by objective and by mean rate."""
+    curves = dots_of(scale, find, one_rate(scale, scenario))
+    return _means(_all_missed(curves, dots_of(scale, find, groups(scale, scenario)[name]))) or ["not run"] * 2
+
+
+def _all_missed(curves: list[list[Dot]], by: list[list[Dot]]) -> list[tuple[float, ...]]:
+    return [one for curve, group in zip(curves, by, strict=True) for one in missed(curve, group)]
+
+
+def _means(every: list[tuple[float, ...]]) -> list[str]:
+    return [f"{np.mean([one[column] for one in every]):+.2f}" for column in range(2)] if every else []
+
+
+def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Point:
+    """Ask whether the curve misses runs by less when they are put on it by the objective than by the mean rate."""
+    found = [missed(curve, group) for curve, group in zip(curves, by, strict=True)]
+    closer = tuple(float(np.mean([abs(one[1]) - abs(one[0]) for one in row])) for row in found if row)
+    ran = sum(len(curve) >= LEAST_CURVE and bool(group) for curve, group in zip(curves, by, strict=True))
+    return Point(at=at, differences=closer, pool=at, ran=ran)
+
+
+def _flat(by_seed: list[list[Dot]]) -> list[Dot]:
+    return [one for row in by_seed for one in row]
+
+
+def _rms(values: list[float]) -> str:
+    return f"{np.sqrt(np.mean(np.square(values))):.2f}" if values else ""
+
+
+def _draw(panel: Axes, dots: dict[str, list[Dot]], column: int) -> None:
+    from feddrop.report.style import SERIES
+
+    if not any(dots.values()):
+        not_run(panel)
+        return
+    for (name, group), colour in zip(dots.items(), SERIES, strict=False):
+        if not group:
+            continue
+        line = "o-" if name.startswith("one rate") else "o"
+        by_x: dict[float, list[float]] = {}
+        for one in sorted(group):
+            by_x.setdefault(one[column], []).append(one.accuracy)
+        panel.plot(list(by_x), [np.mean(y) for y in by_x.values()], line, color=colour, label=name)
+    panel.set_xlabel(AXES[column])
+
+
+EXPERIMENT = Experiment("objective", "Accuracy against what the allocator minimises", "Theorem 1", runs, make)

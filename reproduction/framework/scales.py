@@ -1,0 +1,250 @@
+"""The three scales at which the paper is repeated: for a GPU, for two cores over a night, and for a test.
+
+``paper`` is the full thing. ``cpu`` trains LeNet at full size on all images; AlexNet has a quarter of its width and a
+tenth of the images, so that it overfits in minutes; the figures use fewer images and rounds. ``smoke`` uses the digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feddrop.config import RunConfig
+from feddrop.data import DataConfig
+from feddrop.errors import one_of
+from feddrop.learning.config import TrainConfig
+from feddrop.methods import named
+from feddrop.models import ModelConfig
+from reproduction.framework.published import RATES
+from feddrop.radio import RadioConfig
+
+DEVICES = 10
+ALPHA = 0.1
+SCENARIOS = ("underfitting", "overfitting")
+MOVING: dict[str, Any] = {"alpha": 0.5, "readjust_every": 5}
+"""FedDST with settings under which LeNet's mask moves when ten devices vote: the α that its code has by default, and
+twice as many readjustments. With its paper's α of 0.01 no weight is pruned by all ten, and the mask stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained, and for how long.
+
+    Attributes:
+        model: name and width.
+        data: data set.
+        train_limit: training images in all; 0 for all there are.
+        layers: which layers are dropped.
+        rounds: of the table.
+        train: local SGD of the table.
+        figure_limit: training images of the figures.
+        figure_rounds: of the figures.
+        figure_train: local SGD of the figures: a constant learning rate, so that rounds to converge mean something.
+    """
+
+    model: ModelConfig
+    data: str
+    train_limit: int
+    layers: str
+    rounds: int
+    train: TrainConfig
+    figure_limit: int
+    figure_rounds: int
+    figure_train: TrainConfig
+
+    def run(
+        self,
+        *,
+        rate: float = 0.0,
+        seed: int = 0,
+        partition: str = "iid",
+        method: str = "feddrop",
+        figure: bool = False,
+        radio: RadioConfig | None = None,
+        feddst: dict[str, Any] | None = None,
+        rule: str = "delta",
+        factor: bool = True,
+        count: str = "exact",
+        layers: str | None = None,
+        init: str | None = None,
+    ) -> RunConfig:
+        """Return the configuration of one run in this setting."""
+        settings: dict[str, Any] = feddst or {}
+        if method != "feddst":
+            settings = {"layers": layers or self.layers, "count": count, "rule": rule, "factor": factor}
+        return RunConfig(
+            seed=seed,
+            rounds=self.figure_rounds if figure else self.rounds,
+            rate=rate if radio is None or radio.scheme == "fixed" else None,
+            method=named(method, **settings),
+            data=DataConfig(
+                name=self.data,
+                train_limit=self.figure_limit if figure else self.train_limit,
+                devices=DEVICES,
+                partition=partition,
+                alpha=ALPHA,
+            ),
+            model=replace(self.model, init=init or self.model.init),
+            train=self.figure_train if figure else self.train,
+            radio=radio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large the experiments are.
+
+    Attributes:
+        name: of the scale.
+        settings: by scenario.
+        rates: of the table.
+        seeds: of everything that a verdict hangs on.
+        repeated: the rates of the table at which all seeds are run, by scenario and partition; at the others, only the
+            first is.
+        still_rates: sparsities of FedDST with its paper's settings; first seed.
+        moving_rates: sparsities at which FedDrop is judged against a FedDST whose mask moves; all seeds.
+        target_rates: mean rates at which the deadlines of the figures are set.
+        repeated_targets: those of them at which all seeds are run: a tight and a loose deadline.
+        band_factors: bandwidths of the figures, as multiples of 10 MHz; all seeds at the first and the last.
+        theory_masks: masks drawn to measure a variance.
+        theory_batch: images on which it is measured.
+        note: what a reader must know of this scale.
+    """
+
+    name: str
+    settings: dict[str, Setting]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    repeated: dict[tuple[str, str], tuple[float, ...]]
+    still_rates: tuple[float, ...]
+    moving_rates: tuple[float, ...]
+    target_rates: tuple[float, ...]
+    repeated_targets: tuple[float, ...]
+    band_factors: tuple[float, ...]
+    theory_masks: int
+    theory_batch: int
+    note: str
+
+
+def _repeated(*rates: float) -> dict[tuple[str, str], tuple[float, ...]]:
+    return {(scenario, partition): rates for scenario in SCENARIOS for partition in ("iid", "dirichlet")}
+
+
+def _lenet(**settings: int) -> Setting:
+    return Setting(
+        model=ModelConfig(name="lenet"),
+        data="cifar100",
+        train_limit=0,
+        layers="all",
+        train=TrainConfig(lr=0.2, schedule="cosine", batch_size=32),
+        figure_train=TrainConfig(lr=0.1, batch_size=32),
+        **settings,
+    )
+
+
+_ALEXNET_SGD = TrainConfig(lr=0.01, momentum=0.9, batch_size=32)
+_SMOKE_SGD = TrainConfig(lr=0.1, batch_size=16)
+
+_SCALES = {
+    "paper": Scale(
+        name="paper",
+        settings={
+            "underfitting": _lenet(rounds=100, figure_limit=0, figure_rounds=150),
+            "overfitting": Setting(
+                model=ModelConfig(name="alexnet", init="he"),  # torch's own first weights do not learn
+                data="cifar100",
+                train_limit=0,
+                layers="all",
+                rounds=100,
+                train=_ALEXNET_SGD,
+                figure_limit=0,
+                figure_rounds=150,
+                figure_train=_ALEXNET_SGD,
+            ),
+        },
+        rates=RATES,
+        seeds=(0, 1, 2),
+        repeated=_repeated(*RATES),
+        still_rates=RATES[1:],
+        moving_rates=RATES[1:],
+        target_rates=(0.45, 0.35, 0.25, 0.15, 0.05),
+        repeated_targets=(0.45, 0.35, 0.25, 0.15, 0.05),
+        band_factors=(0.7, 0.85, 1.0, 1.25, 1.6),
+        theory_masks=256,
+        theory_batch=256,
+        note="Both networks at full size on all 50,000 images, three seeds; all layers are dropped.",
+    ),
+    "cpu": Scale(
+        name="cpu",
+        settings={
+            "underfitting": _lenet(rounds=50, figure_limit=20_000, figure_rounds=40),
+            "overfitting": Setting(
+                model=ModelConfig(name="alexnet", width=0.25, init="he"),
+                data="cifar100",
+                train_limit=5000,
+                layers="linear",
+                rounds=50,
+                train=_ALEXNET_SGD,
+                figure_limit=5000,
+                figure_rounds=50,
+                figure_train=_ALEXNET_SGD,
+            ),
+        },
+        rates=RATES,
+        seeds=(0, 1, 2),
+        repeated={
+            ("underfitting", "iid"): (0.0, 0.1, 0.2, 0.4),
+            ("underfitting", "dirichlet"): (0.0, 0.2, 0.4),
+            ("overfitting", "iid"): (0.0, 0.1, 0.15, 0.2, 0.4),
+            ("overfitting", "dirichlet"): (0.0, 0.15, 0.2, 0.4),
+        },
+        still_rates=(0.1, 0.2, 0.3, 0.4),
+        moving_rates=(0.2, 0.4),
+        target_rates=(0.45, 0.3, 0.15, 0.05),
+        repeated_targets=(0.3, 0.05),
+        band_factors=(0.7, 1.0, 1.25),
+        theory_masks=48,
+        theory_batch=256,
+        note=(
+            "LeNet has its full size; AlexNet a quarter of its width and 5,000 images, few enough to overfit. A LeNet "
+            "run of the table takes 11 minutes of an idle core, one of the figures 4, an AlexNet run 8 to 10."
+        ),
+    ),
+    "smoke": Scale(
+        name="smoke",
+        settings={
+            name: Setting(
+                model=model,
+                data="digits",
+                train_limit=120,
+                layers=layers,
+                rounds=2,
+                train=_SMOKE_SGD,
+                figure_limit=120,
+                figure_rounds=2,
+                figure_train=_SMOKE_SGD,
+            )
+            for name, model, layers in (
+                ("underfitting", ModelConfig(name="lenet"), "all"),
+                ("overfitting", ModelConfig(name="alexnet", width=0.03), "linear"),
+            )
+        },
+        rates=(0.0, 0.2, 0.4),
+        seeds=(0, 1),
+        repeated=_repeated(0.2),
+        still_rates=(0.2,),
+        moving_rates=(0.2,),
+        target_rates=(0.4, 0.1),
+        repeated_targets=(0.1,),
+        band_factors=(0.8, 1.25),
+        theory_masks=2,
+        theory_batch=40,
+        note="**This scale only shows that everything works; its outcomes mean nothing.**",
+    ),
+}
+NAMES = tuple(_SCALES)
+
+
+def scale(name: str) -> Scale:
+    """Return a scale by its name."""
+    return _SCALES[one_of("scale", name, NAMES)]

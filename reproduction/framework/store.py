@@ -1,0 +1,165 @@
+"""Finished training runs, found again by their configuration: nothing is trained twice.
+
+A run is trained in a run folder of the work directory, where it can be resumed, and ends as one small JSON file of the
+store: configuration, version, and every round's numbers. Two figures that need the same run share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.config import RunConfig, from_table, to_table
+from feddrop.errors import FeddropError, RunError
+from feddrop.storage.files import write_atomically
+from feddrop.storage import RunFolder
+
+_SERIES = (
+    *("train_loss", "test_loss", "test_accuracy"),
+    *("push_bytes", "pull_bytes", "latency_s", "energy_j", "objective"),
+)
+LAST = 5
+"""An accuracy is read off as the mean over the last rounds: this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        config: its configuration, as plain values.
+        version: the feddrop that made it.
+        series: numbers by round, ``[rounds]`` each: what the records hold of a round as a whole; ``mean_rate``,
+            ``devices``, the shares of them that deadline and energy hold, the slowest one's latency by the other way of
+            counting; and the method's own metrics.
+        wall_s: seconds it took.
+    """
+
+    config: dict[str, Any]
+    version: str
+    series: dict[str, list[float | None]]
+    wall_s: float
+
+    def values(self, name: str) -> npt.NDArray[np.float64]:
+        """One series as an array; NaN where a round has no value, or the run was saved without this series."""
+        rounds = self.series.get(name) or [None] * len(self.series["test_accuracy"])
+        return np.array([np.nan if v is None else v for v in rounds], dtype=np.float64)
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy: the mean over the last rounds."""
+        return float(np.nanmean(self.values("test_accuracy")[-LAST:]))
+
+
+def key_of(config: RunConfig) -> str:
+    """Return the name of a configuration: what decides the outcome, and nothing of how it is run.
+
+    Only what differs from the defaults enters, so that a new option leaves the names of finished runs alone.
+    """
+    table = _chosen(config)
+    table["execution"] = config.execution.wire
+    table.get("data", {}).pop("path", None)
+    return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def _chosen(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration dataclass that differ from its defaults, section by section."""
+    chosen: dict[str, Any] = {}
+    defaults = type(config)()
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if value != getattr(defaults, item.name):
+            chosen[item.name] = _chosen(value) if dataclasses.is_dataclass(value) else value
+    return chosen
+
+
+class Store:
+    """The finished runs of one scale, one file each.
+
+    Args:
+        results: folder of the finished runs.
+        work: folder for run folders under way.
+    """
+
+    def __init__(self, results: Path, work: Path) -> None:
+        self.results, self.work = results, work
+
+    def folder(self, config: RunConfig) -> Path:
+        """Return the run folder of a configuration."""
+        return self.work / key_of(config)
+
+    def get(self, config: RunConfig) -> Result | None:
+        """Return the finished run of a configuration, or None."""
+        path = self._path(config)
+        if not path.exists():
+            return None
+        try:
+            result = Result(**json.loads(path.read_text()))
+            same = key_of(from_table(RunConfig, result.config)) == path.stem
+        except (ValueError, TypeError, FeddropError) as error:
+            raise RunError(f"{path} is not a result: {error}. Delete it, and it is trained again.") from None
+        if not same:  # a default has changed since
+            raise RunError(f"{path} is of another configuration. Delete it, and it is trained again.")
+        return result
+
+    def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was measured without training under a name; measured now if it never was."""
+        path = self.results / "facts" / f"{name}.json"
+        if not path.exists():
+            write_atomically(path, (json.dumps(measure(), indent=1) + "\n").encode())
+        facts: dict[str, Any] = json.loads(path.read_text())
+        return facts
+
+    def _path(self, config: RunConfig) -> Path:
+        return self.results / f"{key_of(config)}.json"
+
+    def put(self, config: RunConfig) -> Result:
+        """Turn the finished run folder of a configuration into a result."""
+        folder = self.folder(config)
+        records = RunFolder(folder).records()
+        if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
+            raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it, and it is trained again.")
+        series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
+        series |= _of_devices([[d for d in record["devices"] if d["status"] == "ok"] for record in records])
+        for name in sorted({name for record in records for name in record.get("metrics") or {}}):
+            series[name] = [(record.get("metrics") or {}).get(name) for record in records]
+        result = Result(
+            config=to_table(config),
+            version=RunFolder(folder).about()["feddrop"],
+            series={name: [_short(value) for value in row] for name, row in series.items()},
+            wall_s=round(sum(record["wall_s"] for record in records), 1),
+        )
+        text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
+        write_atomically(self._path(config), text.encode())
+        return result
+
+
+def _of_devices(rounds: list[list[dict[str, Any]]]) -> dict[str, list[float | None]]:
+    """Sum up the devices that took part, round by round; what no device has is left out."""
+
+    def mean(values: list[float]) -> float | None:
+        return float(np.mean(values)) if values else None
+
+    series: dict[str, list[float | None]] = {
+        "mean_rate": [mean([d["rate"] for d in row]) for row in rounds],
+        "devices": [len(row) for row in rounds],
+    }
+    if any(d.get("binding") for row in rounds for d in row):
+        for name in ("deadline", "energy"):
+            series[f"held_{name}"] = [mean([name in (d["binding"] or "") for d in row]) for row in rounds]
+    for name in ("measured_latency_s", "formula_latency_s"):
+        if any(name in d for row in rounds for d in row):
+            series[name] = [max(d[name] for d in row) if row else None for row in rounds]
+    return series
+
+
+def _short(value: float | None) -> float | None:
+    return value if value is None or isinstance(value, int) else float(f"{value:.6g}")

@@ -1,0 +1,226 @@
+"""A run, live: a table and a progress bar on a terminal and in a notebook, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from feddrop.report.quantities import in_hertz, in_watts
+from feddrop.cli.output import Screen, safe
+
+if TYPE_CHECKING:
+    from feddrop.simulation.run import Record, Run
+
+_ROWS = 10  # rounds shown at a time
+_BARS = "▁▁▂▃▄▅▆▇█"
+_FEWEST, _MOST = 4, 40  # bars, one a device
+_GAP = 2
+_NOTEBOOK_WIDTH = 110
+
+
+class Column(NamedTuple):
+    """A column of the table: its heading, one cell a record, and how soon it gives way (the largest number first)."""
+
+    name: str
+    cells: list[str]
+    gives_way: int
+    style: str = ""
+
+    @property
+    def width(self) -> int:
+        """Characters that the widest cell takes, and the space behind it."""
+        return max(map(cell_len, (self.name, *self.cells))) + _GAP
+
+
+def show(run: Run, console: Console | None = None) -> Iterator[Record]:
+    """Show a run round by round while passing its records on.
+
+    Args:
+        run: the run; iterate over what this returns in its place.
+        console: where to show it; the terminal or the notebook cell if None.
+    """
+    console = console or Screen()
+    if console.is_jupyter:
+        yield from _in_notebook(run)
+    elif console.is_terminal:
+        yield from _on_terminal(run, console)
+    else:
+        for record in run:
+            console.print(line(record, run.config.rounds), markup=False, highlight=False, soft_wrap=True)
+            yield record
+
+
+def _on_terminal(run: Run, console: Console) -> Iterator[Record]:
+    records, progress = run.records[-_ROWS:], _progress(run, console)
+    with Live(Group(table(records, console.width), progress), console=console, refresh_per_second=4) as live:
+        for record in run:
+            records = [*records, record][-_ROWS:]
+            progress.update(progress.task_ids[0], completed=record["round"])
+            live.update(Group(table(records, console.width), progress))
+            yield record
+
+
+def _in_notebook(run: Run) -> Iterator[Record]:
+    """Show the same in a notebook cell, which needs neither widgets nor an extension."""
+    from IPython.display import HTML, display
+
+    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False, force_terminal=True)
+    records, progress = run.records[-_ROWS:], _progress(run, console)
+
+    def picture(content: RenderableType) -> Any:
+        console.print(content)
+        style = "font-family:monospace;line-height:1.35;white-space:pre;overflow-x:auto"
+        return HTML(console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'))
+
+    cell = display(picture(Group(table(records, console.width), progress)), display_id=True)
+    for record in run:
+        records = [*records, record][-_ROWS:]
+        progress.update(progress.task_ids[0], completed=record["round"])
+        cell.update(picture(Group(table(records, console.width), progress)))
+        yield record
+
+
+def _progress(run: Run, console: Console) -> Progress:
+    wide = console.width >= 60
+    words = [TextColumn("·"), TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left")]
+    progress = Progress(
+        *([TextColumn("[bold]round")] if wide else []),
+        BarColumn(bar_width=40 if console.width >= 90 else None),
+        MofNCompleteColumn(),
+        *(words if wide else [TimeRemainingColumn(compact=True)]),
+        console=console,
+        expand=console.width < 90,
+    )
+    progress.add_task("rounds", total=run.config.rounds, completed=run.round)
+    return progress
+
+
+def line(record: Record, rounds: int) -> str:
+    """Write a record as one plain line."""
+    cells = [f"round {record['round']:>{len(str(rounds))}}/{rounds}", f"train loss {_number(record['train_loss'])}"]
+    if record["test_accuracy"] is not None:
+        cells += [f"test accuracy {record['test_accuracy']:7.2%}"]
+    elif record["test_loss"] is not None:
+        cells += [f"test loss {_number(record['test_loss'])}"]
+    cells += [f"{safe(name)} {_number(value)}" for name, value in (record.get("metrics") or {}).items()]
+    cells += [f"down {_size(record['push_bytes'])}", f"up {_size(record['pull_bytes'])}"]
+    if record["latency_s"] is not None:
+        cells += [f"latency {record['latency_s']:.3g} s", f"energy {record['energy_j']:.3g} J"]
+    cells += [
+        f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
+    ]
+    odd = ((_refused(record), "refused"), (_suspicious(record), "suspicious"))
+    cells += [f"{count} {word}" for count, word in odd if count]
+    return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
+
+
+def table(records: Sequence[Record], width: int) -> Table:
+    """Draw rounds as a table of at most this width: what has no room is left out whole, no number is ever cut."""
+    columns = fitting(_columns(records), width)
+    view = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0))
+    for column in columns:
+        view.add_column(column.name, justify="left" if column.gives_way == 0 else "right", no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        view.add_row(*(Text(cell, style=column.style) for cell, column in zip(row, columns, strict=True)))
+    return view
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that have room, in their order; the bars of rates (0) take what room is left."""
+    kept = [column for column in columns if column.gives_way]
+    while len(kept) > 1 and sum(column.width for column in kept) > width:
+        kept.remove(max(kept, key=lambda column: column.gives_way))
+    room = width - sum(column.width for column in kept) - _GAP
+    bars = next((column for column in columns if not column.gives_way), None)
+    longest = max(map(len, bars.cells), default=0) if bars else 0
+    if bars is None or len(kept) < len(columns) - 1 or room < max(len(bars.name), min(longest, _FEWEST)):
+        return kept
+    shortened = bars._replace(cells=[cell if len(cell) <= room else cell[: room - 1] + "…" for cell in bars.cells])
+    return sorted([*kept, shortened], key=lambda column: [c.name for c in columns].index(column.name))
+
+
+def _columns(records: Sequence[Record]) -> list[Column]:
+    """Return every column that these records have something for."""
+
+    def column(name: str, write: Callable[[Record], str | None], gives_way: int, style: str = "") -> list[Column]:
+        cells = [write(record) for record in records]
+        there = any(cell is not None for cell in cells)
+        return [Column(name, [cell or "–" for cell in cells], gives_way, style)] if there else []
+
+    def value(key: str, template: str) -> Callable[[Record], str | None]:
+        return lambda record: None if record[key] is None else template.format(record[key])
+
+    def metric(name: str) -> Callable[[Record], str | None]:
+        return lambda record: _number((record.get("metrics") or {}).get(name))
+
+    own = dict.fromkeys(name for record in records for name in record.get("metrics") or {})
+    metrics = [found for name in own for found in column(safe(name)[:16], metric(name), 9)]
+    return [
+        *column("round", value("round", "{}"), 1),
+        *column("train loss", value("train_loss", "{:.4f}"), 4),
+        *column("test loss", value("test_loss", "{:.4f}"), 3),
+        *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
+        *metrics,
+        *column("refused", lambda r: str(_refused(r)) if _refused(r) else None, 3),
+        *column("suspicious", lambda r: str(_suspicious(r)) if _suspicious(r) else None, 3),
+        *column("rate", lambda r: f"{sum(_rates(r)) / len(_rates(r)):.2f}" if _rates(r) else None, 8),
+        *column("by device", lambda r: _bars(_rates(r)), 0),
+        *column("down", lambda r: _size(r["push_bytes"]), 10),
+        *column("up", lambda r: _size(r["pull_bytes"]), 11),
+        *column("latency", value("latency_s", "{:.3g} s"), 5),
+        *column("energy", value("energy_j", "{:.3g} J"), 6),
+        *column("power", _mean_power, 12),
+        *column("clock", _mean_clock, 13),
+        *column("time", value("wall_s", "{:.2f} s"), 7),
+    ]
+
+
+def _refused(record: Record) -> int:
+    return sum(device["status"] not in ("ok", "left out") for device in record["devices"])
+
+
+def _suspicious(record: Record) -> int:
+    return sum(bool(device.get("suspicious")) for device in record["devices"])
+
+
+def _rates(record: Record) -> list[float]:
+    """Return the rates of the devices that took part."""
+    return [device["rate"] for device in record["devices"] if device["status"] != "left out"]
+
+
+def _mean_power(record: Record) -> str | None:
+    """Write the mean power of the devices, where it was chosen."""
+    found = [device["tx_power_w"] for device in record["devices"] if device.get("tx_power_w")]
+    return in_watts(sum(found) / len(found)) if found else None
+
+
+def _mean_clock(record: Record) -> str | None:
+    """Write the mean clock of the devices, where it was chosen."""
+    found = [device["cpu_hz"] for device in record["devices"] if device.get("cpu_hz")]
+    return in_hertz(sum(found) / len(found)) if found else None
+
+
+def _bars(rates: Sequence[float]) -> str | None:
+    if not rates:
+        return None
+    return "".join(_BARS[min(8, round(rate * 8))] for rate in rates[:_MOST]) + "…" * (len(rates) > _MOST)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

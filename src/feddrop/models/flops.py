@@ -1,0 +1,334 @@
+"""What a network costs: floating-point operations of a forward and a backward pass, counted as they happen.
+
+One sample runs forward and backward, and every ATen operation on the way is looked at. Counted are multiply-adds, as 2
+each: matrix products of any kind, convolutions and attention; so a layer is counted whether it is a module, a raw
+``x @ self.w``, an ``einsum`` or a recurrent cell. Element-wise operations, reductions, norms, pools, copies and
+look-ups are left out, as is usual. What is neither, and could be costly, is named in :attr:`Flops.uncounted`; give it a
+formula with ``torch.utils.flop_counter.register_flop_formula`` to have it counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from feddrop.subnets import parameters
+from feddrop.errors import ConfigError
+from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
+
+
+class Work(NamedTuple):
+    """FLOPs of one sample.
+
+    Attributes:
+        forward: of the forward pass.
+        backward: of the backward pass: gradients of activations and of weights.
+    """
+
+    forward: float
+    backward: float
+
+    @property
+    def training(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """FLOPs of one sample in a network.
+
+    Attributes:
+        by_weight: work that multiplies by a weight, or makes its gradient, by the weight's name; 0 where it is unused.
+        rest: work between activations (attention scores), or with more than one weight.
+        uncounted: operations that may cost something and have no formula, and how often each was called.
+        sizes: number of values of every weight.
+    """
+
+    by_weight: Mapping[str, Work]
+    rest: Work
+    uncounted: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+    @property
+    def whole(self) -> Work:
+        """The whole network's."""
+        return self.of({})
+
+    def of(self, kept: Mapping[str, int]) -> Work:
+        """Return the work of a subnet: a weight's in proportion to how many of its values are kept, the rest whole.
+
+        Args:
+            kept: values kept, by tensor; a weight not named is whole.
+        """
+        forward, backward = self.rest
+        for name, work in self.by_weight.items():
+            size = self.sizes[name]
+            if kept.get(name, size) == size:
+                forward, backward = forward + work.forward, backward + work.backward
+            else:
+                forward += work.forward * kept[name] / size
+                backward += work.backward * kept[name] / size
+        return Work(forward, backward)
+
+    def note(self) -> str:
+        """Return a line that names what was not counted; empty if all was."""
+        if not self.uncounted:
+            return ""
+        named = ", ".join(f"{name} ({calls}x)" for name, calls in self.uncounted.items())
+        return f"FLOPs do not include {named}: no formula is known. Add it with torch's register_flop_formula."
+
+
+def count(model: nn.Module, example: Example) -> Flops:
+    """Count the FLOPs of one sample, forward and backward.
+
+    The network runs in evaluation mode on a copy that shares its parameters; it is left as it was.
+
+    Args:
+        model: any network.
+        example: what it takes: a batch ``[N, ...]``, of which the first sample is used, a tuple of such batches, or the
+            shape of one sample.
+
+    Raises:
+        ConfigError: the network does not take such samples.
+    """
+    copy = twin(model)
+    inputs = samples(copy, example, 1)
+    counter = _Counter(copy)
+    try:
+        with torch.enable_grad(), random_state_kept(copy), _plain_kernels(), counter:
+            outputs = [t for t in tensors_in(copy(*inputs)) if t.requires_grad]
+            counter.backward = 1
+            if outputs:  # gradients of a number: torch imports its compiler, a second, for those of anything else
+                total = torch.stack([t.abs().sum() if t.is_complex() else t.sum() for t in outputs]).sum()
+                learned = [p for p in copy.parameters() if p.requires_grad]
+                torch.autograd.grad(total, learned, allow_unused=True)
+    except Exception as error:
+        raise ConfigError(f"The network does not take {described(example)}: {error}") from error
+    known = dict(copy.named_parameters())
+    weights = parameters.weights(copy)
+    named = [name for name in known if name in weights or name in counter.work]
+    return Flops(
+        by_weight={name: Work(*counter.work[name]) for name in named},
+        rest=Work(*counter.work[""]),
+        uncounted=dict(counter.uncounted),
+        sizes={name: known[name].numel() for name in named},
+    )
+
+
+def forward_flops(model: nn.Module, example: Example) -> int:
+    """Forward FLOPs of one sample, in whole."""
+    return int(count(model, example).whole.forward)
+
+
+def layer_flops(model: nn.Module, example: Example) -> dict[str, int]:
+    """Forward FLOPs of one sample by the layer whose weights they multiply, in the network's order; 0 if unused."""
+    layers: dict[str, int] = defaultdict(int)
+    for name, work in count(model, example).by_weight.items():
+        layers[parameters.layer_of(name)] += int(work.forward)
+    return dict(layers)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the FLOPs of all operations, by the weight they belong to; "" for the rest.
+
+    A forward operation belongs to the weight among its inputs: a parameter, a view of it, or what was made of it alone
+    (a cast, a weight norm). What its node of the backward pass does belongs to the same weight.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch's default imports its whole compiler: a second, for nothing
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.uncounted: Counter[str] = Counter()
+        self.backward = 0
+        self._spans: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by storage: from, to, weight or ""
+        self._alive: list[Tensor] = []  # so that no storage is freed and taken for another
+        self._made: list[tuple[Tensor, str]] = []  # by the last operation
+        self._node: str | None = None  # the weight, or "", whose backward node is running
+        for name, parameter in model.named_parameters():
+            self._own(parameter, name)
+        for buffer in model.buffers():
+            self._own(buffer, "")
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self._meet_nodes()
+        packet = func._overloadpacket
+        short = _SHORT.get(packet) if self.backward else None
+        out = short(*args) if short else func(*args, **(kwargs or {}))
+        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+        if formula is None and self.backward and _is_light(func):
+            return out
+        inputs = list(tensors_in((args, kwargs)))
+        if formula is not None:
+            weight = self._weight_among(inputs) if self._node is None else self._node
+            self.work[weight][self.backward] += int(formula(*args, **(kwargs or {}), out_val=out))
+            self._made = [(t, weight) for t in tensors_in(out)]
+        elif _is_light(func):
+            self._follow(inputs, list(tensors_in(out)))
+        elif any(t.is_floating_point() or t.is_complex() for t in inputs):
+            self.uncounted[str(packet)] += 1
+        return out
+
+    def _own(self, tensor: Tensor, name: str) -> None:
+        start = int(tensor.storage_offset())
+        self._spans[_storage(tensor)].append((start, start + tensor.numel(), name))
+        self._alive.append(tensor)
+
+    def _owner(self, tensor: Tensor) -> str | None:
+        """Return the weight that a tensor is a part of; "" for a buffer, None for anything else."""
+        at = tensor.storage_offset()
+        spans = self._spans.get(_storage(tensor), ())
+        return next((name for start, stop, name in spans if start <= at < stop), None)
+
+    def _weight_among(self, inputs: list[Tensor]) -> str:
+        owned = [(owner, t.ndim) for t in inputs if (owner := self._owner(t))]
+        matrices = {owner for owner, ndim in owned if ndim > 1}  # a vector beside a matrix is its bias
+        weights = matrices or {owner for owner, _ in owned}
+        return weights.pop() if len(weights) == 1 else ""
+
+    def _follow(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
+        """What is made of one weight alone, and is as large, stands for it."""
+        owners = []
+        for t in inputs:
+            if (owner := self._owner(t)) is None:
+                return
+            owners.append((t.numel(), owner))
+        for out in outs:
+            same = {owner for size, owner in owners if owner and size == out.numel()}
+            if len(same) == 1 and self._owner(out) is None:
+                self._own(out, same.pop())
+
+    def _meet_nodes(self) -> None:
+        """Let the nodes that will run backward through the last operation say whose work it is.
+
+        An operation's results get their node after it returns, and in-place operations replace it: so just before the
+        next operation is the time.
+        """
+        for tensor, weight in self._made:
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(lambda _, weight=weight: self._enter(weight))
+                tensor.grad_fn.register_hook(lambda *_: self._enter(None))
+        self._made = []
+
+    def _enter(self, weight: str | None) -> None:
+        self._node = weight
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Have recurrent and transformer layers run as the products they are made of, not as one opaque kernel.
+
+    The flags are torch's own, set without ``mkldnn.flags``, which warns of TF32 on machines that have none.
+    """
+    before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            torch._C._set_mkldnn_enabled(False)
+            torch.backends.mha.set_fastpath_enabled(False)
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(before[0])
+        torch.backends.mha.set_fastpath_enabled(before[1])
+
+
+def _convolution(*args: Any, out_val: Tensor) -> int:
+    """Every output value (transposed: every input value) meets one slice of the weight."""
+    x, w, transposed = args[0], args[1], args[6]
+    return int(2 * (x if transposed else out_val).numel() * w[0].numel())
+
+
+def _convolution_backward(*args: Any, **_: Any) -> int:
+    """As much as forward, for the input's gradient and for the weight's, where asked for."""
+    grad, x, w, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+    return (int(asked[0]) + int(asked[1])) * _convolution(x, w, *[None] * 4, transposed, out_val=grad)
+
+
+def _product(a: int, b: int) -> Callable[..., int]:
+    """Return the formula of a product of the arguments at ``a`` and ``b``, summed over all but b's last dimension."""
+
+    def flops(*args: Any, **_: Any) -> int:
+        return int(2 * args[a].numel() * (args[b].shape[-1] if args[b].ndim > 1 else 1))
+
+    return flops
+
+
+def _attention(products: Sequence[int], at: int) -> Callable[..., int]:
+    """Return the formula of fused attention: matrix products of scores with queries' width, and with values'."""
+
+    def flops(*args: Any, **_: Any) -> int:
+        q, k, v = args[at : at + 3]
+        scores = math.prod(q.shape[:-1]) * k.shape[-2]
+        return int(2 * scores * (products[0] * q.shape[-1] + products[1] * v.shape[-1]))
+
+    return flops
+
+
+_aten = torch.ops.aten
+# Ours before torch's: its count of a grouped convolution's gradient is that of an ungrouped one, and these it lacks.
+# The gradient of fused attention works the scores out anew, as torch counts it for other devices.
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    _aten.convolution: _convolution,
+    _aten.convolution_backward: _convolution_backward,
+    _aten.mv: _product(0, 1),
+    _aten.addmv: _product(1, 2),
+    _aten.dot: _product(0, 1),
+    _aten.vdot: _product(0, 1),
+    _aten.addbmm: _product(1, 2),
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention((1, 1), at=0),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention((3, 2), at=1),
+}
+
+
+def _blank(like: Tensor, *shape: int) -> Tensor:
+    return like.new_zeros(()).expand(shape)  # of any shape, and no memory
+
+
+# Backward, only shapes matter: the costly products are left out, and zeros stand in for what they would give.
+_SHORT: dict[Any, Callable[..., Any]] = {
+    _aten.mm: lambda a, b, *_: _blank(a, a.shape[0], b.shape[1]),
+    _aten.bmm: lambda a, b, *_: _blank(a, *a.shape[:2], b.shape[2]),
+    _aten.convolution_backward: lambda grad, x, w, *rest: tuple(
+        _blank(grad, *shape) if asked else None
+        for shape, asked in zip((x.shape, w.shape, grad.shape[1:2]), rest[-1], strict=True)
+    ),
+}
+# Operations with one of these words in their name have no products worth counting. Others are light only if ATen tags
+# them as element-wise or as views; whatever is left is named.
+_LIGHT_WORDS = """
+softmax logsumexp norm renorm pool pad dropout embedding loss upsample shuffle unshuffle sampler glu prelu relu elu gelu
+silu mish sigmoid tanh hardswish hardsigmoid hardtanh softplus softshrink threshold sum nansum mean var std prod all any
+amax amin aminmax max min argmax argmin cumsum cumprod cummax cummin logcumsumexp count trace equal unique sort argsort
+topk kthvalue median mode searchsorted bucketize bincount histc isin nonzero one cat stack clone copy repeat roll flip
+tril triu diag diagonal where take put index gather scatter masked select slice split unbind chunk unfold fold im2col
+col2im strided view reshape expand squeeze unsqueeze permute transpose fill zero resize set lift detach alias like empty
+zeros ones full arange local item assert choice bernoulli uniform normal random exponential multinomial pin
+"""
+_LIGHT = frozenset(_LIGHT_WORDS.split())
+
+
+@lru_cache(maxsize=4096)
+def _is_light(func: Any) -> bool:
+    """Tell whether an operation moves, compares, adds up or maps numbers one by one."""
+    if func.is_view or torch.Tag.pointwise in func.tags:
+        return True
+    words = re.findall(r"[a-z]+(?:2col|2im)?", func._schema.name.partition("::")[2])
+    return func.namespace == "aten" and not _LIGHT.isdisjoint(words)

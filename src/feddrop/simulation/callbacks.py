@@ -1,0 +1,247 @@
+"""What others want to hear of a run: TensorBoard, MLflow, Weights & Biases, or an object of your own.
+
+A callback is any object with some of the methods of :class:`Callback`. It looks on; it cannot alter the run, and one
+that fails is told once and left out from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from feddrop.errors import ConfigError
+from feddrop.storage.files import clean
+
+if TYPE_CHECKING:
+    from feddrop.config import RunConfig
+    from feddrop.storage import RoundRecord
+
+log = logging.getLogger("feddrop")
+
+
+class RunView(Protocol):
+    """What a callback may ask of a run."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+
+    @property
+    def round(self) -> int:
+        """Rounds done so far; more than 0 at the start of a run that is resumed."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What ``run.json`` tells of the run; ``about["id"]`` is the same in every part of one run."""
+
+
+class Callback(Protocol):
+    """What a run tells. Have the methods you want; those that are not there are not called."""
+
+    def on_start(self, run: RunView) -> None:
+        """Hear that a run starts or goes on, before its next round."""
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Hear of a round that is done and saved."""
+
+    def on_end(self, run: RunView) -> None:
+        """Hear that a run ends: finished, stopped or failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbacksConfig:
+    """Who hears of every round.
+
+    Attributes:
+        tensorboard: whether to write TensorBoard's files into ``tensorboard/`` in the run folder.
+        mlflow: experiment of MLflow to log to; where it is kept is MLflow's own setting (``MLFLOW_TRACKING_URI``).
+        wandb: project of Weights & Biases to log to; ``WANDB_MODE=offline`` keeps it here, in the run folder.
+    """
+
+    tensorboard: bool = False
+    mlflow: str = ""
+    wandb: str = ""
+
+
+class TensorBoard:
+    """Every number of every round as a scalar of TensorBoard: ``tensorboard --logdir RUNS`` shows all runs.
+
+    Args:
+        folder: where; None takes ``tensorboard/`` in the run folder.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        _need("tensorboard", "tensorboard")
+        self._folder = folder
+
+    def on_start(self, run: RunView) -> None:
+        """Open the files; rounds that are done again after a kill replace what was told of them."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = str(self._folder or run.folder / "tensorboard")
+        self._writer: Any = SummaryWriter(folder, purge_step=run.round + 1)
+        self._writer.add_text("config", f"```toml\n{run.config.to_toml()}```", run.round)
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Write the numbers of a round."""
+        for name, value in record.scalars().items():
+            self._writer.add_scalar(name, value, record.round)
+        rates = [device.rate for device in record.devices if device.took_part and device.rate is not None]
+        if rates:
+            self._writer.add_histogram("rates", _array(rates), record.round)
+        self._writer.flush()
+
+    def on_end(self, run: RunView) -> None:  # noqa: ARG002 -- every callback hears who ends
+        """Close the files."""
+        self._writer.close()
+
+
+class MLflow:
+    """Every setting as a parameter and every number as a metric of a run of MLflow.
+
+    Args:
+        experiment: name of the experiment.
+        tracking_uri: where it is kept; empty leaves that to MLflow (``MLFLOW_TRACKING_URI``).
+    """
+
+    def __init__(self, experiment: str = "feddrop", tracking_uri: str = "") -> None:
+        _need("mlflow", "mlflow")
+        self._experiment, self._uri = experiment, tracking_uri
+
+    def on_start(self, run: RunView) -> None:
+        """Start a run of MLflow, or go on with the one that this run wrote to before."""
+        from mlflow import MlflowClient
+
+        self._client: Any = MlflowClient(tracking_uri=self._uri or None)
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        ours = f"tags.feddrop_id = '{run.about['id']}'"
+        found = self._client.search_runs([experiment], ours, max_results=1)
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        tags = {"feddrop_id": str(run.about["id"]), "feddrop_folder": str(run.folder.absolute())}
+        self._run = self._client.create_run(experiment, tags=tags, run_name=run.folder.absolute().name).info.run_id
+        for name, value in run.config.flat().items():
+            self._client.log_param(self._run, name, str(value)[:500])
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Log the numbers of a round."""
+        for name, value in record.scalars().items():
+            self._client.log_metric(self._run, name, value, step=record.round)
+
+    def on_end(self, run: RunView) -> None:
+        """Say whether the run finished."""
+        self._client.set_terminated(self._run, "FINISHED" if run.round >= run.config.rounds else "KILLED")
+
+
+class WandB:
+    """Every setting and every number in a run of Weights & Biases.
+
+    Args:
+        project: name of the project.
+    """
+
+    def __init__(self, project: str = "feddrop") -> None:
+        _need("wandb", "wandb")
+        self._project = project
+
+    def on_start(self, run: RunView) -> None:
+        """Start a run there, or go on with the one that this run wrote to before."""
+        import wandb
+
+        self._run: Any = wandb.init(
+            project=self._project,
+            id=str(run.about["id"]),
+            name=run.folder.absolute().name,
+            config=run.config.flat(),
+            dir=str(run.folder),
+            resume="allow",
+            reinit="create_new",
+        )
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Log the numbers of a round."""
+        self._run.log(record.scalars(), step=record.round)
+
+    def on_end(self, run: RunView) -> None:
+        """Say whether the run finished."""
+        self._run.finish(exit_code=0 if run.round >= run.config.rounds else 1)
+
+
+def named(config: CallbacksConfig) -> list[Any]:
+    """Return the callbacks that a configuration names. A package that is missing is an error before anything starts."""
+    found: list[Any] = []
+    if config.tensorboard:
+        found.append(TensorBoard())
+    if config.mlflow:
+        found.append(MLflow(config.mlflow))
+    if config.wandb:
+        found.append(WandB(config.wandb))
+    return found
+
+
+class Callbacks:
+    """Several callbacks as one that never fails.
+
+    Args:
+        given: the callbacks, in the order in which they are told.
+        first: others that are told before them.
+    """
+
+    def __init__(self, given: Iterable[Any] = (), *, first: Iterable[Any] = ()) -> None:
+        if not isinstance(given, Iterable):
+            raise ConfigError(f"callbacks is {clean(repr(given), 60)}; it must be a list of callbacks.")
+        self._active = [*first, *given]
+        for one in self._active:
+            if not any(callable(getattr(one, name, None)) for name in ("on_start", "on_round", "on_end")):
+                raise ConfigError(
+                    f"a callback is {clean(repr(one), 60)}; it must have on_start(run), on_round(record) "
+                    "or on_end(run)."
+                )
+
+    def on_start(self, run: RunView) -> None:
+        """Tell all that a run starts or goes on."""
+        self._tell("on_start", run)
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Tell all of a round that is done and saved."""
+        self._tell("on_round", record)
+
+    def on_end(self, run: RunView) -> None:
+        """Tell all that a run ends."""
+        self._tell("on_end", run)
+
+    def _tell(self, name: str, what: Any) -> None:
+        for one in list(self._active):
+            call = getattr(one, name, None)
+            if call is None:
+                continue
+            try:
+                call(what)
+            except Exception as error:
+                self._active.remove(one)
+                said = clean(f"{type(error).__name__}: {error}", 200)
+                log.warning(
+                    "callback %s failed in %s (%s). The run goes on without it.", type(one).__name__, name, said
+                )
+
+
+def _array(values: Sequence[float]) -> Any:
+    import numpy as np
+
+    return np.asarray(values, np.float64)
+
+
+def _need(package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed, and a callback needs it: pip install 'feddrop[{extra}]'.")

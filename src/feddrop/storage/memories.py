@@ -1,0 +1,137 @@
+"""What devices remember between rounds, on disk: a file a device, written only when it changed.
+
+A simulation keeps the memories of its devices here; a real device keeps its own. A checkpoint refers to the files that
+were current after its round by one array, and a file is removed once no checkpoint that is kept refers to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from feddrop.storage.checkpoints import DamagedError, content, read_sealed, seal
+from feddrop.errors import RunError
+from feddrop.storage.files import sync_folder, write_atomically
+
+Index = npt.NDArray[np.int32]
+"""For each device the round that wrote its current memory, ``[devices]``; 0 for none."""
+
+_NAME = re.compile(r"device-(\d{6,10})-round-(\d{6,10})\.safetensors")
+_LAST_DEVICE = 2**31 - 2
+
+
+class Memories:
+    """The memories of all devices of a run: dictionaries of tensors.
+
+    A round asks with :meth:`get` and answers with :meth:`put`; what was put counts from :meth:`commit` on, so that a
+    round which fails half-way and is done again starts from the same memories. The work of a round goes with the
+    devices that took part; all devices together cost an array pass.
+
+    Args:
+        folder: where the files are; made when the first is written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._current: Index = np.zeros(0, np.int32)
+        self._kept: dict[int, Index] = {}
+        self._pending: dict[int, tuple[int, str]] = {}  # round and digest
+        self._contents: dict[int, str] = {}  # digests of current memories, of those seen here
+
+    def get(self, device: int) -> dict[str, Tensor]:
+        """Return what a device remembers after the last round that was committed; empty if nothing."""
+        round_ = int(self._current[device]) if 0 <= device < len(self._current) else 0
+        if not round_:
+            return {}
+        try:
+            tensors = self._read(device, round_)
+        except DamagedError as error:
+            raise RunError(
+                f"the memory of device {device} ({self._path(device, round_).name}) was damaged meanwhile: {error}. "
+                "Resume the run: it goes back to a checkpoint that is whole."
+            ) from None
+        self._contents[device] = content(tensors)
+        return tensors
+
+    def put(self, round_: int, device: int, tensors: Mapping[str, Tensor]) -> None:
+        """Set what a device remembers after a round; empty forgets. What did not change is not written."""
+        if not 0 <= device <= _LAST_DEVICE:
+            raise RunError(f"device {device} cannot have a memory; devices go from 0 to {_LAST_DEVICE}.")
+        known = int(self._current[device]) if device < len(self._current) else 0
+        found = content(tensors)
+        if (known and self._contents.get(device) == found) or not (known or tensors):
+            self._pending.pop(device, None)
+            return
+        if tensors:
+            notes = {"device": str(device), "round": str(round_)}
+            write_atomically(self._path(device, round_), seal(tensors, notes), settle=False)
+        self._pending[device] = (round_ if tensors else 0, found)
+
+    def commit(self, round_: int) -> Tensor:
+        """Make what was put in a round count, and return the array that its checkpoint saves, ``[devices]`` int32."""
+        if self._pending:
+            grown = np.zeros(max(len(self._current), max(self._pending) + 1), np.int32)
+            grown[: len(self._current)] = self._current
+            for device, (written, found) in self._pending.items():
+                grown[device], self._contents[device] = written, found
+            self._current, self._pending = grown, {}
+            if self.folder.is_dir():
+                sync_folder(self.folder)
+        self._kept[round_] = self._current
+        return torch.from_numpy(self._current.copy())
+
+    def keep(self, rounds: set[int]) -> None:
+        """Remove the files that only checkpoints other than those of these rounds refer to."""
+        kept = {round_: index for round_, index in self._kept.items() if round_ in rounds}
+        for round_ in self._kept.keys() - kept.keys():
+            index = self._kept[round_]
+            free = index > 0
+            for other in kept.values():
+                size = min(len(index), len(other))
+                free[:size] &= index[:size] != other[:size]
+            for device in np.flatnonzero(free).tolist():
+                with suppress(OSError):
+                    self._path(device, int(index[device])).unlink()
+        self._kept = kept
+
+    def damaged(self, index: Tensor) -> str:
+        """Say which memory that an array refers to is not whole; empty if all are."""
+        if index.dtype != torch.int32 or index.dim() != 1:
+            return "the list of memories is not one"
+        for device in np.flatnonzero(index.numpy()).tolist():
+            try:
+                self._read(device, int(index[device]))
+            except DamagedError as error:
+                return f"the memory of device {device}: {error}"
+        return ""
+
+    def restore(self, round_: int, kept: Mapping[int, Tensor]) -> None:
+        """Go back to the memories after a round (0: none), given the arrays of the checkpoints that are kept.
+
+        Files that none of them refers to are removed.
+        """
+        self._kept = {number: index.numpy().copy() for number, index in kept.items()}
+        self._current = self._kept.get(round_, np.zeros(0, np.int32))
+        self._pending, self._contents = {}, {}
+        for device, written, path in self._files():
+            if not any(device < len(index) and index[device] == written for index in self._kept.values()):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
+            if name := _NAME.fullmatch(path.name):
+                yield int(name[1]), int(name[2]), path
+
+    def _read(self, device: int, round_: int) -> dict[str, Tensor]:
+        return read_sealed(self._path(device, round_), {"device": str(device), "round": str(round_)})[0]
+
+    def _path(self, device: int, round_: int) -> Path:
+        return self.folder / f"device-{device:06d}-round-{round_:06d}.safetensors"

@@ -1,0 +1,122 @@
+"""Checkpoint and metrics as a pair: which one a run can go on from, when any of its files may be damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feddrop.errors import RunError
+from feddrop.storage.files import clean, parse
+from feddrop.storage.records import RoundRecord
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddrop.storage.checkpoints import Checkpoint
+    from feddrop.storage.memories import Memories
+
+log = logging.getLogger("feddrop")
+
+INDEX = "memories"
+"""The group of a checkpoint that says which memories of devices are current."""
+
+
+def line_ends(data: bytes) -> list[int]:
+    """Return where the lines of rounds 1, 2, 3, ... end, up to the first that is missing or damaged."""
+    ends: list[int] = []
+    at = 0
+    while (end := data.find(b"\n", at)) >= 0:
+        try:
+            if RoundRecord.from_json(parse(data[at:end])).round != len(ends) + 1:
+                break
+        except (ValueError, RunError):
+            break
+        at = end + 1
+        ends.append(at)
+    return ends
+
+
+def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
+    """Tell whether these are the very lines that had been written when the checkpoint was."""
+    noted = checkpoint.notes.get("metrics")
+    return noted is None or noted == hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoint | None, int]:
+    """Find the newest checkpoint that is whole, with its memories and all lines of metrics before it.
+
+    Args:
+        folder: the folder of checkpoints.
+        data: the metrics.
+        memories: what devices remember.
+
+    Returns:
+        The checkpoint, and how many bytes of metrics belong to it; None and 0 if no round was finished.
+
+    Raises:
+        RunError: rounds were finished, but nothing is whole enough to go on from.
+    """
+    from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+
+    where, last = clean(folder.parent), 0
+    ends, rounds = line_ends(data), saved_rounds(folder)
+    changed: Checkpoint | None = None
+    for round_ in reversed(rounds):
+        try:
+            found = read_checkpoint(folder, round_)
+            index = found.groups.get(INDEX, {}).get("rounds")
+            if index is not None and (why := memories.damaged(index)):
+                raise DamagedError(why)
+        except DamagedError as error:
+            log.warning("the checkpoint of round %d in %s is damaged: %s.", round_, where, error)
+            continue
+        last = last or round_
+        if len(ends) < round_:
+            continue
+        if not written_before(found, data[: ends[round_ - 1]]):  # a line is not what it was, though it can be read
+            changed = changed or found
+            continue
+        if changed and round_ < rounds[-2]:  # an old line: better a record that was changed than all rounds again
+            break
+        if round_ != rounds[-1]:
+            log.warning("%s goes on from round %d, the newest that is whole.", where, round_)
+        return found, ends[round_ - 1]
+    if changed:
+        return changed, ends[changed.round - 1]
+    if last:
+        raise RunError(
+            f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is missing or damaged. "
+            "Restore it, or start a new run."
+        )
+    if len(ends) > 1 or (rounds and rounds[-1] > 1):  # a kill may come between first record and first checkpoint
+        raise RunError(
+            f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read. Restore its checkpoints, "
+            "or start a new run."
+        )
+    return None, 0
+
+
+def memory_indices(folder: Path, last: int) -> dict[int, Tensor]:
+    """Read which memories the checkpoints up to a round refer to, by round."""
+    from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+
+    found: dict[int, Tensor] = {}
+    for round_ in saved_rounds(folder):
+        with suppress(DamagedError):
+            group = read_checkpoint(folder, round_).groups.get(INDEX, {}) if round_ <= last else {}
+            if "rounds" in group:
+                found[round_] = group["rounds"]
+    return found
+
+
+def best_round(records: Sequence[RoundRecord]) -> tuple[float, int] | None:
+    """Return the best score and its round, of equals the first; None where nothing was tested."""
+    scores = [(record.score, -record.round) for record in records if record.score is not None]
+    if not scores:
+        return None
+    score, minus = max(scores)
+    return score, -minus

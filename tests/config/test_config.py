@@ -1,0 +1,227 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrop import DataConfig, ModelConfig, ParticipationConfig, RadioConfig, ServerConfig, TrainConfig
+from feddrop.config import RunConfig
+from feddrop.errors import ConfigError
+from feddrop.methods import named
+from feddrop.simulation.rates import read_rates
+
+
+def test_toml_round_trip():
+    config = RunConfig.from_toml(
+        """
+        seed = 3
+        rate = [0.1, 0.2]
+        data = { devices = 2, partition = "dirichlet" }
+        method = { layers = ["fc1"], layer_rates = { fc2 = 0.5 } }
+        """
+    )
+    assert config.method.settings.layers == ("fc1",)
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert RunConfig.from_toml(RunConfig().to_toml()) == RunConfig()
+
+
+@given(st.integers(0, 2**40), st.integers(1, 1000), st.floats(0, 0.99), st.sampled_from(["serial", "processes"]))
+def test_any_configuration_survives_the_disk(seed, rounds, rate, executor):
+    config = RunConfig.from_toml(
+        "", [f"seed={seed}", f"rounds={rounds}", f"rate={rate!r}", f"execution.executor={executor}"]
+    )
+    assert RunConfig.from_toml(config.to_toml()) == config
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("rouds = 3", "unknown key 'rouds'. Did you mean 'rounds'"),
+        ("[train]\nlearning_rate = 1", "unknown key 'train.learning_rate'"),
+        ("[method]\nlevl = 'unit'", "Did you mean 'method.level'"),
+        ("[method]\nlevel = 'units'", "Did you mean 'unit'"),
+        ("rounds = 'many'", "rounds is 'many'; it must be a whole number"),
+        ("rounds = 0", "at least 1"),
+        ("rounds = true", "rounds is True"),
+        ("rounds = 1.5", "whole number"),
+        ("seed = -1", "0 or more"),
+        ("train = 3", "must be a table"),
+        ("rate = [0.1, 'x']", r"rate\[1\]|rate is"),
+        ("[execution]\nwire = 'float64'", "float32"),
+        ("[method]\nlayer_rates = { fc1 = 1.0 }", r"\[0, 1\)"),
+        ("rounds = ", "not valid TOML"),
+        ("[subnet]\nlevel = 'unit'", r"stand in \[method\]"),
+        ("[feddst]\nalpha = 0.1", r"stand in \[method\]"),
+        ("method = 'fedavgg'", "Did you mean 'fedavg'"),
+        ("method = 3", "it must be a name"),
+        ("[method]\nname = 'feddst'\nrule = 'delta'", "unknown key 'method.rule'"),
+        ("method = 'fedavg'\nrate = 0.2", "no effect on 'fedavg'"),
+        ("rate = 0.9\n[radio]\nscheme = 'exact'", "rate is 0.9, which has no effect"),
+        ("[radio]\nscheme = 'fixed'", "Add rate"),
+        ("[train]\nlr_end = 0.5", "lr_end is 0.5, which has no effect"),
+        ("[train]\noptimizer = 'adam'\nmomentum = 0.9", "momentum is 0.9, which has no effect"),
+        ("[data]\nalpha = -1.0", "data.alpha"),
+        ("[method]\nrule = 'model'\nfactor = false", "method.factor has no effect"),
+        ("[method]\nlevel = 'unit'\nbiases = true", "method.biases has no effect"),
+        ("[server]\nmomentum = 0.5", "server.momentum has no effect"),
+        ("[server]\ntrim = 0.2", "server.trim has no effect"),
+        ("[server]\nmean = 'trimmed'\ntrim = 0.5", r"\[0, 0.5\)"),
+        ("[participation]\ncount = 3\nshare = 0.5", "give one of them"),
+        ("[participation]\nshare = 1.5", r"\(0, 1\]"),
+        ("[execution]\nthreads = 99999999999", "1 to"),
+        ("method = 'no_such_package.module:factory'", "cannot be imported"),
+        ("[method]\nname = 'json:nothing'", "cannot be imported"),
+        ("[method]\nname = 'math:pi'", "no function"),
+        ("[method]\nname = 'json:dumps'\nalpha = 1\nskipkeys = 3\nbeta = 2\nobj = 4", "does not take the settings"),
+    ],
+)
+def test_bad_configurations_say_what_to_do(toml, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_toml(toml)
+
+
+def test_overrides():
+    config = RunConfig.from_toml("rounds = 9", ["rounds=4", "data.partition=dirichlet", "rate=[0.1,0.2]", "train.lr=1"])
+    assert (config.rounds, config.data.partition, config.rate, config.train.lr) == (4, "dirichlet", (0.1, 0.2), 1.0)
+    assert RunConfig.from_toml("", ["rate=.3"]).rate == 0.3
+    assert RunConfig.from_toml("", ["rate=rates.csv"]).rate == "rates.csv"
+    for bad in ("rounds", "=3", "rounds.x=3", "seed=1\nrounds=3"):
+        with pytest.raises(ConfigError, match="--set"):
+            RunConfig.from_toml("rounds = 9", [bad])
+    with pytest.raises(ConfigError, match=r"overrides is 'rounds=4'; it must be a list of such texts: \['rounds=4'\]"):
+        RunConfig.from_toml("rounds = 9", "rounds=4")
+
+
+def test_a_method_and_its_settings_may_be_given_in_any_order(caplog):
+    for overrides in (["method=feddst", "method.alpha=0.2"], ["method.alpha=0.2", "method=feddst"]):
+        for text in ("", 'method = "feddst"', '[method]\nname = "feddst"\nreadjust_every = 3'):
+            config = RunConfig.from_toml(text, overrides)
+            assert (config.method.name, config.method.settings.alpha) == ("feddst", 0.2)
+            assert config.method.settings.readjust_every == (3 if "every" in text else 10)
+    assert not caplog.messages
+    config = RunConfig.from_toml('[method]\nlevel = "unit"', ["method=feddst"])
+    assert config.method == named("feddst")
+    assert caplog.messages == ["method.level of the configuration has no effect: method is 'feddst' now."]
+
+
+def test_what_a_file_cannot_hold_is_an_error(tmp_path):
+    """Before the run folder is begun."""
+    config = RunConfig(method={"name": "json:dumps", "indent": {"a": np.float32(0.5), "b": np.array([1, 2])}})
+    assert RunConfig.from_toml(config.to_toml()).method.settings == {"indent": {"a": 0.5, "b": (1, 2)}}
+    for value in (None, {1, 2}, {3: 4}):
+        with pytest.raises(ConfigError, match=r"the settings of method 'json:dumps' are .*indent"):
+            RunConfig(method={"name": "json:dumps", "indent": value})
+    with pytest.raises(ConfigError, match="layer_rates has the key 1; it must be a text"):
+        RunConfig(method=named("feddrop", layer_rates={1: 0.5}))
+    with pytest.raises(ConfigError, match="'~nobody-here/x' begins with a home that there is none of"):
+        RunConfig.from_toml("data = { path = '~nobody-here/x' }", folder=tmp_path)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        RunConfig.from_file(tmp_path / "none.toml")
+
+
+def test_rates_from_a_number_a_list_and_files(tmp_path):
+    assert read_rates(0.2, 3) == [0.2] * 3
+    assert read_rates((0.0, 0.5), 2) == [0.0, 0.5]
+    (tmp_path / "r.json").write_text("[0.1, 0.2]")
+    (tmp_path / "r.csv").write_text("device,rate\n0,0.3\n1,0.4\n")
+    assert read_rates(str(tmp_path / "r.json"), 2) == [0.1, 0.2]
+    assert read_rates(str(tmp_path / "r.csv"), 2) == [0.3, 0.4]
+    (tmp_path / "bad.csv").write_text("device,gamma\n0,0.3\n")
+    for bad, message in [
+        ((0.1,), "1 rates for 2 devices"),
+        ((0.1, 1.0), "rate of device 1"),
+        (str(tmp_path / "bad.csv"), "column rate"),
+        (str(tmp_path / "none.csv"), "cannot read"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read_rates(bad, 2)
+    for text in ('{"0": 0.5, "1": 0.5}', '"00"', "0.5"):
+        (tmp_path / "r.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"r\.json' holds .*; it must hold a list"):
+            read_rates(str(tmp_path / "r.json"), 2)
+
+
+def test_the_rows_of_a_rates_table_may_stand_in_any_order(tmp_path):
+    (tmp_path / "r.csv").write_text("device,rate\n" + "".join(f"{k},{k / 10}\n" for k in range(9, -1, -1)))
+    assert read_rates(str(tmp_path / "r.csv"), 10) == [k / 10 for k in range(10)]
+    for text, message in (
+        ("device,rate\n0,0.1\n0,0.2\n", "line 3: device 0 has a row already"),
+        ("device,rate\n1,0.1\n2,0.2\n", "device is 2, but the devices are 0 to 1"),
+        ("device,rate\n0,0.1\nx,0.2\n", "line 3: device is 'x'"),
+        ("device,rate,rate\n0,0.1,0.9\n1,0.2,0.9\n", "two columns named 'rate'"),
+        ("rate\n0.1\nmuch\n", "line 3: rate is 'much'; it must be a number"),
+    ):
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_rates(str(tmp_path / "bad.csv"), 2)
+    (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbfdevice,rate\n1,0.5\n0,0.25\n")
+    assert read_rates(str(tmp_path / "marked.csv"), 2) == [0.25, 0.5]
+    (tmp_path / "latin.csv").write_bytes(b"device,rate\n0,0.5 \xe9\n")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_rates(str(tmp_path / "latin.csv"), 1)
+
+
+def test_a_method_by_its_name_alone():
+    assert RunConfig.from_toml("method = 'feddst'").method == named("feddst")
+    assert RunConfig(method="fedavg").given_rate == 0.0
+    assert RunConfig.from_toml("", ["method=fedrolex"]).method.name == "fedrolex"
+    assert RunConfig().given_rate == 0.3
+
+
+def test_numpy_numbers_are_numbers():
+    config = RunConfig(seed=np.int64(3), rounds=np.int32(2), rate=np.array([0.1, 0.2]))
+    assert config == RunConfig(seed=3, rounds=2, rate=(0.1, 0.2))
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert RunConfig(rate=np.float32(0.25)).rate == 0.25
+    assert RunConfig(rate=torch.tensor([0.25, 0.5])).rate == (0.25, 0.5)
+
+
+def test_numpy_numbers_are_numbers_in_every_section():
+    config = RunConfig(
+        data=DataConfig(devices=np.int64(3)),
+        model=ModelConfig(name="mlp", width=np.float32(0.5), layers=np.int8(2)),
+        train=TrainConfig(lr=np.float32(0.25), batch_size=np.int32(8)),
+        server=ServerConfig(krum=np.int64(1), clip=np.float64(2.0)),
+        participation=ParticipationConfig(count=np.int64(2)),
+        radio=RadioConfig(deadline_s=np.float32(3), cpu_hz=np.array([1e9, 2e9]), dynamic=np.bool_(True)),
+        method=named("feddrop", layer_rates={"fc1": np.float32(0.5)}, layers=np.array(["fc1"])),
+    )
+    assert RunConfig.from_toml(config.to_toml()) == config
+    assert (config.train.lr, config.radio.cpu_hz, config.method.settings.layers) == (0.25, (1e9, 2e9), ("fc1",))
+    kinds = {type(value) for value in config.flat().values()}
+    assert kinds <= {int, float, str, bool, tuple}
+    for wrong, said in (({"rounds": "3"}, "rounds is '3'"), ({"data": DataConfig(devices=2.5)}, "data.devices is 2.5")):
+        with pytest.raises(ConfigError, match=f"{said}; it must be a whole number"):
+            RunConfig(**wrong)
+
+
+def test_settings_that_may_have_an_effect_later_are_a_line():
+    lines = RunConfig.from_toml("", ["execution.workers=4", "data.alpha=0.5"]).notices()
+    assert len(lines) == 2
+    assert all("no effect" in line for line in lines)
+    assert RunConfig().notices() == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[radio]\nmin_devices = 3", "radio.min_devices has no effect"),
+        ("[radio]\npath_loss_exponent = 2.0", "radio.path_loss_exponent has no effect"),
+        ("[radio]\ngains_csv = 'g.csv'\nkappa = 1.0", "radio.kappa has no effect: radio.gains_csv"),
+        ("rounds = 12\nmethod = 'feddst'", "the mask never moves"),
+        ("[radio]\ndynamic = true\nmin_devices = 3", ""),
+        ("rounds = 20\nmethod = 'feddst'", ""),
+        ("rounds = 12\nmethod = { name = 'feddst', alpha = 0 }", ""),
+        ("method = { name = 'prunefl', first_rounds = 1, first_adjust_every = 7 }", "first_rounds = 1 prunes nothing"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device has no effect"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }", "first_adjust_every has no effect"),
+        ("method = { name = 'prunefl', first_rounds = 7, first_adjust_every = 7 }", ""),
+    ],
+)
+def test_what_another_setting_leaves_without_effect_is_a_line(toml, said):
+    lines = RunConfig.from_toml(toml).notices()
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)

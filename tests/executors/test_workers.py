@@ -1,0 +1,333 @@
+"""What worker processes survive: kills, hangs, bad starts; and what they leave behind, which is nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from feddrop.subnets import parameters
+from feddrop.simulation.device import Samples
+from feddrop.errors import RunError
+from feddrop.executors import Processes, shared, worker
+from feddrop.simulation.round import run_round
+from test_executors import RATES, assert_same, remembering, rounds_with, serially, task_for
+
+
+def children():
+    return [child.pid for child in multiprocessing.active_children()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_costs_nothing_but_time(tiny, digits, blow):
+    """Each round one worker is killed, or stopped for ever: the bits are those of an untroubled run."""
+    task = task_for(tiny, digits)
+    with contextlib.closing(Processes(task, 2, timeout_s=4)) as pool:
+        strike = lambda _: os.kill(children()[0], blow)  # noqa: E731
+        assert_same(rounds_with(pool, task, hook=strike), serially(task))
+        whole = parameters.from_model(tiny)
+        expected = pool.evaluate(whole)
+        strike(0)  # and before an evaluation: the new worker is sent the network, too
+        assert pool.evaluate(whole) == expected
+    assert not children()
+    with pytest.raises(RunError, match="closed"):
+        list(pool.compute([]))
+
+
+@pytest.mark.slow
+def test_kills_at_any_time_cost_nothing_but_time(tiny, digits):
+    task = task_for(tiny, digits)
+    expected = serially(task)
+    stop, killed = threading.Event(), []
+    random = np.random.default_rng(0)
+
+    def killer(workers):
+        while len(killed) < 6 and not stop.wait(random.uniform(0.1, 2.0)):
+            one = workers[random.integers(len(workers))]
+            if one.failures < 2 and one._process is not None:  # a third start in a row that fails is an error
+                with contextlib.suppress(OSError):
+                    os.kill(one._process.pid, signal.SIGKILL)
+                    killed.append(one)
+
+    with contextlib.closing(Processes(task, 2)) as pool:
+        thread = threading.Thread(target=killer, args=(pool._workers,))
+        thread.start()
+        try:
+            while thread.is_alive():
+                assert_same(rounds_with(pool, task), expected)
+        finally:
+            stop.set()
+            thread.join()
+    assert len(killed) == 6
+
+
+class Deadly(nn.Module):
+    """A network that takes its process along, or hangs it, wherever it meets a sample of 7s."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.out = how, nn.Linear(256, 10)
+
+    def forward(self, x):
+        if self.training and (x == 7).all(dim=(1, 2, 3)).any():
+            if self.how == "hang":
+                time.sleep(1000)
+            os._exit(3) if self.how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+        return self.out(x.flatten(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "reason"), [("exit", "exit code 3"), ("kill", "signal 9"), ("hang", "execution.timeout_s = 4")]
+)
+def test_a_device_that_ends_its_worker_is_given_up(digits, how, reason):
+    """After three tries the round goes on without it, and its memory stays as it was."""
+    x = digits.train_x[:300].clone()
+    x[60:120] = 7
+    task = task_for(Deadly(how), digits, remembering)
+    task = replace(task, samples=task.samples._replace(train_x=x))
+    rates = dict.fromkeys(range(4), 0.0)
+    with contextlib.closing(Processes(task, 2, timeout_s=4 if how == "hang" else 60)) as pool:
+        got = rounds_with(pool, task, count=1, rates=rates)
+    assert [record.status == "ok" for record in got[1]] == [True, False, True, True]
+    assert reason in got[1][1].status
+    assert got[1][1].status.endswith("3 times")
+    assert set(got[2]) == {0, 2, 3}
+    without = serially(task, count=1, rates={0: 0.0, 2: 0.0, 3: 0.0})
+    assert all(torch.equal(got[0][name], without[0][name]) for name in got[0])
+
+
+@pytest.mark.slow
+def test_an_answer_nobody_has_come_for_is_no_reason_to_kill(tiny, digits):
+    """The server is slow (a debugger, a large merge): workers that are done with their part are not blamed for it."""
+    task = task_for(tiny, digits)
+    with contextlib.closing(Processes(task, 2, timeout_s=5)) as pool:  # far more than a device takes on a busy machine
+        rounds_with(pool, task, count=1)
+        before = children()
+        method, whole = task.factory(task.setup), parameters.from_model(tiny)
+
+        def slowly(state, given, updates):
+            def waiting():
+                for number, update in enumerate(updates):
+                    time.sleep(0 if number else 7)
+                    yield update
+
+            return method.merge(state, given, waiting())
+
+        slow = method._replace(merge=slowly)
+        got = run_round(slow, pool, whole, {}, round_=1, rates=RATES, seed=1)
+        assert all(device.status == "ok" for device in got.devices)
+        assert children() == before
+
+
+@pytest.mark.slow
+def test_workers_that_die_as_they_start_are_a_clear_error(tiny, digits, monkeypatch):
+    """Never an endless loop."""
+    starts = []
+
+    def doomed(self, link, pid):
+        starts.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(shared.SharedTask, "send", doomed)
+    with pytest.raises(RunError, match="while it started, 3 times in a row"):
+        Processes(task_for(tiny, digits), 1)
+    assert len(starts) == 3
+    monkeypatch.setattr(shared.SharedTask, "send", lambda self, link, pid: os.kill(pid, signal.SIGSTOP))
+    monkeypatch.setattr(worker, "START_S", 0.3)
+    with pytest.raises(RunError, match=r"longer than 0\.3 s to start"):
+        Processes(task_for(tiny, digits), 1)
+    assert not children()
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "unguarded.py"  # each worker runs the script again, and dies of it
+    script.write_text(
+        "import feddrop\n"
+        "config = feddrop.RunConfig.from_toml('', ['execution.executor=processes', 'data.train_limit=50'])\n"
+        "feddrop.run(config, 'out')\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "__name__ == '__main__'" in done.stderr.splitlines()[-1]
+
+
+NOTEBOOK = """
+import sys
+import torch, feddrop
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(1024, 10)
+    def forward(self, x):
+        return self.out(x.flatten(1))
+def run(out):
+    config = feddrop.RunConfig.from_toml('', ['execution.executor=processes', 'rounds=1', 'data.train_limit=60',
+        'execution.workers=1'])
+    return feddrop.run(config, out, model=Net(), metrics={'top': lambda outputs, targets: outputs.max()})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cloud", [True, False])
+def test_what_a_notebook_defines_goes_by_value_or_is_refused_in_one_line(tmp_path, cloud):
+    if cloud:
+        pytest.importorskip("cloudpickle")
+    hide = "" if cloud else "sys.modules['cloudpickle'] = None\n"
+    code = (
+        NOTEBOOK + hide + "try:\n    print(run(sys.argv[1])[0]['metrics'])\nexcept feddrop.RunError as e:\n    print(e)"
+    )
+    if not cloud:
+        code = code.replace("lambda outputs, targets: outputs.max()", "torch.equal")
+    done = subprocess.run(
+        [sys.executable, "-", tmp_path / "out"], input=code, capture_output=True, text=True, timeout=300
+    )
+    said = done.stdout.strip()
+    if cloud:
+        assert said.startswith("{'top':"), done.stderr
+    else:
+        assert "install" in said or "cloudpickle is installed" in said, done.stderr
+        assert "'Net'" in said
+        assert "\n" not in said
+
+
+def test_what_cannot_be_pickled_is_a_clear_error(tiny, digits):
+    task = task_for(tiny, digits, measures={"own": threading.Lock()})
+    with pytest.raises(RunError, match="top level of a module"):
+        shared.SharedTask(task)
+
+
+# --- nothing is left behind
+
+
+def test_a_full_temporary_folder_is_one_line(tiny, digits, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: Full())
+    with pytest.raises(RunError, match=r"No space left on device\. Free space there, name another .*TMPDIR") as caught:
+        Processes(task_for(tiny, digits), 1)
+    assert "\n" not in str(caught.value)
+    assert not children()
+
+
+def test_samples_come_back_as_they_were_and_writes_stay_here(digits):
+    """Whatever their types and shapes, empty ones included; what a worker writes, no other sees."""
+    one = (torch.arange(6).reshape(2, 3), torch.tensor([True, False]), torch.randn(2, 5, dtype=torch.bfloat16))
+    samples = Samples(one, torch.rand(2, dtype=torch.float64), torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+    task = replace(task_for(nn.Linear(3, 1), digits, len), samples=samples)
+    bundle = shared.SharedTask(task)
+    found = []
+    for _ in range(2):
+        ours, theirs = multiprocessing.Pipe()
+        bundle.send(ours, os.getpid())
+        found.append(shared.receive_task(theirs).samples)
+        found[-1].train_y.add_(1)
+    for got in found:
+        assert isinstance(got.train_x, tuple)
+        assert len(got.train_x) == 3
+        for mine, yours in zip(got.train_x, one, strict=True):
+            assert mine.dtype == yours.dtype
+            assert torch.equal(mine, yours)
+        assert torch.equal(got.train_y, samples.train_y + 1)
+        assert got.test_x.shape == (0, 3)
+        assert got.test_y.dtype == torch.int64
+    bundle.close()
+    bundle.close()
+
+
+def descendants(pid):
+    """Every living process below one; zombies are gone."""
+    below = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                below.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = list(below.get(pid, []))
+    for child in found:
+        found += below.get(child, [])
+    return found
+
+
+def gone(pids, seconds=60):
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("when", "blow"),
+    [
+        ("starting", (signal.SIGKILL,)),
+        ("working", (signal.SIGTERM,)),
+        ("stopped", (signal.SIGTERM,)),
+        ("stopped", (signal.SIGINT, signal.SIGINT)),
+        ("stopped", (signal.SIGKILL,)),
+    ],
+)
+def test_however_a_run_ends_its_workers_are_gone_and_nothing_is_left(tmp_path, when, blow):
+    """Also while workers start, and where they were stopped: no process, no file."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "config.toml").write_text(
+        'rounds = 100000\n[data]\ntrain_limit = 60\n[execution]\nexecutor = "processes"\nworkers = 1\n'
+    )
+    command = [sys.executable, "-m", "feddrop", "run", "config.toml", "--out", "run"]
+    parent = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 300
+        lines = tmp_path / "run" / "metrics.jsonl"
+        while time.monotonic() < until:
+            if (len(descendants(parent.pid)) >= 2) if when == "starting" else lines.exists():
+                break
+            time.sleep(0.02)
+        below = descendants(parent.pid)
+        assert len(below) >= 2  # a worker, and multiprocessing's own tracker
+        if when == "stopped":
+            for pid in below:
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGSTOP)
+        for number in blow:
+            parent.send_signal(number)
+            time.sleep(0.3)
+        parent.wait(60)
+        assert gone(below)
+        assert not list(temporary.iterdir())
+    finally:
+        parent.kill()
+        for pid in descendants(parent.pid):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,147 @@
+"""Flower on real processes: SuperLink with TLS, SuperNodes with keys, on 127.0.0.1, and everything that can go wrong.
+
+One federation suffers all faults, since each message starts a process: a ClientApp, a SuperNode and the SuperLink are
+killed, replies are late, not finite, of a wrong shape and corrupted, and a node without a registered key tries to join.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import feddrop
+from feddrop import wire
+from feddrop.storage.checkpoints import load_checkpoint
+from feddrop.flower.config import read_settings
+from feddrop.storage import RunFolder
+
+ROOT = Path(__file__).parent.parent
+TRIAL = ROOT / "benchmarks" / "flower_app"
+LIMIT_S = 330.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")]
+
+
+def example():
+    """The example's launcher, as a module."""
+    spec = importlib.util.spec_from_file_location("federation", ROOT / "examples" / "flower" / "federation.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def home():
+    """A folder with a short path, and a source path that processes of the federation find."""
+    with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def rounds_done(out):
+    try:
+        return len(RunFolder(out).records())
+    except feddrop.FeddropError:
+        return 0
+
+
+def twin(tmp_path, settings, failed):
+    """The parameters of a serial run in which the same devices fail in the same rounds."""
+    config, _ = read_settings(settings)
+
+    class Failing(feddrop.Serial):
+        def compute(self, parcels):
+            for parcel in parcels:
+                head = wire.parse(parcel.frame).header
+                bad = (head.round, head.device) in failed
+                yield feddrop.Reply(error="no") if bad else self._device.handle(parcel.frame, parcel.memory)
+
+    run = feddrop.Run(config, tmp_path / "twin", executor=Failing)
+    for _ in run:
+        pass
+    return run.params
+
+
+def assert_nothing_is_left(folder):
+    """No process has the federation's folder in its command line any more."""
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in found
+
+
+def test_training_survives_every_fault(tmp_path, home):
+    flower = example()
+    out = tmp_path / "run"
+    with flower.Federation(home, TRIAL) as all_:
+        all_.start_link()
+        began = time.monotonic()
+        all_.register(0, 1, 2, 3)
+        # Two minutes in all, where a command of Flower's takes up to 5 s; a machine that is busier gets as much longer.
+        slow = max(1.0, (time.monotonic() - began) / 5.0)
+        timeout, end = min(40.0 * slow, 120.0), began + LIMIT_S * slow
+        all_.start_node(0)
+        all_.start_node(1, harm="1:kill 2:shape")
+        all_.start_node(2, harm="1:nan 2:corrupted")
+        all_.start_node(3, harm="1:late", pause_s=timeout + 5.0)
+        flower.node_key(home / "node-9")  # a key that nobody registered
+        all_.start_node(9)
+        own = {"flower.out": str(out), "flower.timeout_s": timeout, "flower.min_nodes": 2, "rounds": 2}
+        own["flower.join_s"] = 4 * timeout
+        all_.start(**own)
+        log = all_.log("run")
+
+        def wait(happened, what):
+            return flower.wait_for(happened, end - time.monotonic(), what, log)
+
+        wait(lambda: rounds_done(out) >= 1, "round 1 is done")
+        all_.kill("superlink")  # in the middle of round 2
+        all_.kill("run")
+        before = log.stat().st_size
+        all_.start_link()
+        all_.start(**own)
+        wait(lambda: log.read_bytes()[before:].count(b"samples.") == 4, "all nodes are there again")
+        all_.kill("node-3")  # when round 2 has begun anew
+        wait(lambda: "feddrop: done" in log.read_text(errors="replace"), "the run ends")
+        assert all_.processes["node-9"].wait(timeout=60) != 0
+        text, refused = (all_.log(name).read_text(errors="replace") for name in ("run", "superlink"))
+    assert_nothing_is_left(home)
+
+    statuses = {(r.round, d.device): d.status for r in RunFolder(out).records() for d in r.devices}
+    failed = {where for where, status in statuses.items() if status != "ok"}
+    assert failed == {(round_, device) for round_ in (1, 2) for device in (1, 2, 3)}
+    assert statuses[1, 1].startswith(("late", "dead"))  # its ClientApp was killed
+    assert "not finite" in statuses[1, 2]
+    assert statuses[1, 3].startswith("late")
+    assert "expected" in statuses[2, 1]  # a wrong shape
+    assert "checksum" in statuses[2, 2]
+    assert statuses[2, 3].startswith(("late", "dead"))  # its SuperNode was killed
+    for device in (1, 2):
+        assert f"round 2: device {device} (node " in text  # the log names the node
+    assert "round 2: device 3 " in text  # of which none may be left to name
+    assert "goes on after round 1 of 2" in text
+    assert "No SuperNode found with the given public key" in refused
+    settings = {**flower.app_settings(TRIAL), "rounds": 2}
+    expected = twin(tmp_path, settings, failed)
+    found = load_checkpoint(out / "checkpoints").groups["params"]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_example_trains_over_real_nodes_and_equals_serial(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "flower" / "federation.py"), "--rounds", "1"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "runs")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        text, _ = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, text
+    assert "parameters equal those of the serial executor, bit for bit" in text

@@ -1,0 +1,299 @@
+"""One device against all: what stands out is marked, clipped or left out, and the model survives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from feddrop.config import RunConfig
+from feddrop.errors import RunError
+from feddrop.executors import Serial
+from feddrop.learning.guard import Guard, distances, size_of
+from feddrop.models import mlp
+from feddrop.simulation.run import Run
+from feddrop.subnets.piece import Piece, Subnet, whole
+from support.simulation import few
+
+
+@dataclass(frozen=True)
+class Sent:
+    device: int
+    values: dict[str, torch.Tensor]
+    subnet: Subnet = field(default_factory=lambda: {"w": whole((4,))})
+
+
+def watched(guard: Guard, *sizes: float):
+    """Let updates of these sizes pass; return what passed, by device, and what was marked."""
+    marks: dict[int, str] = {}
+    updates = [(None, Sent(device, {"w": torch.full((4,), size)})) for device, size in enumerate(sizes)]
+    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), marks.__setitem__)}
+    return passed, marks
+
+
+def test_size_is_a_root_mean_square():
+    values = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0, 0.0])}
+    subnet = {"a": whole((2,)), "b": whole((2,))}
+    assert size_of(Sent(0, values, subnet)) == pytest.approx(math.sqrt(25 / 4))
+    assert size_of(Sent(0, {}, {})) == size_of(Sent(0, {"a": torch.empty(0)}, {"a": whole((0,))})) == 0.0
+
+
+def test_size_is_in_the_units_of_the_network():
+    """A subnet of rate 0.9 is sent ten times as large, and moves so."""
+    scaled = {"w": Piece(shape=(4,), index=np.array([0, 2]), sub_shape=(4,), scale=10.0)}
+    assert size_of(Sent(0, {"w": torch.tensor([10.0, 10.0])}, scaled)) == pytest.approx(1.0)
+
+
+def test_what_stands_out_is_marked_and_used():
+    guard = Guard()
+    passed, marks = watched(guard, 1.0, 2.0, 3.0)
+    assert (marks, guard.median) == ({}, 2.0)
+    passed, marks = watched(guard, 1.0, 50.0, 2.0)
+    assert passed == {0: 1.0, 1: 50.0, 2: 2.0}
+    assert marks == {1: "25 × as large as the last round's median"}
+    assert guard.median == 2.0
+
+
+def test_the_first_round_is_compared_with_itself():
+    """By then the update has been used; it is marked all the same."""
+    passed, marks = watched(Guard(), 1.0, 500.0, 2.0, 3.0, 1.5)
+    assert passed[1] == 500.0
+    assert marks == {1: "250 × as large as the round's median"}
+
+
+def test_where_all_move_far_at_once_nobody_stands_out():
+    """As when FedDST moves its masks. A few that come alone are compared with the round before."""
+    _, marks = watched(Guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert marks == {3: "8.89 × as large as the round's median"}
+    assert watched(Guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
+    assert watched(Guard(median=0.0), 13.0, 14.0)[1] == {}
+
+
+def test_where_all_move_far_at_once_nobody_is_clipped():
+    """Clipping all would undo what FedDST's readjustment did, and train nobody."""
+    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert passed == {0: 13.0, 1: 12.0, 2: 14.0, 3: pytest.approx(27.0)}
+    assert marks == {3: "8.89 × as large as the round's median; clipped to 2 ×"}
+    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
+    assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
+    assert watched(Guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
+
+
+def test_what_is_not_clipped_passes_at_once():
+    """Only what may have to be clipped waits for the others."""
+
+    def sent(asked):
+        for device, size in enumerate((1.0, 9.0, 1.0)):
+            asked.append(device)
+            yield None, Sent(device, {"w": torch.full((4,), size)})
+
+    asked: list[int] = []
+    passing = Guard(clip=2.0, median=1.0).watch(sent(asked), lambda *_: None)
+    assert [(next(passing)[1].device, list(asked)) for _ in range(3)] == [(0, [0]), (2, [0, 1, 2]), (1, [0, 1, 2])]
+
+
+def test_clipping_is_against_the_median_of_the_last_round():
+    guard = Guard(clip=2.0)
+    passed, marks = watched(guard, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
+    assert passed == {0: 1.0, 1: pytest.approx(2.0), 2: 1.0}
+    assert "clipped to 2 ×" in marks[1]
+    passed, marks = watched(guard, 3.0, 3.0)
+    assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
+    assert list(marks) == [0, 1]
+    assert guard.median == 3.0  # of what was sent, not of what was used: sizes may grow again
+
+
+def test_a_resumed_guard_goes_on_with_the_median():
+    passed, _ = watched(Guard(clip=1.5, median=2.0), 10.0, 1.0, 1.0)
+    assert passed[0] == pytest.approx(3.0)
+
+
+def test_a_round_of_nothing_is_nothing():
+    guard = Guard(clip=2.0, median=4.0)
+    assert watched(guard) == ({}, {})
+    assert guard.median == 4.0
+
+
+def plain_distances(updates):
+    """Over the entries that both hold, one at a time."""
+    count = len(updates)
+    apart = np.zeros((count, count))
+    dense = []
+    for subnet, values in updates:
+        row = {}
+        for name, piece in subnet.items():
+            index = range(math.prod(piece.shape)) if piece.index is None else piece.index
+            row |= {(name, int(at)): float(v) / piece.scale for at, v in zip(index, values[name], strict=True)}
+        dense.append(row)
+    for i in range(count):
+        for j in range(count):
+            both = dense[i].keys() & dense[j].keys()
+            if i != j and both:
+                apart[i, j] = sum((dense[i][at] - dense[j][at]) ** 2 for at in both) / len(both)
+            elif i != j:
+                apart[i, j] = sum(sum(v * v for v in dense[k].values()) / len(dense[k]) for k in (i, j))
+    return apart
+
+
+def random_updates(count, seed=0, shift=None, scales=(1.0,)):
+    chance = np.random.default_rng(seed)
+    updates = []
+    for device in range(count):
+        kept, scale = np.flatnonzero(chance.random(12) < 0.6), scales[device % len(scales)]
+        subnet = {"w": Piece(shape=(3, 4), index=kept, sub_shape=(3, 4), scale=scale), "b": whole((2,))}
+        values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in subnet.items()}
+        if shift and device in shift:
+            values = {name: value + shift[device] for name, value in values.items()}
+        updates.append(Sent(device, values, subnet))
+    return updates
+
+
+def test_distances_are_a_plain_loop():
+    updates = [(one.subnet, one.values) for one in random_updates(6, scales=(1.0, 2.0, 10.0))]
+    apart_in_w = [({"w": Piece(shape=(4,), index=np.array(kept), sub_shape=(4,))}, {"w": torch.tensor(values)})
+                  for kept, values in (([0, 1], [1.0, 2.0]), ([2, 3], [3.0, 0.0]), ([1, 2], [2.0, 1.0]))]  # fmt: skip
+    for some in (updates, apart_in_w):
+        np.testing.assert_allclose(distances(some), plain_distances(some), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("count", "hostile"), [(5, 1), (9, 2), (10, 3)])
+def test_multi_krum_is_a_plain_loop(count, hostile):
+    updates = random_updates(count, seed=count, shift={1: 5.0})
+    apart = plain_distances([(one.subnet, one.values) for one in updates])
+    scores = [sum(sorted(d for j, d in enumerate(apart[i]) if j != i)[: count - hostile - 2]) for i in range(count)]
+    kept = sorted(sorted(range(count), key=lambda i: scores[i])[: count - hostile])
+    marks: dict[int, str] = {}
+    passed = Guard(krum=hostile).watch(((None, one) for one in updates), marks.__setitem__)
+    assert [one.device for _, one in passed] == kept
+    assert 1 not in kept
+    left_out = {device for device, why in marks.items() if "multi-Krum" in why}
+    assert left_out == set(range(count)) - set(kept)
+
+
+def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
+    """A subnet of rate 0.9 is sent ten times as large, and moves so; that is not what is hostile."""
+    plain, high = whole((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
+    moves = ((1.0, plain), (1.1, plain), (-3.0, plain), (0.9, plain), (10.5, high))  # the third goes the other way
+    updates = [Sent(d, {"w": torch.full((4,), move)}, {"w": piece}) for d, (move, piece) in enumerate(moves)]
+    passed = Guard(krum=1).watch(((None, one) for one in updates), lambda *_: None)
+    assert [one.device for _, one in passed] == [0, 1, 3, 4]
+
+
+def test_krum_needs_enough_devices():
+    with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates a round; there are 3"):
+        watched(Guard(krum=2), 1.0, 1.0, 1.0)
+
+
+# Ten devices, one of them hostile
+
+CONFIG = """
+seed = 1
+rounds = 6
+data = { devices = 10 }
+train = { lr = 0.2, batch_size = 16 }
+"""
+ATTACKS = {
+    "huge": lambda values, _: {name: torch.full_like(value, 9e5) for name, value in values.items()},
+    "reversed": lambda values, _: {name: -10.0 * value for name, value in values.items()},
+    "noise": lambda values, chance: {name: torch.randn(v.shape, generator=chance) for name, v in values.items()},
+}
+SETTINGS = {
+    "mean": {},
+    "clip": {"server.clip": 2.0},
+    "trimmed": {"server.mean": "trimmed", "server.trim": 0.2},
+    "median": {"server.mean": "median"},
+    "krum": {"server.krum": 1},
+}
+
+
+class WithEnemy(Serial):
+    """Device 3 sends what it likes, with a right checksum."""
+
+    def __init__(self, task, attack):
+        super().__init__(task)
+        self._attack, self._chance, self._sent = ATTACKS[attack], torch.Generator().manual_seed(7), []
+        inner = self._device.method
+
+        def local(*given):
+            update, memory = inner.local(*given)
+            if update.device == 3:
+                update = replace(update, values=self._attack(update.values, self._chance))
+            return update, memory
+
+        self._device.method = inner._replace(local=local)
+
+
+def attacked(folder, digits, attack, setting, method="fedavg", rate=None, rounds=6):
+    overrides = [f"{key}={value}" for key, value in SETTINGS[setting].items()]
+    overrides += [f"rounds={rounds}", f"method.name={method}", *([f"rate={rate}"] if rate is not None else [])]
+    data = few(digits, 600, 300)
+    net = mlp(num_classes=10, input_shape=(1, 16, 16), hidden=(24,))
+    executor = None if attack is None else lambda task: WithEnemy(task, attack)
+    job = Run(RunConfig.from_toml(CONFIG, overrides), folder, model=net, dataset=data, executor=executor)
+    return list(job)
+
+
+def marked(records):
+    return {
+        (record["round"], device["device"])
+        for record in records
+        for device in record["devices"]
+        if device.get("suspicious")
+    }
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "mean"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_model_survives_one_hostile_device(tmp_path, digits, attack, setting):
+    records = attacked(tmp_path / "run", digits, attack, setting)
+    assert records[-1]["test_accuracy"] > 0.75
+    assert all(device["status"] == "ok" for record in records for device in record["devices"])
+    if setting in ("clip", "krum"):
+        assert {(round_, 3) for round_ in range(1, 7)} <= marked(records)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_mean_is_ruined_and_says_by_whom(tmp_path, digits, attack):
+    records = attacked(tmp_path / "run", digits, attack, "mean", rounds=1 if attack == "huge" else 6)
+    assert records[-1]["test_accuracy"] < 0.7
+    found = marked(records)
+    assert {device for _, device in found} == {3}
+    assert len(found) >= len(records) - 1  # a reversed update may look small beside those of a round that it upset
+
+
+def test_a_ruined_network_is_an_error_not_ok(tmp_path, digits):
+    with pytest.raises(RunError, match="diverged"):
+        attacked(tmp_path / "run", digits, "huge", "mean")
+
+
+@pytest.mark.parametrize("setting", ["clip", "median", "krum"])
+@pytest.mark.parametrize(("method", "rate"), [("feddrop", 0.2), ("heterofl", 0.3), ("feddst", 0.3)])
+def test_robust_settings_go_with_other_methods(tmp_path, digits, method, rate, setting):
+    records = attacked(tmp_path / "run", digits, "huge", setting, method, rate)
+    assert records[-1]["test_accuracy"] > 0.6
+
+
+def test_honest_devices_are_not_marked(tmp_path, digits):
+    for setting in ("mean", "median"):
+        records = attacked(tmp_path / setting, digits, None, setting)
+        assert not marked(records)
+        assert records[-1]["test_accuracy"] > 0.75
+
+
+def test_the_median_of_the_sizes_is_saved(tmp_path, digits):
+    """A run that is stopped and resumed clips by what it knew."""
+    config = RunConfig.from_toml(CONFIG, ["server.clip=1.5", "rounds=3"])
+    data = few(digits, 200, 50)
+    net = mlp(num_classes=10, input_shape=(1, 16, 16), hidden=(24,))
+    never = Run(config, tmp_path / "never", model=net, dataset=data)
+    list(never)
+    for record in Run(config, tmp_path / "stopped", model=net, dataset=data):
+        if record["round"] == 2:
+            break
+    again = Run(config, tmp_path / "stopped", model=net, dataset=data, resume=True)
+    list(again)
+    assert again._guard.median == never._guard.median
+    assert all(torch.equal(again.params[name], value) for name, value in never.params.items())

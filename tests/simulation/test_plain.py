@@ -1,0 +1,119 @@
+"""The fast path against the plain-loop twin: the same parameters, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from feddrop.config import RunConfig
+from feddrop.models import lenet
+from feddrop.simulation.reference import train_plainly
+from feddrop.simulation.run import Run
+from feddrop.seeds import derive, permutation
+from support.simulation import few
+
+RATES = (0.0, 0.2, 0.5, 0.9)
+
+
+@pytest.fixture(scope="module")
+def small(digits):
+    return few(digits)
+
+
+@pytest.mark.parametrize("rule", ["delta", "model", "holders"])
+@pytest.mark.parametrize(
+    ("factor", "count", "momentum"), [(True, "exact", 0.0), (False, "bernoulli", 0.9), (True, "bernoulli", 0.5)]
+)
+def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momentum):
+    factor = factor or rule != "delta"  # only that rule has one
+    config = RunConfig.from_toml(
+        f"""
+        seed = 5
+        rounds = 3
+        rate = {list(RATES)}
+        data = {{ devices = 4, partition = "dirichlet", alpha = 1.0 }}
+        train = {{ lr = 0.05, momentum = {momentum}, weight_decay = 0.01, batch_size = 16, epochs = 2 }}
+        method = {{ count = "{count}", rule = "{rule}", factor = {str(factor).lower()} }}
+        """
+    )
+    model = lenet(num_classes=10, input_shape=(1, 16, 16))
+    job = Run(config, tmp_path / "run", model=model, dataset=small)
+    for _ in job:
+        pass
+    plain = train_plainly(
+        model,
+        small.train_x,
+        small.train_y,
+        [torch.from_numpy(part) for part in job.prepared.parts],
+        RATES,
+        rounds=3,
+        seed=5,
+        train=config.train,
+        rule=rule,
+        factor=factor,
+        count=count,
+    )
+    assert list(plain) == list(job.params)
+    for name, value in plain.items():
+        assert torch.equal(value, job.params[name]), name
+
+
+def test_rate_zero_is_federated_averaging(small, tmp_path):
+    """At rate 0 all three rules are the sample-weighted mean of the devices' models."""
+    model = lenet(num_classes=10, input_shape=(1, 16, 16))
+    ends = []
+    for rule in ("delta", "model", "holders"):
+        toml = f'rounds = 2\nrate = 0.0\ndata.devices = 3\nmethod.rule = "{rule}"'
+        job = Run(RunConfig.from_toml(toml), tmp_path / rule, model=model, dataset=small)
+        for _ in job:
+            pass
+        ends.append(job.params)
+    averaged = fedavg(model, small, job.prepared.parts, rounds=2)
+    for end in ends:
+        for name, value in averaged.items():
+            torch.testing.assert_close(end[name], value, rtol=1e-4, atol=1e-6)
+
+
+def fedavg(model, data, parts, rounds):
+    """McMahan's algorithm with torch.optim, and nothing of ours but the order of the samples."""
+    w = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for t in range(1, rounds + 1):
+        total = {name: torch.zeros_like(p) for name, p in w.items()}
+        for k, part in enumerate(parts):
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    p.copy_(w[name])
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            order = part[permutation(derive(derive(0, "device", t, k), "order", 0), len(part))]
+            for batch in torch.from_numpy(order).split(32):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(data.train_x[batch]), data.train_y[batch]).backward()
+                optimizer.step()
+            for name, p in model.named_parameters():
+                total[name] += p.detach() * (len(part) / len(data.train_y))
+        w = total
+    return w
+
+
+class Shared(nn.Module):
+    """Two weights that are added: autograd gives both the very same gradient tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.linspace(-0.1, 0.1, 2560).reshape(10, 256))
+        self.b = nn.Parameter(torch.linspace(0.1, -0.1, 2560).reshape(10, 256))
+
+    def forward(self, x):
+        return nn.functional.linear(x.flatten(1), self.a + self.b)
+
+
+def test_weights_that_share_a_gradient_keep_their_own_masks(small, tmp_path):
+    config = RunConfig.from_toml("rounds = 2\nrate = 0.5\nseed = 3\ndata = { devices = 2 }")
+    job = Run(config, tmp_path / "run", model=Shared(), dataset=small)
+    for _ in job:
+        pass
+    parts = [torch.from_numpy(part) for part in job.prepared.parts]
+    plain = train_plainly(
+        Shared(), small.train_x, small.train_y, parts, (0.5, 0.5), rounds=2, seed=3, train=config.train
+    )
+    for name, value in plain.items():
+        assert torch.equal(value, job.params[name]), name
