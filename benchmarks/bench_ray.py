@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from feddrop import Setup, Task, TrainConfig, named
-from feddrop.subnets import parameters
-from feddrop.simulation.device import Samples
+from feddrop import Setup, Task, Train
 from feddrop.executors import Executor, Processes, Ray, Serial
 from feddrop.models import Shapes, build
+from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
+from feddrop.subnets import parameters
 
 SMALL = "--small" in sys.argv
 WORKERS = 1 if SMALL else 2
@@ -42,7 +42,7 @@ def task_of(devices: int, samples: int) -> Task:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(devices * samples, 3, 32, 32, generator=generator)
     y = torch.randint(0, 10, (devices * samples,), generator=generator)
-    train = TrainConfig(lr=0.01, batch_size=32)
+    train = Train(lr=0.01, batch_size=32)
     return Task(
         setup=Setup(model=build("lenet", SHAPES, seed=0), example=x[:1], rounds=1, train=train),
         factory=named("feddrop").factory(),

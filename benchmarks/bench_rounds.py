@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import Method, Setup, Task, TrainConfig, named
-from feddrop.subnets import parameters
-from feddrop.simulation.device import Samples
+from feddrop import Method, Setup, Task, Train
 from feddrop.executors import Executor, Processes, Serial
 from feddrop.models import Shapes, build
-from feddrop.simulation.round import run_round
 from feddrop.seeds import derive, permutation
+from feddrop.simulation.device import Samples
+from feddrop.simulation.round import run_round
+from feddrop.subnets import parameters
 
 SMALL = "--small" in sys.argv
 DEVICES, SAMPLES, BATCH, REPEATS = (2, 64, 32, 1) if SMALL else (10, 1000, 32, 7)
 SHAPES = Shapes.of((3, 32, 32), 100)
-CONFIG = TrainConfig(lr=0.01, batch_size=BATCH)
+CONFIG = Train(lr=0.01, batch_size=BATCH)
 FACTORY = named("feddrop").factory()
 
 

@@ -13,16 +13,17 @@ from rich.table import Table
 from torch import nn
 
 from feddrop import Job, wire
-from feddrop.subnets import parameters
-from feddrop.models import ModelConfig, Shapes, build
+from feddrop.config import Model, Subnets
+from feddrop.models import Shapes, build
 from feddrop.simulation.round import push
+from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
+from feddrop.subnets.cut import cutter, kept_units
 from feddrop.subnets.units import shrink
 
 SMALL = "--small" in sys.argv
 REPEATS = 1 if SMALL else 5
-MODEL = ModelConfig(name="alexnet", width=0.1 if SMALL else 1.0)
+MODEL = Model(name="alexnet", width=0.1 if SMALL else 1.0)
 
 
 def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -50,7 +51,7 @@ def main() -> None:
     model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
     whole = parameters.from_model(model)
     blueprint = Blueprint(model, (3, 32, 32))
-    cut = cutter(blueprint, SubnetConfig(level="unit"))
+    cut = cutter(blueprint, Subnets(level="unit"))
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))
     networks = {0.0: model}
     for rate in (0.2, 0.5, 0.75):
@@ -71,7 +72,7 @@ def main() -> None:
     for column in ("level", "rate", "MB", "cut s", "encode", "decode", "copy"):
         table.add_column(column, justify="right")
     for level in ("weight", "unit"):
-        cut = cutter(blueprint, SubnetConfig(level=level))
+        cut = cutter(blueprint, Subnets(level=level))
         for rate in (0.0, 0.5, 0.9):
             rows = []
             for _ in range(REPEATS):

@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
 from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
+
+from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
 
 DEVICES = {False: (1, 2, 3, 10, 30, 100), True: (1, 2, 3, 5, 10, 30)}
 """Numbers of devices; the keys say whether noise is that of the sub-band."""

@@ -18,10 +18,10 @@ import torch
 
 import feddrop
 from feddrop import wire
-from feddrop.subnets import parameters
-from feddrop.learning.config import TrainConfig
+from feddrop.config import Train
 from feddrop.methods.method import Setup, Spec
 from feddrop.simulation.round import pull, push
+from feddrop.subnets import parameters
 
 
 class Line(NamedTuple):
@@ -63,8 +63,8 @@ def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
 def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
     """Yield jobs and updates of every dtype, with and without payload, and what reads each at its end."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
-    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=TrainConfig())
-    method = feddrop.feddrop(setup, feddrop.FeddropConfig())
+    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=Train())
+    method = feddrop.feddrop(setup, feddrop.FedDrop())
     whole = parameters.from_model(model)
     payload = {
         "bits": torch.tensor([True, False, True]),

@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / name) for name in ("benchmarks/flower_app", "examples/flower", "tests")]
 
-from feddrop.storage import RoundRecord, RunFolder  # noqa: E402
 from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure  # noqa: E402
+from feddrop.storage import RoundRecord, RunFolder  # noqa: E402
 
 NODES = {
     "fast": {},

@@ -28,7 +28,7 @@ def outcome(cell: str, wire: str, seed: int, rounds: int) -> tuple[float, float,
     settings = [
         *CELLS[cell],
         *SMALL,
-        f"execution.wire={wire}",
+        f"execution.dtype={wire}",
         f"seed={seed}",
         f"rounds={rounds}",
         f"eval_every={rounds}",

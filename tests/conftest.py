@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddrop.data import Dataset, load
+from feddrop.data import Dataset, load_dataset
 
 torch.set_num_threads(1)
 # No test is timed: on a busy machine a slow example is no failure.
@@ -88,4 +88,4 @@ def no_own_ray() -> None:
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
-    return load("digits", image_size=16)
+    return load_dataset("digits", image_size=16)

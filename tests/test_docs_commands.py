@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import feddrop
-from reproduction.experiments import EXPERIMENTS
 from feddrop.cli import app
 from feddrop.cli.failures import guarded
+from reproduction.experiments import EXPERIMENTS
 from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
 # Why a command is not run here, by how it begins.

@@ -14,21 +14,17 @@ import pytest
 import feddrop
 from feddrop import allocation, methods
 from feddrop.config import RATE, RunConfig, to_table
+from feddrop.config import train as local
+from feddrop.config.methods import COUNTS, LAYER_SPARSITIES, LEVELS, RULES, THRESHOLDS
+from feddrop.config.model import INITS, MODELS, NORMS
+from feddrop.config.presets import PRESETS
+from feddrop.config.radio import NOISES, SIGHTS
+from feddrop.config.server import MEANS
 from feddrop.data import DATASETS, PARTITIONS
 from feddrop.executors import EXECUTORS
-from feddrop.learning import config as local
 from feddrop.learning import server
 from feddrop.learning.losses import LOSSES
-from feddrop.learning.means import MEANS
-from feddrop.methods.feddrop import RULES
-from feddrop.methods.feddst import LAYER_SPARSITIES
-from feddrop.methods.fiarse import THRESHOLDS
-from feddrop.models import INITS, MODELS, NORMS
-from feddrop.radio.cell import NOISES
-from feddrop.radio.places import SIGHTS
-from feddrop.radio.presets import PRESETS
 from feddrop.radio.propagation import MODELS as PROPAGATION
-from feddrop.subnets.cut import COUNTS, LEVELS
 from feddrop.wire import DTYPES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,7 +32,7 @@ CHOICES = {
     "data.name": DATASETS,
     "data.partition": PARTITIONS,
     "execution.executor": EXECUTORS,
-    "execution.wire": (*DTYPES, "auto"),
+    "execution.dtype": (*DTYPES, "auto"),
     "method.name": methods.METHODS,
     "method[feddrop].count": COUNTS,
     "method[feddrop].level": LEVELS,
@@ -92,7 +88,7 @@ def defaults(cls: type[Any] = RunConfig, prefix: str = "") -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     for name, hint in ((item.name, hints[item.name]) for item in dataclasses.fields(cls)):
         options = [option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)]
-        if hint is methods.MethodConfig:
+        if hint is methods.MethodSettings:
             found["method.name"] = cls().method.name
             for method, (own, _) in methods.METHODS.items():
                 found |= defaults(own, f"method[{method}].")
@@ -129,7 +125,7 @@ def test_every_key_has_a_row_with_its_default():
 
 
 def test_feddrop_config_names_every_method():
-    told = set(re.findall(r'``"(\w+)"``', methods.MethodConfig.__doc__))
+    told = set(re.findall(r'``"(\w+)"``', methods.MethodSettings.__doc__))
     assert told == set(methods.METHODS)
 
 
@@ -140,7 +136,7 @@ def test_feddrop_config_names_every_method():
         ("| `eval_every` |", "| `eval_each` |", "eval_each is no key"),
         ("| `bandwidth_hz` | `10e6` |", "| `bandwidth_hz` | `20e6` |", "the default of radio.bandwidth_hz"),
         ("| `biases` | `false` |", "| `biases` | `true` |", "the default of method[feddrop].biases is False"),
-        ('`"int8"`', '`"int4"`', "execution.wire may be"),
+        ('`"int8"`', '`"int4"`', "execution.dtype may be"),
         ("## `[method]`: fedavg", "## Federated averaging", "fedavg has no heading"),
         ("## `[method]`: heterofl, fedrolex", "## `[method]`: heterofl", "method[fedrolex].layers has no row"),
     ],

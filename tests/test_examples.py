@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from feddrop.allocation import allocate
-from feddrop.config import RunConfig
-from feddrop.methods import METHODS
+from feddrop.config import METHODS, RunConfig
 from feddrop.radio.files import load
 from feddrop.report import read_log
 from feddrop.simulation.run import run

@@ -59,8 +59,8 @@ def test_what_one_calls_first_has_an_example(name):
 
 def test_every_error_method_and_executor_is_public():
     from feddrop import errors
+    from feddrop.config import METHODS
     from feddrop.executors import EXECUTORS
-    from feddrop.methods import METHODS
 
     own = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     assert own | set(METHODS) <= set(feddrop.__all__)

@@ -262,8 +262,8 @@ def main() -> int:
     import torch
 
     import feddrop
-    from feddrop.storage.checkpoints import load_checkpoint
     from feddrop.flower.config import read_settings
+    from feddrop.storage.checkpoints import load_checkpoint
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="where the run folder goes; must be new")
@@ -299,7 +299,7 @@ def app_settings(app: Path) -> Mapping[str, Any]:
     """Return the configuration of an app by dotted keys, as Flower hands it to both sides."""
     import tomllib
 
-    from feddrop.storage.files import flat
+    from feddrop.config.parsing import flat
 
     return flat(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
 

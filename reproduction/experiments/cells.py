@@ -10,11 +10,12 @@ import numpy as np
 
 from feddrop import models
 from feddrop.allocation import allocate, diagnose
+from feddrop.config import Radio
 from feddrop.errors import InfeasibleError
 from feddrop.models.flops import forward_flops
-from reproduction.framework.scales import DEVICES, Setting
-from feddrop.radio import RadioConfig, cost
+from feddrop.radio import cost
 from feddrop.seeds import derive
+from reproduction.framework.scales import DEVICES, Setting
 
 _SHAPES = {"cifar100": ((3, 32, 32), 100, 50_000), "digits": ((1, 32, 32), 10, 1438)}
 ROUNDS = range(1, 21)
@@ -28,7 +29,7 @@ def radio(
     bandwidth_hz: float = BAND_HZ,
     scheme: str = "exact",
     costs: str | None = None,
-) -> RadioConfig:
+) -> Radio:
     """Return the paper's cell.
 
     Costs are the paper's formula, (1-γ) of everything, with its 256 bits a parameter, where the whole network is
@@ -36,7 +37,7 @@ def radio(
     formula would bill the layers that stay at (1-γ) of their cost.
     """
     costs = costs or ("formula" if setting.layers == "all" else "measured")
-    return RadioConfig(
+    return Radio(
         scheme=scheme,
         policy="leave-out",
         costs=costs,
@@ -46,7 +47,7 @@ def radio(
     )
 
 
-def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
+def mean_rate(setting: Setting, config: Radio, seed: int = 0) -> float:
     """Return the mean rate of a scheme over the first rounds; 1 if a round is infeasible."""
     parameters, flops = size_of(setting)
     cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
@@ -59,7 +60,7 @@ def mean_rate(setting: Setting, config: RadioConfig, seed: int = 0) -> float:
     return float(np.mean(found.rate))
 
 
-def played(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> dict[str, Any]:
+def played(setting: Setting, config: Radio, seed: int, rounds: int) -> dict[str, Any]:
     """Allocate the rounds of a run of the figures as the run itself does, without training.
 
     Returns:
@@ -108,7 +109,7 @@ def whole_network(setting: Setting, seed: int, rounds: int) -> tuple[list[float]
     return seconds, joules
 
 
-def feasible_rounds(setting: Setting, config: RadioConfig, seed: int, rounds: int) -> int:
+def feasible_rounds(setting: Setting, config: Radio, seed: int, rounds: int) -> int:
     """Count the rounds of a run of the figures in which no device must be left out."""
     parameters, flops = size_of(setting)
     cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
@@ -143,5 +144,5 @@ def size_of(setting: Setting) -> tuple[int, int]:
 
 @lru_cache
 def _size(name: str, width: float, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-    model = models.build(models.ModelConfig(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
+    model = models.build(models.Model(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
     return models.count_parameters(model), forward_flops(model, shape)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.config import RunConfig
-from reproduction.framework.asked import judge_rounds
+from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import ROUNDS, whole_network
 from reproduction.experiments.curves import CONVERGED, HALF, SHARES, WINDOW, Curves, Reading, curves_of
+from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, no_dropout, runs_of, with_seeds
+from reproduction.framework.asked import judge_rounds
 from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
-from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, no_dropout, runs_of, with_seeds
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
-from feddrop.radio import RadioConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,8 +86,8 @@ def _table(scale: Scale, scenario: str, of: Curves, axis: str) -> str:
     return text + f"**{scenario.capitalize()}**, {base.rounds} rounds:\n\n" + _rows(of, axis) + "\n\n"
 
 
-def _radio_of(spot: Spot) -> RadioConfig:
-    return spot.runs["exact"].radio or RadioConfig()
+def _radio_of(spot: Spot) -> Radio:
+    return spot.runs["exact"].radio or Radio()
 
 
 def _rows(of: Curves, axis: str) -> str:

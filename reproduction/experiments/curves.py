@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
+from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Result
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.config import RunConfig
+from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import deadline_for, mean_rate, radio
-from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
-from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, mean_of, percents, spread
 from reproduction.experiments.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
+from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
+from reproduction.framework.experiment import (
+    Experiment,
+    Lookup,
+    Page,
+    by_seed,
+    ended,
+    markdown_table,
+    mean_of,
+    percents,
+    spread,
+)
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.verdicts import Point, Verdict, matched, verdict
-from feddrop.radio import RadioConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +72,7 @@ def tight_spot(scale: Scale, scenario: str) -> Spot:
 def capped_runs(scale: Scale, scenario: str) -> dict[float, RunConfig]:
     """Return random shares with other values of θ, and with the usual one, at the tight deadline."""
     config = tight_spot(scale, scenario).runs["random"]
-    cell = config.radio or RadioConfig()
+    cell = config.radio or Radio()
     return {cap: replace(config, radio=replace(cell, max_rate=cap)) for cap in (*CAPS[scenario], cell.max_rate)}
 
 

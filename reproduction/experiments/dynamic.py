@@ -10,9 +10,9 @@ import numpy as np
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of
+from reproduction.experiments.resources import with_seeds
 from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
-from reproduction.experiments.resources import with_seeds
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result

@@ -9,8 +9,8 @@ import numpy as np
 
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, played, radio, samples_of, size_of
-from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from reproduction.experiments.resources import with_seeds
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from feddrop.config import RunConfig
 from reproduction.experiments.accuracy import PEAK
-from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents
 from reproduction.experiments.resources import latency_spots, with_seeds
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.verdicts import Point, Verdict, matched, verdict

@@ -11,16 +11,16 @@ import torch
 
 from feddrop import data, models
 from feddrop.config import RunConfig
-from reproduction.experiments.accuracy import Row, config_of
-from reproduction.experiments.cells import feasible_rounds, radio
-from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
-from reproduction.experiments.resources import latency_spots
-from reproduction.framework.scales import DEVICES, Scale
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
 from feddrop.seeds import derive, permutation
 from feddrop.theory import Point as Place
 from feddrop.theory import lemma2, study
 from feddrop.theory.variance import Masks
+from reproduction.experiments.accuracy import Row, config_of
+from reproduction.experiments.cells import feasible_rounds, radio
+from reproduction.experiments.resources import latency_spots
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
+from reproduction.framework.scales import DEVICES, Scale
+from reproduction.framework.verdicts import Point, Verdict, matched, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def one_round(place: Place, rate: float, lr: float, seed: int, repeats: int) -> 
 
 def measure(scale: Scale) -> dict[str, Any]:
     """Measure the law and the bound on LeNet at its start."""
-    dataset = data.load(scale.settings["underfitting"].data)
+    dataset = data.load_dataset(scale.settings["underfitting"].data)
     model = models.build("lenet", dataset, seed=0)
     chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[: scale.theory_batch])
     place = Place(model, dataset.train_x[chosen], dataset.train_y[chosen])
@@ -215,8 +215,8 @@ def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
 
 
 def _draw(facts: dict[str, Any]) -> Figure:
-    from reproduction.framework.drawing import legend, panels
     from feddrop.report.style import SERIES
+    from reproduction.framework.drawing import legend, panels
 
     figure, axes = panels([f"{law['level']} level: measured variance over first order" for law in facts["laws"]])
     for panel, law in zip(axes, facts["laws"], strict=True):

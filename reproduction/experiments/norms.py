@@ -45,8 +45,8 @@ def config_of(scale: Scale, rate: float, seed: int) -> RunConfig:
 
 def along(config: RunConfig) -> list[float]:
     """Train, and return ‖g‖² of the global network before the first round and after every third."""
-    from feddrop.subnets.parameters import load_into
     from feddrop.simulation.run import Run
+    from feddrop.subnets.parameters import load_into
     from feddrop.theory import Point as Place
 
     with tempfile.TemporaryDirectory() as folder:

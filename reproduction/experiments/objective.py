@@ -15,9 +15,9 @@ import numpy as np
 
 from feddrop.config import RunConfig
 from reproduction.experiments import dynamic
+from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
 from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
-from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
 from reproduction.framework.scales import DEVICES, SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result, key_of

@@ -8,10 +8,10 @@ import numpy as np
 
 from feddrop import data
 from feddrop.config import RunConfig
-from reproduction.framework.experiment import Experiment, Lookup, Page
-from reproduction.framework.scales import ALPHA, DEVICES, Scale
 from feddrop.report import partition_figure
 from feddrop.seeds import derive
+from reproduction.framework.experiment import Experiment, Lookup, Page
+from reproduction.framework.scales import ALPHA, DEVICES, Scale
 
 
 def runs(_: Scale) -> list[RunConfig]:
@@ -21,7 +21,7 @@ def runs(_: Scale) -> list[RunConfig]:
 
 def measure(scale: Scale) -> dict[str, Any]:
     """Count the classes that every device gets in the non-IID runs of the first seed."""
-    dataset = data.load(scale.settings["underfitting"].data)
+    dataset = data.load_dataset(scale.settings["underfitting"].data)
     labels = dataset.train_y.numpy()
     parts = data.partition(
         labels, devices=DEVICES, how="dirichlet", alpha=ALPHA, seed=derive(scale.seeds[0], "partition")

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.allocation import Allocation, PowerProblem, allocate, alternate, at_part
-from feddrop.config import RunConfig
+from feddrop.allocation import Allocation, PowerProblem, allocate
+from feddrop.config import Radio, RunConfig
 from feddrop.errors import InfeasibleError
+from feddrop.seeds import derive
 from reproduction.experiments.cells import played, radio
-from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.experiments.energy import configs as where_energy_binds
+from reproduction.experiments.resources import with_seeds
+from reproduction.experiments.rivals import alternate, at_part
+from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from reproduction.framework.finding import FORWARD_FLOPS, PARAMETERS
-from reproduction.experiments.resources import with_seeds
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.verdicts import LEAST_SEEDS, Answer, Point, matched, verdict
-from feddrop.radio import RadioConfig
-from feddrop.seeds import derive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +40,11 @@ RIVALS: dict[str, tuple[str, Callable[[PowerProblem], Allocation]]] = {
     "turns": ("alternating", alternate),
     "joint": ("joint optimum", allocate),
 }
-CELLS: dict[str, RadioConfig] = {
-    "density": RadioConfig(),
-    "literal": RadioConfig(noise="literal"),
-    "subband": RadioConfig(noise="subband"),
-    "urban macro": RadioConfig(preset="urban-macro", bits_per_parameter=32.0),
+CELLS: dict[str, Radio] = {
+    "density": Radio(),
+    "literal": Radio(noise="literal"),
+    "subband": Radio(noise="subband"),
+    "urban macro": Radio(preset="urban-macro", bits_per_parameter=32.0),
 }
 """The paper's cell under the three readings of its noise, and one of TR 38.901 with phones in it."""
 PARTS = (1.0, 0.5, 0.25, 0.15, 0.1)
@@ -89,7 +89,7 @@ def measure(scale: Scale) -> dict[str, Any]:
     return {"study": studied, "planned": planned}
 
 
-def study(config: RadioConfig, parts: tuple[float, ...], rounds: int) -> dict[str, Any]:
+def study(config: Radio, parts: tuple[float, ...], rounds: int) -> dict[str, Any]:
     """Cost of dropout, Σ w γ/(1-γ), by budget and scheme, in one cell of ten devices that train LeNet.
 
     Returns:

@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from feddrop import models, wire
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
-from feddrop.models.flops import forward_flops
-from feddrop.methods import named
+from feddrop.config import RunConfig, method_named
 from feddrop.methods.method import Payload, Setup
+from feddrop.models.flops import forward_flops
+from feddrop.radio import overheads
+from feddrop.subnets import parameters
+from feddrop.subnets.piece import Subnet, whole
 from reproduction.experiments.accuracy import Row, config_of
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.verdicts import Point, verdict
-from feddrop.radio import overheads
-from feddrop.subnets.piece import Subnet, whole
 
 RATES = (0.1, 0.2, 0.4)
 SHAPE, CLASSES = (3, 32, 32), 100
@@ -47,7 +46,7 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     """
     start = parameters.from_model(model)
     setup = Setup(model=model, example=torch.zeros(1, *SHAPE), rounds=100, rates=[rate])
-    ours, method = (named(name).factory()(setup) for name in ("feddrop", "feddst"))
+    ours, method = (method_named(name).factory()(setup) for name in ("feddrop", "feddst"))
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
     dropped = _bytes(ours.cut(job), rate)
     sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
@@ -83,9 +82,7 @@ def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
 
 def _model(scale: Scale, scenario: str) -> nn.Module:
     chosen = scale.settings[scenario].model
-    return models.build(
-        models.ModelConfig(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0
-    )
+    return models.build(models.Model(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
 
 
 def measure(scale: Scale) -> dict[str, Any]:

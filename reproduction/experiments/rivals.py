@@ -38,7 +38,7 @@ def at_part(problem: PowerProblem, part: float = 1.0) -> Allocation:
 
     Example:
         >>> import feddrop
-        >>> from feddrop.allocation import at_part
+        >>> from reproduction.experiments.rivals import at_part
         >>> cell = feddrop.Cell.paper(devices=3, seed=0, deadline_s=4.0, budget_j=60.0)
         >>> open_ = cell.problem(cell.draw(1, seed=0), parameters=69_656, forward_flops=1_318_560,
         ...                      choose=("power", "cpu"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
-from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, percents
 from reproduction.experiments.resources import with_seeds
+from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, percents
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.verdicts import Point, matched, verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.storage.files import write_atomically
-from reproduction.experiments import glance
+from reproduction.framework import glance
 from reproduction.framework.experiment import Experiment, Page, markdown_table
 from reproduction.framework.published import CLAIMS, NOT_COVERED, Claim
 from reproduction.framework.scales import Scale

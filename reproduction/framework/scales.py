@@ -9,14 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feddrop.config import RunConfig
-from feddrop.data import DataConfig
+from feddrop.config import Data, Model, Radio, RunConfig, Train, method_named
 from feddrop.errors import one_of
-from feddrop.learning.config import TrainConfig
-from feddrop.methods import named
-from feddrop.models import ModelConfig
 from reproduction.framework.published import RATES
-from feddrop.radio import RadioConfig
 
 DEVICES = 10
 ALPHA = 0.1
@@ -42,15 +37,15 @@ class Setting:
         figure_train: local SGD of the figures: a constant learning rate, so that rounds to converge mean something.
     """
 
-    model: ModelConfig
+    model: Model
     data: str
     train_limit: int
     layers: str
     rounds: int
-    train: TrainConfig
+    train: Train
     figure_limit: int
     figure_rounds: int
-    figure_train: TrainConfig
+    figure_train: Train
 
     def run(
         self,
@@ -60,7 +55,7 @@ class Setting:
         partition: str = "iid",
         method: str = "feddrop",
         figure: bool = False,
-        radio: RadioConfig | None = None,
+        radio: Radio | None = None,
         feddst: dict[str, Any] | None = None,
         rule: str = "delta",
         factor: bool = True,
@@ -76,8 +71,8 @@ class Setting:
             seed=seed,
             rounds=self.figure_rounds if figure else self.rounds,
             rate=rate if radio is None or radio.scheme == "fixed" else None,
-            method=named(method, **settings),
-            data=DataConfig(
+            method=method_named(method, **settings),
+            data=Data(
                 name=self.data,
                 train_limit=self.figure_limit if figure else self.train_limit,
                 devices=DEVICES,
@@ -132,18 +127,18 @@ def _repeated(*rates: float) -> dict[tuple[str, str], tuple[float, ...]]:
 
 def _lenet(**settings: int) -> Setting:
     return Setting(
-        model=ModelConfig(name="lenet"),
+        model=Model(name="lenet"),
         data="cifar100",
         train_limit=0,
         layers="all",
-        train=TrainConfig(lr=0.2, schedule="cosine", batch_size=32),
-        figure_train=TrainConfig(lr=0.1, batch_size=32),
+        train=Train(lr=0.2, schedule="cosine", batch_size=32),
+        figure_train=Train(lr=0.1, batch_size=32),
         **settings,
     )
 
 
-_ALEXNET_SGD = TrainConfig(lr=0.01, momentum=0.9, batch_size=32)
-_SMOKE_SGD = TrainConfig(lr=0.1, batch_size=16)
+_ALEXNET_SGD = Train(lr=0.01, momentum=0.9, batch_size=32)
+_SMOKE_SGD = Train(lr=0.1, batch_size=16)
 
 _SCALES = {
     "paper": Scale(
@@ -151,7 +146,7 @@ _SCALES = {
         settings={
             "underfitting": _lenet(rounds=100, figure_limit=0, figure_rounds=150),
             "overfitting": Setting(
-                model=ModelConfig(name="alexnet", init="he"),  # torch's own first weights do not learn
+                model=Model(name="alexnet", init="he"),  # torch's own first weights do not learn
                 data="cifar100",
                 train_limit=0,
                 layers="all",
@@ -179,7 +174,7 @@ _SCALES = {
         settings={
             "underfitting": _lenet(rounds=50, figure_limit=20_000, figure_rounds=40),
             "overfitting": Setting(
-                model=ModelConfig(name="alexnet", width=0.25, init="he"),
+                model=Model(name="alexnet", width=0.25, init="he"),
                 data="cifar100",
                 train_limit=5000,
                 layers="linear",
@@ -225,8 +220,8 @@ _SCALES = {
                 figure_train=_SMOKE_SGD,
             )
             for name, model, layers in (
-                ("underfitting", ModelConfig(name="lenet"), "all"),
-                ("overfitting", ModelConfig(name="alexnet", width=0.03), "linear"),
+                ("underfitting", Model(name="lenet"), "all"),
+                ("overfitting", Model(name="alexnet", width=0.03), "linear"),
             )
         },
         rates=(0.0, 0.2, 0.4),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from feddrop.config import RunConfig
-from feddrop.radio import RadioConfig
+from feddrop.config import Radio, RunConfig
 
 _SOLVERS = {
     "exact": "<code>exact</code> (the optimum, by our own solver, not by Algorithm 1)",
@@ -39,7 +38,7 @@ def training(config: RunConfig) -> str:
     )
 
 
-def cell(radio: RadioConfig, schemes: Sequence[str]) -> str:
+def cell(radio: Radio, schemes: Sequence[str]) -> str:
     """Say everything of a cell but its deadline and bandwidth."""
     budget = "no energy budget" if math.isinf(radio.energy_budget_j) else f"E₀ = {radio.energy_budget_j:g} J"
     bits = (

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from feddrop.config import RunConfig, from_table, to_table
 from feddrop.errors import FeddropError, RunError
-from feddrop.storage.files import write_atomically
 from feddrop.storage import RunFolder
+from feddrop.storage.files import write_atomically
 
 _SERIES = (
     *("train_loss", "test_loss", "test_accuracy"),
@@ -65,7 +65,7 @@ def key_of(config: RunConfig) -> str:
     Only what differs from the defaults enters, so that a new option leaves the names of finished runs alone.
     """
     table = _chosen(config)
-    table["execution"] = config.execution.wire
+    table["execution"] = config.execution.dtype
     table.get("data", {}).pop("path", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 

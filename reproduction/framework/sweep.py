@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
-from reproduction.framework.store import Store, key_of
 from feddrop.sweeps import Job, rounds_done, train_all
+from reproduction.framework.store import Store, key_of
 
 Watcher = Callable[[int, int], None]
 """Told now and then how many rounds are done, and how many there are."""

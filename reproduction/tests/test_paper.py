@@ -20,6 +20,9 @@ from rich.console import Console
 from feddrop.config import to_table
 from feddrop.errors import ConfigError, RunError
 from feddrop.models import Shapes, build, count_parameters
+from feddrop.radio import overheads
+from feddrop.seeds import derive
+from feddrop.simulation.run import Run
 from reproduction.experiments import (
     EXPERIMENTS,
     accuracy,
@@ -37,7 +40,6 @@ from reproduction.experiments import (
     store_for,
     weak,
 )
-from reproduction.framework.asked import differences, until
 from reproduction.experiments.cells import (
     deadline_for,
     feasible_rounds,
@@ -48,20 +50,30 @@ from reproduction.experiments.cells import (
     size_of,
     whole_network,
 )
-from reproduction.framework.console import overview, verdicts
 from reproduction.experiments.converge import make_latency
 from reproduction.experiments.converge import measure as measure_whole
 from reproduction.experiments.curves import Reading, convergence_round, curves_of, plateau_of, reading
 from reproduction.experiments.objective import Dot
+from reproduction.experiments.resources import latency_spots
+from reproduction.framework.asked import differences, until
+from reproduction.framework.console import overview, verdicts
 from reproduction.framework.page import judge
 from reproduction.framework.published import CLAIMS, RATES, TABLE
-from reproduction.experiments.resources import latency_spots
 from reproduction.framework.store import Result, Store, key_of
 from reproduction.framework.sweep import sweep
-from reproduction.framework.verdicts import FAILS, HOLDS, NO, PARTLY, STUDENT, UNDECIDED, YES, Point, matched, reason, verdict
-from feddrop.radio import overheads
-from feddrop.simulation.run import Run
-from feddrop.seeds import derive
+from reproduction.framework.verdicts import (
+    FAILS,
+    HOLDS,
+    NO,
+    PARTLY,
+    STUDENT,
+    UNDECIDED,
+    YES,
+    Point,
+    matched,
+    reason,
+    verdict,
+)
 
 SMOKE = scale("smoke")
 SETTING = SMOKE.settings["underfitting"]
@@ -183,7 +195,7 @@ def test_runs_are_trained_on_the_device_that_is_asked_for(tmp_path):
     small = replace(SMOKE, target_rates=(0.4,), seeds=(0,))
     repeat(["dynamic"], small, store, tmp_path / "page", device="cpu:0", **job)  # another name of the same device
     config = dynamic.runs(small)[0]
-    assert config.execution.device == "cpu"
+    assert config.execution.torch_device == "cpu"
     assert store.get(config).config["execution"]["device"] == "cpu:0"
 
 
@@ -425,7 +437,7 @@ def test_the_runs_that_are_listed_can_decide_every_claim():
         result = fake(curve, mask_moved=[1.0] * count, **more)
         return replace(result, config=to_table(config), series={**result.series, "mean_rate": [0.2] * count})
 
-    store = store_for("cpu", Path(__file__).parents[1] / "results", Path("nowhere"))
+    store = store_for("cpu", Path(__file__).parents[2] / "results", Path("nowhere"))
     for experiment in EXPERIMENTS:
         kept = [store.fact(experiment.name, lambda: {})] if experiment.measure else []
         for made in experiment.make(cpu, find, *kept).verdicts:
@@ -724,7 +736,7 @@ def test_the_published_table_is_complete():
 @pytest.fixture(scope="module")
 def made_again(tmp_path_factory) -> tuple[Path, Path]:
     """The pages, made from the committed results; and the repository."""
-    root, folder = Path(__file__).parents[1], tmp_path_factory.mktemp("pages")
+    root, folder = Path(__file__).parents[2], tmp_path_factory.mktemp("pages")
     store = store_for("cpu", root / "results", folder / "work")
     job = {"workers": 1, "watch": quiet, "making": lambda _: None, "train": False}
     repeat([], scale("cpu"), store, folder, **job)
@@ -750,7 +762,7 @@ def test_findings_list_the_verdicts_that_changed():
 
 def test_what_was_counted_for_the_remark_is_still_so():
     """The facts that are kept beside the results. If this fails, delete their file and make the pages anew."""
-    kept = json.loads((Path(__file__).parents[1] / "results" / "cpu" / "facts" / "overhead.json").read_text())
+    kept = json.loads((Path(__file__).parents[2] / "results" / "cpu" / "facts" / "overhead.json").read_text())
     assert json.loads(json.dumps(remark.measure(scale("cpu")))) == kept
 
 
@@ -758,7 +770,7 @@ def test_committed_results_are_what_they_say():
     """Every result in the repository is the run of the configuration that it names."""
     from feddrop.config import RunConfig, from_table
 
-    folder = Path(__file__).parents[1] / "results" / "cpu"
+    folder = Path(__file__).parents[2] / "results" / "cpu"
     for path in folder.glob("*.json"):
         result = Result(**json.loads(path.read_text()))
         config = from_table(RunConfig, result.config)
@@ -770,7 +782,7 @@ def test_committed_results_are_what_they_say():
 
 
 def test_the_page_on_power_repeats_the_numbers_of_the_papers_page():
-    paper, power = ((Path(__file__).parents[1] / "docs" / name).read_text() for name in ("paper.md", "power.md"))
+    paper, power = ((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("paper.md", "power.md"))
     section = re.split(r"^## ", paper, flags=re.MULTILINE)
     (told,) = [text for text in section if text.startswith("Power and clock chosen too")]
     rows = [line for line in told.splitlines() if line.startswith("|")]

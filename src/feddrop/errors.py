@@ -59,6 +59,12 @@ def shortened(value: object, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
+def clean(text: object, longest: int | None = None) -> str:
+    """Return text fit to be shown: one line, no control characters or terminal escapes, cut at ``longest``."""
+    line = "".join(c if c.isprintable() else " " for c in str(text)).strip()
+    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
+
+
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     """Return ``given`` if it is allowed, else raise a ConfigError that names the nearest allowed word."""
     words = sorted(allowed)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocate_cases import KINDS, dual_bound, least_share, one, problems, smallest_z, subband
 from feddrop import allocation as package
 from feddrop.allocation import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
 from feddrop.allocation.solution import kkt_residual
 from feddrop.errors import ConfigError, InfeasibleError
+from support.allocate_cases import KINDS, dual_bound, least_share, one, problems, smallest_z, subband
 
 SIMPLE = {
     "weight": [0.25, 0.25, 0.5],

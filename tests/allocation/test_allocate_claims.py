@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from allocate_cases import KINDS, problems
 from feddrop.allocation import Problem, allocate
-from reproduction.framework.finding import FORWARD_FLOPS, PARAMETERS, SCENARIOS, measure, table
 from feddrop.radio import Cell
-from power_cases import power_problems
+from reproduction.framework.finding import FORWARD_FLOPS, PARAMETERS, SCENARIOS, measure, table
+from support.allocate_cases import KINDS, problems
+from support.power_cases import power_problems
 
 MODEL = {"parameters": PARAMETERS, "forward_flops": FORWARD_FLOPS}
 
@@ -193,8 +193,8 @@ def test_the_finding():
 
 
 def test_the_model_of_the_finding_is_the_packages_lenet():
-    from feddrop.models.flops import forward_flops
     from feddrop.models import Shapes, build, count_parameters
+    from feddrop.models.flops import forward_flops
 
     model = build("lenet", Shapes.of((3, 32, 32), 100), seed=0)
     assert count_parameters(model) == PARAMETERS == 69_656

@@ -8,9 +8,19 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from allocate_cases import DEVICES, KINDS, dual_bound, least_share, one, problems, reference, smallest_z, subband
 from feddrop.allocation import Problem, Status, SubbandProblem, allocate
 from feddrop.allocation.feasible import settle
+from support.allocate_cases import (
+    DEVICES,
+    KINDS,
+    dual_bound,
+    least_share,
+    one,
+    problems,
+    reference,
+    smallest_z,
+    subband,
+)
 
 ROUNDS = dict.fromkeys(DEVICES, 150) | {100: 40, 300: 15}
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from feddrop.allocation import PowerProblem, allocate
+from feddrop.config import Radio
 from feddrop.errors import ConfigError, FeddropWarning
-from reproduction.framework.finding import main as finding
-from feddrop.radio import RadioConfig
 from feddrop.radio.files import as_json, as_text, load, rows
 from feddrop.report.allocation import draw, save
+from reproduction.framework.finding import main as finding
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TOML = """
 deadline_s = 2.0
 [[device]]
@@ -52,7 +52,7 @@ def test_the_examples_say_the_same_in_toml_csv_and_json(tmp_path):
 def test_a_cell_file_is_the_cell():
     problem, *_ = load(EXAMPLES / "cell.toml")
     loss = (1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 2e-3, 2e-3, 1e-3, 2e-4, 1e-3)
-    cell = RadioConfig(energy_budget_j=300.0, path_loss=loss).cell(10, 5000, seed=0)
+    cell = Radio(energy_budget_j=300.0, path_loss=loss).cell(10, 5000, seed=0)
     same = cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560)
     np.testing.assert_array_equal(problem.comm_s, same.comm_s)
     np.testing.assert_array_equal(problem.budget_j, same.budget_j)

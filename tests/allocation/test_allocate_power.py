@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import feddrop
-from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, alternate, at_part, diagnose
+from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
 from feddrop.allocation.pace import hurry, needs, pace
 from feddrop.allocation.phi import inverse_log_phi, log_phi
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.radio import Cell
-from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
+from reproduction.experiments.rivals import alternate, at_part
+from support.power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = (1, 2, 3, 10, 30, 100)
 
@@ -349,7 +350,7 @@ def test_least_shares_are_those_of_halving_where_computing_leaves_next_to_nothin
 
 
 def urban(budget_j, deadline_s):
-    cell = feddrop.RadioConfig(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
+    cell = feddrop.Radio(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
     cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))
     return cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
 

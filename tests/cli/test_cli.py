@@ -20,13 +20,13 @@ import pytest
 from rich.console import Console
 
 import feddrop as package
+from feddrop.cli import app, live, output, settings
+from feddrop.cli.failures import explain, guarded
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
 from feddrop.storage.folder import RunFolder
-from feddrop.cli import app, live, say, settings
-from feddrop.cli.failures import explain, guarded
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--set", "rounds=2", "--set", "data.train_limit=100", "--set", "data.devices=2"]
 
 
@@ -290,7 +290,7 @@ def test_names_cannot_steer_the_terminal(here):
     assert code == 0
     assert "\\x1b[31mred\\x07" in out
     assert not set(out) & {"\x1b", "\x07"}
-    assert say.safe("a\nb\udc80") == "a\nb\\udc80"
+    assert output.safe("a\nb\udc80") == "a\nb\\udc80"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrop import DataConfig, ModelConfig, ParticipationConfig, RadioConfig, ServerConfig, TrainConfig
-from feddrop.config import RunConfig
+from feddrop import Data, Model, Participation, Radio, Server, Train
+from feddrop.config import RunConfig, method_named
 from feddrop.errors import ConfigError
-from feddrop.methods import named
 from feddrop.simulation.rates import read_rates
 
 
@@ -20,7 +19,7 @@ def test_toml_round_trip():
         method = { layers = ["fc1"], layer_rates = { fc2 = 0.5 } }
         """
     )
-    assert config.method.settings.layers == ("fc1",)
+    assert config.method.layers == ("fc1",)
     assert RunConfig.from_toml(config.to_toml()) == config
     assert RunConfig.from_toml(RunConfig().to_toml()) == RunConfig()
 
@@ -96,11 +95,11 @@ def test_a_method_and_its_settings_may_be_given_in_any_order(caplog):
     for overrides in (["method=feddst", "method.alpha=0.2"], ["method.alpha=0.2", "method=feddst"]):
         for text in ("", 'method = "feddst"', '[method]\nname = "feddst"\nreadjust_every = 3'):
             config = RunConfig.from_toml(text, overrides)
-            assert (config.method.name, config.method.settings.alpha) == ("feddst", 0.2)
-            assert config.method.settings.readjust_every == (3 if "every" in text else 10)
+            assert (config.method.name, config.method.alpha) == ("feddst", 0.2)
+            assert config.method.readjust_every == (3 if "every" in text else 10)
     assert not caplog.messages
     config = RunConfig.from_toml('[method]\nlevel = "unit"', ["method=feddst"])
-    assert config.method == named("feddst")
+    assert config.method == method_named("feddst")
     assert caplog.messages == ["method.level of the configuration has no effect: method is 'feddst' now."]
 
 
@@ -112,7 +111,7 @@ def test_what_a_file_cannot_hold_is_an_error(tmp_path):
         with pytest.raises(ConfigError, match=r"the settings of method 'json:dumps' are .*indent"):
             RunConfig(method={"name": "json:dumps", "indent": value})
     with pytest.raises(ConfigError, match="layer_rates has the key 1; it must be a text"):
-        RunConfig(method=named("feddrop", layer_rates={1: 0.5}))
+        RunConfig(method=method_named("feddrop", layer_rates={1: 0.5}))
     with pytest.raises(ConfigError, match="'~nobody-here/x' begins with a home that there is none of"):
         RunConfig.from_toml("data = { path = '~nobody-here/x' }", folder=tmp_path)
 
@@ -165,7 +164,7 @@ def test_the_rows_of_a_rates_table_may_stand_in_any_order(tmp_path):
 
 
 def test_a_method_by_its_name_alone():
-    assert RunConfig.from_toml("method = 'feddst'").method == named("feddst")
+    assert RunConfig.from_toml("method = 'feddst'").method == method_named("feddst")
     assert RunConfig(method="fedavg").given_rate == 0.0
     assert RunConfig.from_toml("", ["method=fedrolex"]).method.name == "fedrolex"
     assert RunConfig().given_rate == 0.3
@@ -181,19 +180,19 @@ def test_numpy_numbers_are_numbers():
 
 def test_numpy_numbers_are_numbers_in_every_section():
     config = RunConfig(
-        data=DataConfig(devices=np.int64(3)),
-        model=ModelConfig(name="mlp", width=np.float32(0.5), layers=np.int8(2)),
-        train=TrainConfig(lr=np.float32(0.25), batch_size=np.int32(8)),
-        server=ServerConfig(krum=np.int64(1), clip=np.float64(2.0)),
-        participation=ParticipationConfig(count=np.int64(2)),
-        radio=RadioConfig(deadline_s=np.float32(3), cpu_hz=np.array([1e9, 2e9]), dynamic=np.bool_(True)),
-        method=named("feddrop", layer_rates={"fc1": np.float32(0.5)}, layers=np.array(["fc1"])),
+        data=Data(devices=np.int64(3)),
+        model=Model(name="mlp", width=np.float32(0.5), layers=np.int8(2)),
+        train=Train(lr=np.float32(0.25), batch_size=np.int32(8)),
+        server=Server(krum=np.int64(1), clip=np.float64(2.0)),
+        participation=Participation(count=np.int64(2)),
+        radio=Radio(deadline_s=np.float32(3), cpu_hz=np.array([1e9, 2e9]), dynamic=np.bool_(True)),
+        method=method_named("feddrop", layer_rates={"fc1": np.float32(0.5)}, layers=np.array(["fc1"])),
     )
     assert RunConfig.from_toml(config.to_toml()) == config
-    assert (config.train.lr, config.radio.cpu_hz, config.method.settings.layers) == (0.25, (1e9, 2e9), ("fc1",))
+    assert (config.train.lr, config.radio.cpu_hz, config.method.layers) == (0.25, (1e9, 2e9), ("fc1",))
     kinds = {type(value) for value in config.flat().values()}
     assert kinds <= {int, float, str, bool, tuple}
-    for wrong, said in (({"rounds": "3"}, "rounds is '3'"), ({"data": DataConfig(devices=2.5)}, "data.devices is 2.5")):
+    for wrong, said in (({"rounds": "3"}, "rounds is '3'"), ({"data": Data(devices=2.5)}, "data.devices is 2.5")):
         with pytest.raises(ConfigError, match=f"{said}; it must be a whole number"):
             RunConfig(**wrong)
 

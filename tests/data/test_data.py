@@ -34,7 +34,7 @@ def empty_home(monkeypatch, tmp_path):
 
 
 def test_digits():
-    digits = data.load("digits")
+    digits = data.load_dataset("digits")
     assert (digits.name, digits.num_classes, digits.input_shape) == ("digits", 10, (1, 32, 32))
     assert (len(digits.train_x), len(digits.test_x)) == (len(digits.train_y), len(digits.test_y)) == (1438, 359)
     assert (digits.train_x.dtype, digits.train_y.dtype) == (torch.float32, torch.int64)
@@ -42,14 +42,14 @@ def test_digits():
     assert float(digits.train_x.std()) == pytest.approx(1, abs=1e-3)
     test_counts, all_counts = digits.test_y.bincount(), torch.cat([digits.train_y, digits.test_y]).bincount()
     assert (test_counts - 0.2 * all_counts).abs().max() <= 0.5
-    again = data.load("digits")
+    again = data.load_dataset("digits")
     assert torch.equal(again.train_x, digits.train_x)
     assert torch.equal(again.test_y, digits.test_y)
 
 
 def test_digits_split_is_pinned():
     """The test set may not change between versions: results would no longer compare."""
-    digits = data.load("digits")
+    digits = data.load_dataset("digits")
     assert digits.test_y[:12].tolist() == [1, 2, 8, 0, 4, 7, 8, 3, 6, 8, 9, 5]
     assert digits.train_y[:12].tolist() == [0, 3, 4, 5, 6, 7, 9, 1, 2, 3, 5, 6]
 
@@ -58,7 +58,7 @@ def test_digits_are_sklearns_images():
     """At 8 x 8 nothing is resized: every image is there once, up to one shift and one scale."""
     from sklearn.datasets import load_digits
 
-    digits = data.load("digits", image_size=8)
+    digits = data.load_dataset("digits", image_size=8)
     ours = torch.cat([digits.train_x, digits.test_x]).reshape(-1, 64)
     ours = ((ours - ours.min()) / (ours.max() - ours.min()) * 16).round().to(torch.uint8).numpy()
     labels = torch.cat([digits.train_y, digits.test_y]).numpy()
@@ -69,34 +69,34 @@ def test_digits_are_sklearns_images():
 
 
 def test_digits_are_resized_bilinearly():
-    given = data.load("digits", image_size=8).train_x
+    given = data.load_dataset("digits", image_size=8).train_x
     large = torch.nn.functional.interpolate(given, size=(32, 32), mode="bilinear", align_corners=False)
     # Shrinking must weigh all pixels, not pick some: by a triangle around the centre of each new pixel.
     tent = torch.tensor([5.0, 7, 7, 5, 3, 1, 0, 0]) / 28
     ramp = torch.stack([tent, tent.flip(0)])
     for size, by_hand in ((32, large), (2, ramp @ given @ ramp.T)):
         by_hand = (by_hand - by_hand.mean()) / by_hand.std(correction=0)
-        assert torch.allclose(by_hand, data.load("digits", image_size=size).train_x, atol=1e-4)
+        assert torch.allclose(by_hand, data.load_dataset("digits", image_size=size).train_x, atol=1e-4)
 
 
 def test_train_limit_is_balanced_and_repeatable():
-    some = data.load("digits", train_limit=123)
+    some = data.load_dataset("digits", train_limit=123)
     assert len(some.train_x) == len(some.train_y) == 123
     assert set(some.train_y.bincount().tolist()) == {12, 13}
-    assert torch.equal(some.train_x, data.load("digits", train_limit=123).train_x)
-    assert torch.equal(some.test_y, data.load("digits").test_y)
+    assert torch.equal(some.train_x, data.load_dataset("digits", train_limit=123).train_x)
+    assert torch.equal(some.test_y, data.load_dataset("digits").test_y)
     for limit in (0, 1439):
         with pytest.raises(ConfigError, match="1438 training samples"):
-            data.load("digits", train_limit=limit)
+            data.load_dataset("digits", train_limit=limit)
 
 
 def test_load_refuses():
     with pytest.raises(ConfigError, match="Did you mean 'cifar100'"):
-        data.load("cifar-100")
+        data.load_dataset("cifar-100")
     with pytest.raises(ConfigError, match="image_size is 0"):
-        data.load("digits", image_size=0)
+        data.load_dataset("digits", image_size=0)
     with pytest.raises(ConfigError, match="no path"):
-        data.load("digits", path="somewhere")
+        data.load_dataset("digits", path="somewhere")
 
 
 def test_import_does_not_load_torch():
@@ -124,7 +124,7 @@ def test_embedded_data_are_read_without_importing_scikit_learn():
 def test_without_scikit_learn_the_embedded_data_say_what_to_install(monkeypatch):
     monkeypatch.setattr(data.embedded, "find_spec", lambda _: None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
-        data.load("digits")
+        data.load_dataset("digits")
 
 
 # --- archives: small ones of the same form, written here
@@ -175,17 +175,17 @@ def test_cifar_from_every_form_and_place(tiny, tmp_path, monkeypatch):
     dotted = write(tmp_path / "dotted", {"renamed.tgz": pack(source, files, prefix="./")})
     unpacked = write(tmp_path / "unpacked" / source.folder, files)
     seen = [
-        data.load(name, path=path)
+        data.load_dataset(name, path=path)
         for path in (packed, str(packed / source.archive), dotted / "renamed.tgz", unpacked, unpacked.parent)
     ]
     monkeypatch.setenv("FEDDROP_DATA", str(packed))
-    seen.append(data.load(name))
+    seen.append(data.load_dataset(name))
     assert data.locate(name) == packed / source.archive
     monkeypatch.setenv("FEDDROP_DATA", str(tmp_path))  # has nothing: the cache is next
     assert data.locate(name) is None
     cached = write(sources.cache_folder(), {source.archive: pack(source, files)}) / source.archive
     assert data.locate(name) == cached
-    seen.append(data.load(name))
+    seen.append(data.load_dataset(name))
 
     # The slow obvious twin: byte by byte from the format's description.
     def parse(names):
@@ -213,14 +213,14 @@ def test_cifar_from_every_form_and_place(tiny, tmp_path, monkeypatch):
 def test_cifar_missing_says_how_to_get_it(tiny, tmp_path, monkeypatch):
     name, source, _ = tiny
     with pytest.raises(DataError) as caught:
-        data.load(name)
+        data.load_dataset(name)
     for hint in (f"feddrop data {name} --download", source.archive, "FEDDROP_DATA", str(sources.cache_folder())):
         assert hint in str(caught.value)
     with pytest.raises(DataError, match="nowhere"):
-        data.load(name, path=tmp_path / "nowhere")
+        data.load_dataset(name, path=tmp_path / "nowhere")
     monkeypatch.setenv("FEDDROP_DATA", str(tmp_path / "gone"))
     with pytest.raises(DataError, match="not a folder"):
-        data.load(name)
+        data.load_dataset(name)
 
 
 def test_cifar_damage_is_found(tiny, tmp_path):
@@ -264,13 +264,13 @@ def test_cifar_damage_is_found(tiny, tmp_path):
             archive = tmp_path / "archive.tar.gz"
             archive.write_bytes(content)
             with pytest.raises(DataError, match=reason):
-                data.load(name, path=archive)
+                data.load_dataset(name, path=archive)
     folder = write(tmp_path / "folder", files | {test_file: files[test_file][:-1]})
     with pytest.raises(DataError, match="bytes instead of"):
-        data.load(name, path=folder)
+        data.load_dataset(name, path=folder)
     (folder / test_file).unlink()
     with pytest.raises(DataError, match=f"it has no {test_file}"):
-        data.load(name, path=folder)
+        data.load_dataset(name, path=folder)
 
 
 def member(content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: str) -> bytes:
@@ -316,7 +316,7 @@ def test_cifar_hostile_archives_are_refused_in_little_memory(trap, reason, tmp_p
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=f"cannot be read .*{reason}.*get it again"):
-            data.load("cifar100", path=archive)
+            data.load_dataset("cifar100", path=archive)
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
@@ -326,10 +326,10 @@ def test_cifar_archive_may_hold_other_files_but_not_many_times_the_data(tiny, tm
     name, source, files = tiny
     archive = tmp_path / "archive.tar.gz"
     archive.write_bytes(pack(source, files | {"readme.html": b"x" * 1_000_000}))
-    assert len(data.load(name, path=archive).train_x) == 400
+    assert len(data.load_dataset(name, path=archive).train_x) == 400
     archive.write_bytes(pack(source, files | {"readme.html": b"x" * 2_000_000}))
     with pytest.raises(DataError, match="far too large"):
-        data.load(name, path=archive)
+        data.load_dataset(name, path=archive)
 
 
 def test_cifar_links_in_an_archive_are_not_followed(tiny, tmp_path):
@@ -344,7 +344,7 @@ def test_cifar_links_in_an_archive_are_not_followed(tiny, tmp_path):
         archive.addfile(link)
     (tmp_path / "archive.tar.gz").write_bytes(out.getvalue())
     with pytest.raises(DataError, match="it has no"):
-        data.load(name, path=tmp_path / "archive.tar.gz")
+        data.load_dataset(name, path=tmp_path / "archive.tar.gz")
 
 
 # --- Fashion-MNIST
@@ -371,14 +371,14 @@ def test_fashion_mnist(fashion, tmp_path):
     flat = write(tmp_path / "flat", files)
     write(tmp_path / "nested" / "fashion_mnist", files)
     for path in (flat, tmp_path / "nested"):
-        found = data.load("fashion_mnist", path=path, image_size=28)
+        found = data.load_dataset("fashion_mnist", path=path, image_size=28)
         assert found.class_names[0] == "T-shirt/top"
         assert (found.num_classes, found.input_shape) == (10, (1, 28, 28))
         assert found.train_y.tolist() == y.tolist()
         assert found.test_y.tolist() == test_y.tolist()
         assert np.allclose(found.train_x[:, 0], (x - x.mean()) / x.std(), atol=1e-5)
         assert np.allclose(found.test_x[:, 0], (test_x - x.mean()) / x.std(), atol=1e-5)
-    assert data.load("fashion_mnist", path=flat).input_shape == (1, 32, 32)
+    assert data.load_dataset("fashion_mnist", path=flat).input_shape == (1, 32, 32)
 
 
 def test_fashion_mnist_damage_is_found(fashion, tmp_path):
@@ -395,13 +395,13 @@ def test_fashion_mnist_damage_is_found(fashion, tmp_path):
     ):
         folder = write(tmp_path / "bad", files | {file: content})
         with pytest.raises(DataError, match=reason):
-            data.load("fashion_mnist", path=folder)
+            data.load_dataset("fashion_mnist", path=folder)
     write(folder, files)
     (folder / labels).unlink()
     with pytest.raises(DataError, match=r"is not in .*bad"):
-        data.load("fashion_mnist", path=folder)
+        data.load_dataset("fashion_mnist", path=folder)
     with pytest.raises(DataError, match="feddrop data fashion_mnist --download"):
-        data.load("fashion_mnist")
+        data.load_dataset("fashion_mnist")
 
 
 # --- downloads, from a server on this machine
@@ -451,14 +451,14 @@ def test_download_cifar_once(tiny, tmp_path, monkeypatch):
     content = pack(source, files)
     with serve({source.archive: content}) as (base, requests):
         use(monkeypatch, name, base=base, sha256=hashlib.sha256(content).hexdigest())
-        assert len(data.load(name, download=True).train_x) == 400
-        assert len(data.load(name, download=True).train_x) == 400
+        assert len(data.load_dataset(name, download=True).train_x) == 400
+        assert len(data.load_dataset(name, download=True).train_x) == 400
         assert requests == ["/" + source.archive]
         for path in (tmp_path / "mine", tmp_path / "also" / source.archive):
-            assert len(data.load(name, path=path, download=True).train_x) == 400
+            assert len(data.load_dataset(name, path=path, download=True).train_x) == 400
     for folder in (sources.cache_folder(), tmp_path / "mine", tmp_path / "also"):
         assert everything_in(folder) == [source.archive]
-    assert len(data.load(name).train_x) == 400
+    assert len(data.load_dataset(name).train_x) == 400
 
 
 def test_download_fashion_fetches_what_is_missing(fashion, monkeypatch):
@@ -466,12 +466,12 @@ def test_download_fashion_fetches_what_is_missing(fashion, monkeypatch):
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     with serve(files) as (base, requests):
         use(monkeypatch, "fashion_mnist", base=base, files=sums)
-        data.load("fashion_mnist", download=True)
+        data.load_dataset("fashion_mnist", download=True)
         assert everything_in(sources.cache_folder() / "fashion_mnist") == sorted(files)
         lost = list(files)[2]
         (sources.cache_folder() / "fashion_mnist" / lost).unlink()
         del requests[:]
-        data.load("fashion_mnist", download=True)
+        data.load_dataset("fashion_mnist", download=True)
         assert requests == ["/" + lost]
 
 
@@ -481,16 +481,16 @@ def test_failed_downloads_leave_nothing_behind(tiny, monkeypatch):
     with serve({source.archive: content}) as (base, _):
         use(monkeypatch, name, base=base, sha256="0" * 64)
         with pytest.raises(DataError, match="SHA-256"):
-            data.load(name, download=True)
+            data.load_dataset(name, download=True)
         use(monkeypatch, name, base=base + "nowhere/")
         with pytest.raises(DataError, match="404"):
-            data.load(name, download=True)
+            data.load_dataset(name, download=True)
     with serve({source.archive: content}, cut=5) as (base, _):
         use(monkeypatch, name, base=base, sha256=hashlib.sha256(content[:-5]).hexdigest())
         with pytest.raises(DataError, match="Could not download"):
-            data.load(name, download=True)
+            data.load_dataset(name, download=True)
     with pytest.raises(DataError, match="Could not download"):
-        data.load(name, download=True)  # the server is gone
+        data.load_dataset(name, download=True)  # the server is gone
     assert everything_in(sources.cache_folder()) == []
 
 
@@ -509,7 +509,7 @@ def test_official_addresses_are_secure():
 )
 def test_real_cifar100(monkeypatch):
     monkeypatch.setenv("FEDDROP_DATA", str(REAL))
-    real = data.load("cifar100", train_limit=5000, progress=False)
+    real = data.load_dataset("cifar100", train_limit=5000, progress=False)
     assert real.train_x.shape == (5000, 3, 32, 32)
     assert real.test_x.shape == (10_000, 3, 32, 32)
     assert real.train_y.bincount().tolist() == [50] * 100

@@ -219,7 +219,7 @@ def test_diabetes_against_scikit_learn_itself():
     from sklearn.datasets import load_diabetes
     from sklearn.linear_model import LinearRegression
 
-    made = data.load("diabetes")
+    made = data.load_dataset("diabetes")
     assert (len(made.train_y), len(made.test_y), made.input_shape, made.target_shape) == (354, 88, (10,), (1,))
     assert (made.loss, made.num_classes, made.owners) == ("mse", 0, None)
     assert float(made.train_y.mean()) == pytest.approx(0, abs=1e-5)
@@ -231,6 +231,6 @@ def test_diabetes_against_scikit_learn_itself():
     fitted = LinearRegression().fit(made.train_x, made.train_y)
     error = float(((torch.from_numpy(fitted.predict(made.test_x)) - made.test_y) ** 2).mean())
     assert error == pytest.approx(LINEAR_ON_DIABETES, abs=1e-3)
-    some = data.load("diabetes", train_limit=100)
+    some = data.load_dataset("diabetes", train_limit=100)
     assert len(some.train_y) == 100
     assert torch.equal(some.test_y, made.test_y)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddrop import data
-from feddrop.data import DataConfig
+from feddrop.config import Data
 from feddrop.data.partitions import check_parts
 from feddrop.errors import ConfigError, DataError
 from feddrop.seeds import derive, generator, permutation
@@ -156,8 +156,8 @@ def test_parts_that_are_given():
     given = [torch.tensor([3, 1]), [0], np.array([5, 4], np.int32), range(6, 9)]
     assert [part.tolist() for part in check_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
     assert [part.tolist() for part in check_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
-    digits = data.load("digits", image_size=8)
-    found = data.spread(digits, DataConfig(), seed=0, parts=given)
+    digits = data.load_dataset("digits", image_size=8)
+    found = data.spread(digits, Data(), seed=0, parts=given)
     assert [len(part) for part in found] == [2, 1, 2, 3]
 
 
@@ -203,15 +203,15 @@ def test_todays_partitions_are_pinned():
 
 
 def test_settings_are_checked_and_those_without_effect_named():
-    assert DataConfig().without_effect() == []
-    assert DataConfig(partition="dirichlet", alpha=0.5).without_effect() == []
-    assert DataConfig(partition="quantity", alpha=0.5).without_effect() == []
-    (line,) = DataConfig(alpha=0.5).without_effect()
+    assert Data().without_effect() == []
+    assert Data(partition="dirichlet", alpha=0.5).without_effect() == []
+    assert Data(partition="quantity", alpha=0.5).without_effect() == []
+    (line,) = Data(alpha=0.5).without_effect()
     assert line == (
         "data.alpha = 0.5 has no effect: it is for the partition 'dirichlet' or 'quantity', "
         "and data.partition is 'iid'."
     )
-    assert len(DataConfig(alpha=0.5, classes_per_device=3).without_effect()) == 2
+    assert len(Data(alpha=0.5, classes_per_device=3).without_effect()) == 2
     for change, message in (
         ({"alpha": -1.0}, "data.alpha is -1"),
         ({"alpha": float("nan")}, "data.alpha is nan"),
@@ -222,8 +222,8 @@ def test_settings_are_checked_and_those_without_effect_named():
         ({"name": "shakespear"}, "Did you mean 'shakespeare'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            DataConfig(**change)
-    assert DataConfig(partition="owner", devices=0).devices == 0
+            Data(**change)
+    assert Data(partition="owner", devices=0).devices == 0
 
 
 def test_a_billion_devices_are_one_line():

@@ -71,7 +71,7 @@ def test_sequences_against_a_plain_loop(tmp_path):
     text = play(3000, 40, 100, 165, 900, 85)
     place = tmp_path / "play.txt"
     place.write_text(text)
-    found = data.load("shakespeare", path=place)
+    found = data.load_dataset("shakespeare", path=place)
     train, test, who = by_hand(text)
     assert decoded(found.train_x, found.train_y) == train
     assert decoded(found.test_x, found.test_y) == test
@@ -98,13 +98,13 @@ def test_every_form_and_place_reads_the_same(tmp_path, monkeypatch):
         place.write_bytes(content)
         root = tmp_path / name[0]
         for path in (place, *([] if name[0] == "d" else [root, place.parent])):
-            found = data.load("shakespeare", path=path).crc32()
+            found = data.load_dataset("shakespeare", path=path).crc32()
             expected = expected or found
             assert found == expected
         if name[0] != "d":
             monkeypatch.setenv("FEDDROP_DATA", str(root))
             assert data.locate("shakespeare") == place
-            assert data.load("shakespeare").crc32() == expected
+            assert data.load_dataset("shakespeare").crc32() == expected
 
 
 def test_what_is_not_the_text_is_refused(tmp_path):
@@ -124,23 +124,23 @@ def test_what_is_not_the_text_is_refused(tmp_path):
         for content in contents:
             place.write_bytes(content)
             with pytest.raises(DataError, match=message):
-                data.load("shakespeare", path=place)
+                data.load_dataset("shakespeare", path=place)
 
 
 def test_a_bomb_does_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("feddrop.data.shakespeare._LARGEST", 1 << 20)
     (tmp_path / "text").write_bytes(gzip.compress(b" " * (1 << 24)))
     with pytest.raises(DataError, match="more than 1 MiB"):
-        data.load("shakespeare", path=tmp_path / "text")
+        data.load_dataset("shakespeare", path=tmp_path / "text")
 
 
 def test_missing_says_how_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"feddrop data shakespeare --download.*input\.txt.*FEDDROP_DATA"):
-        data.load("shakespeare")
+        data.load_dataset("shakespeare")
     with pytest.raises(DataError, match="nowhere"):
-        data.load("shakespeare", path=tmp_path / "nowhere")
+        data.load_dataset("shakespeare", path=tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no images"):
-        data.load("shakespeare", image_size=8)
+        data.load_dataset("shakespeare", image_size=8)
 
 
 def test_it_is_downloaded_and_checked(tmp_path, monkeypatch):
@@ -150,13 +150,13 @@ def test_it_is_downloaded_and_checked(tmp_path, monkeypatch):
     sums = {"input.txt": hashlib.sha256(content).hexdigest()}
     source = replace(sources.SOURCES["shakespeare"], base=(tmp_path / "site").as_uri() + "/", files=sums)
     monkeypatch.setitem(sources.SOURCES, "shakespeare", source)
-    assert len(data.load("shakespeare", download=True).train_x) == 10
+    assert len(data.load_dataset("shakespeare", download=True).train_x) == 10
     assert data.locate("shakespeare") == sources.cache_folder() / "shakespeare" / "input.txt"
 
 
 def test_train_limit_is_spread_over_roles(tmp_path):
     (tmp_path / "play.txt").write_text(play(900, 900, 900))
-    some = data.load("shakespeare", path=tmp_path / "play.txt", train_limit=7)
+    some = data.load_dataset("shakespeare", path=tmp_path / "play.txt", train_limit=7)
     assert sorted(np.bincount(some.owners).tolist()) == [2, 2, 3]
 
 
@@ -176,7 +176,7 @@ def ngram_accuracy(dataset: data.Dataset, before: int) -> float:
 
 def test_bigram_accuracy_against_a_plain_loop(tmp_path):
     (tmp_path / "play.txt").write_text(play(900, 400))
-    found = data.load("shakespeare", path=tmp_path / "play.txt")
+    found = data.load_dataset("shakespeare", path=tmp_path / "play.txt")
     after: dict[int, dict[int, int]] = {}
     for x, y in zip(found.train_x.flatten().tolist(), found.train_y.flatten().tolist(), strict=True):
         after.setdefault(x, {}).setdefault(y, 0)
@@ -193,7 +193,7 @@ def test_bigram_accuracy_against_a_plain_loop(tmp_path):
     reason="FEDDROP_DATA does not name a folder with shakespeare.txt.gz",
 )
 def test_real_shakespeare():
-    found = data.load("shakespeare", path=REAL.parent)
+    found = data.load_dataset("shakespeare", path=REAL.parent)
     assert (len(found.train_y), len(found.test_y), len(found.owner_names)) == (11_446, 1_247, 256)
     assert found.owner_names[:3] == ("First Citizen", "All", "Second Citizen")
     assert decoded(found.train_x[:1], found.train_y[:1])[0].startswith(

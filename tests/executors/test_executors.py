@@ -18,108 +18,26 @@ from torch import nn
 
 import feddrop
 from feddrop import wire
-from feddrop.subnets import parameters
-from feddrop.simulation.device import Reply, Samples, Task
+from feddrop.config import Execution
 from feddrop.errors import ConfigError, RunError
-from feddrop.executors import EXECUTORS, ExecutionConfig, Processes, Serial, shared
-from feddrop.learning.config import TrainConfig
-from feddrop.learning.local import accuracy
-from feddrop.methods import feddrop as subnets
-from feddrop.methods.fedavg import FedavgConfig, fedavg
-from feddrop.methods.method import Setup
-from feddrop.simulation.round import Forgetful, run_round
+from feddrop.executors import EXECUTORS, Processes, Reply, Serial, shared
+from feddrop.simulation.round import run_round
+from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
-
-RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
-
-
-class TwoInputs(nn.Module):
-    """Takes two halves of a picture, works in place, and draws random numbers, also when it is tested."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.upper, self.lower, self.out = nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 10)
-
-    def forward(self, upper, lower):
-        upper.mul_(0.5)  # works in place: on a copy, or the data of all would change
-        return self.out(nn.functional.dropout(torch.relu(self.upper(upper) + self.lower(lower)), 0.1))
-
-
-def margin(outputs, targets):
-    """A metric of the user's own."""
-    top = outputs.topk(2, dim=1).values
-    return (top[:, 0] - top[:, 1]).mean()
-
-
-def remembering(setup):
-    """A method whose devices count their rounds in their memory, and remember what they were sent."""
-    base = fedavg(setup, FedavgConfig())
-
-    def local(subnet, values, job, batches, memory):
-        update, _ = base.local(subnet, values, job, batches, memory)
-        first = next(iter(values.values())).reshape(-1)[:5].clone()
-        return update, {"rounds": memory.get("rounds", torch.zeros(1, dtype=torch.int64)) + 1, "first": first}
-
-    return base._replace(local=local)
-
-
-def dropping(setup, level="weight"):
-    return subnets.feddrop(setup, subnets.FeddropConfig(level=level))
-
-
-def task_for(model, data, factory=dropping, **given):
-    setup = Setup(model=model, example=data.train_x[:1], rounds=3, train=TrainConfig(batch_size=16, lr=0.1))
-    samples = Samples(data.train_x[:300], data.train_y[:300], data.test_x, data.test_y)
-    task = Task(
-        setup=setup,
-        factory=factory,
-        samples=samples,
-        parts=list(torch.arange(300).split(60)),
-        measures={"accuracy": accuracy},
-    )
-    return replace(task, **given)
-
-
-def two_input_task(data):
-    def halves(x):
-        flat = x.reshape(len(x), 256)
-        return flat[:, :128].clone(), flat[:, 128:].clone()
-
-    samples = Samples(halves(data.train_x[:300]), data.train_y[:300], halves(data.test_x), data.test_y)
-    task = task_for(TwoInputs(), data, remembering)
-    setup = replace(task.setup, example=tuple(half[:1] for half in samples.train_x))
-    return replace(task, setup=setup, samples=samples, measures={"accuracy": accuracy, "margin": margin})
-
-
-def rounds_with(executor, task, count=2, rates=None, hook=None):
-    """Run rounds, and return all that may differ: parameters, records, memories, measures."""
-    method = task.factory(task.setup)
-    whole, memories = parameters.from_model(task.setup.model), Forgetful()
-    state, devices = method.init(whole), []
-    for round_ in range(1, count + 1):
-        if hook:
-            hook(round_)
-        whole, state, devices = run_round(
-            method, executor, whole, state, round_=round_, rates=rates or RATES, seed=1, memories=memories
-        )
-    records = [replace(device, seconds=0.0) for device in devices]
-    return whole, records, dict(memories), executor.evaluate(whole)
-
-
-def assert_same(one, two):
-    assert one[1:] == two[1:]
-    assert list(one[0]) == list(two[0])
-    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
-
-
-def serially(task, **given):
-    with contextlib.closing(Serial(task)) as serial:
-        return rounds_with(serial, task, **given)
+from support.executors import (
+    RATES,
+    assert_same,
+    dropping,
+    rounds_with,
+    serially,
+    task_for,
+    two_input_task,
+)
 
 
 def made(name, task, **settings):
     settings |= {"address": "local"} if name == "ray" else {}
-    return contextlib.closing(EXECUTORS[name](task, ExecutionConfig(executor=name, **settings)))
+    return contextlib.closing(EXECUTORS[name](task, Execution(executor=name, **settings)))
 
 
 # --- the contract
@@ -243,7 +161,7 @@ def test_an_executor_that_miscounts_is_an_error(tmp_path, tiny, digits, keep):
 @pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path):
     """As one script, guard included: its workers start from it."""
-    text = (Path(__file__).parents[1] / "docs" / "executors.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
     script = tmp_path / "page.py"
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     script.write_text("\n".join([*blocks, "    print(sum(d.status != 'ok' for r in records for d in r.devices))"]))
@@ -373,8 +291,8 @@ def test_settings_out_of_range_are_clear_errors(setting):
 
 
 def test_numpy_numbers_are_numbers():
-    config = ExecutionConfig(workers=np.int64(3), threads=np.uint8(2), timeout_s=np.float32(5))
+    config = Execution(workers=np.int64(3), threads=np.uint8(2), timeout_s=np.float32(5))
     assert (config.workers, config.threads, config.timeout_s) == (3, 2, 5.0)
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises(ConfigError, match="whole"):
-        ExecutionConfig(workers=2.5)
+        Execution(workers=2.5)

@@ -20,17 +20,17 @@ import pytest
 import torch
 
 import feddrop
-from feddrop.errors import ConfigError, RunError
-from feddrop.executors import ExecutionConfig, Ray, actor, cluster
-from reproduction.experiments import scale, store_for, weak
-from feddrop.simulation.round import Parcel
 from feddrop.cli import app
 from feddrop.cli.failures import guarded
-from test_executors import assert_same, remembering, rounds_with, serially, task_for
-from test_sweeps import deadly_loss
-from test_workers import Deadly, alive, descendants, gone
+from feddrop.config import Execution
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import Parcel, Ray, actor, cluster
+from reproduction.experiments import scale, store_for, weak
+from support.executors import assert_same, remembering, rounds_with, serially, task_for
+from support.sweeps import deadly_loss
+from support.workers import Deadly, alive, descendants, gone
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = ["rounds=6", "data.devices=4", "data.train_limit=200", "eval_every=3"]
 
 with_ray = pytest.mark.skipif(not find_spec("ray"), reason="Ray is not installed: pip install feddrop[ray]")
@@ -377,22 +377,22 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch):
 @pytest.mark.parametrize("address", ["ray://host:10001", "host", "host:port", "http://host:1", "a b:3"])
 def test_an_address_that_is_none(address):
     with pytest.raises(ConfigError, match=r"execution\.address is .* \"host:port\""):
-        ExecutionConfig(executor="ray", address=address)
+        Execution(executor="ray", address=address)
 
 
 def test_settings_that_do_not_go_together(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for settings in ({"gpus": 1.0}, {"device": "cuda"}):
         with pytest.raises(ConfigError, match=r"execution\.gpus"):
-            ExecutionConfig(executor="ray", **settings)
-    assert ExecutionConfig(executor="ray", gpus=0.5, device="cuda").gpus == 0.5
-    assert ExecutionConfig(cpus=2.0, address="auto").without_effect() == [
+            Execution(executor="ray", **settings)
+    assert Execution(executor="ray", gpus=0.5, device="cuda").gpus == 0.5
+    assert Execution(cpus=2.0, address="auto").without_effect() == [
         'execution.address has no effect under execution.executor = "serial".',
         'execution.cpus has no effect under execution.executor = "serial".',
     ]
-    (line,) = ExecutionConfig(executor="ray", cpus=2.0).without_effect()
+    (line,) = Execution(executor="ray", cpus=2.0).without_effect()
     assert "for a cluster" in line
-    assert not ExecutionConfig(executor="ray", cpus=2.0, address="10.0.0.1:6379").without_effect()
+    assert not Execution(executor="ray", cpus=2.0, address="10.0.0.1:6379").without_effect()
 
 
 def test_other_versions_are_refused():

@@ -20,16 +20,13 @@ import pytest
 import torch
 from torch import nn
 
-from feddrop.subnets import parameters
-from feddrop.simulation.device import Samples
 from feddrop.errors import RunError
 from feddrop.executors import Processes, shared, worker
+from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
-from test_executors import RATES, assert_same, remembering, rounds_with, serially, task_for
-
-
-def children():
-    return [child.pid for child in multiprocessing.active_children()]
+from feddrop.subnets import parameters
+from support.executors import RATES, assert_same, remembering, rounds_with, serially, task_for
+from support.workers import Deadly, children, descendants, gone
 
 
 @pytest.mark.slow
@@ -74,21 +71,6 @@ def test_kills_at_any_time_cost_nothing_but_time(tiny, digits):
             stop.set()
             thread.join()
     assert len(killed) == 6
-
-
-class Deadly(nn.Module):
-    """A network that takes its process along, or hangs it, wherever it meets a sample of 7s."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.out = how, nn.Linear(256, 10)
-
-    def forward(self, x):
-        if self.training and (x == 7).all(dim=(1, 2, 3)).any():
-            if self.how == "hang":
-                time.sleep(1000)
-            os._exit(3) if self.how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
-        return self.out(x.flatten(1))
 
 
 @pytest.mark.slow
@@ -251,34 +233,6 @@ def test_samples_come_back_as_they_were_and_writes_stay_here(digits):
         assert got.test_y.dtype == torch.int64
     bundle.close()
     bundle.close()
-
-
-def descendants(pid):
-    """Every living process below one; zombies are gone."""
-    below = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":
-                below.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = list(below.get(pid, []))
-    for child in found:
-        found += below.get(child, [])
-    return found
-
-
-def gone(pids, seconds=60):
-    end = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(alive(pid) for pid in pids)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

@@ -23,17 +23,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 import feddrop
 from feddrop import wire
+from feddrop.config import METHODS, Participation
+from feddrop.config.parsing import flat
 from feddrop.errors import ConfigError
-from feddrop.storage.files import flat
 from feddrop.flower import FleetConfig, client_app, server_app, train
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
 from feddrop.flower.planning import Costs, NodeRates, line, lowest
 from feddrop.flower.server import _sum_up
-from feddrop.methods import METHODS
 from feddrop.methods.method import Sizes
-from feddrop.simulation.participation import Participation, ParticipationConfig
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.rates import Workload
 from feddrop.storage import RunFolder
 from feddrop.storage import folder as folders
@@ -133,7 +133,7 @@ SMALL = {
 def test_every_method_gives_the_bits_of_serial(tmp_path, given):
     """Parameters, and what devices remember: of which the server knows the names alone."""
     name = {"int8": "feddrop"}.get(given, given)
-    more = {"execution.wire": "int8", "server.optimizer": "fedadam", "server.lr": 0.01} if given == "int8" else {}
+    more = {"execution.dtype": "int8", "server.optimizer": "fedadam", "server.lr": 0.01} if given == "int8" else {}
     grid, settings = federation(tmp_path, {"method.name": name, **SMALL.get(given, {}), **more})
     run, twin = train(grid, settings), serial(tmp_path, settings)
     assert_same(run.params, twin.params)
@@ -758,7 +758,7 @@ def test_a_node_that_was_too_slow_once_is_tried_again():
         sizes=lambda rate: Sizes(kept={"w": round(1000 * (1 - rate))}),
         dtype="float32",
     )
-    rates = NodeRates(fleet, work, Participation(ParticipationConfig(), 2, 0), first=[0.2, 0.3], epochs=1)
+    rates = NodeRates(fleet, work, Roster(Participation(), 2, 0), first=[0.2, 0.3], epochs=1)
     told = [{"round": 1, "size": size, "link_s": 50.0} for size in (8000.0, "many", float("nan"))]
     rates.restore({"0": told[:1], "1": "damaged"}, 1)
     rates.restore({"1": told[1:2]}, 1)
@@ -776,7 +776,7 @@ def test_without_flower_the_error_names_what_to_install():
 
 
 def test_the_app_of_the_page_trains(tmp_path):
-    text = (Path(__file__).parents[1] / "docs" / "flower.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
     device, server = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(device.strip().splitlines()) < 20
     parts: dict = {}

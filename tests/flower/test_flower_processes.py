@@ -20,11 +20,11 @@ import torch
 
 import feddrop
 from feddrop import wire
-from feddrop.storage.checkpoints import load_checkpoint
 from feddrop.flower.config import read_settings
 from feddrop.storage import RunFolder
+from feddrop.storage.checkpoints import load_checkpoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TRIAL = ROOT / "benchmarks" / "flower_app"
 LIMIT_S = 330.0
 

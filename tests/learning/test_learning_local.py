@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from feddrop.config import Subnets, Train
 from feddrop.errors import ConfigError, TrainingError
 from feddrop.learning.batches import LocalBatches, images_last, laid_out
-from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import accuracy, evaluate, train
 from feddrop.learning.losses import LOSSES, loss_named, measures_for
-from feddrop.subnets.parameters import from_model, load_into
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import SubnetConfig, cutter
+from feddrop.subnets.cut import cutter
+from feddrop.subnets.parameters import from_model, load_into
 from feddrop.subnets.piece import gather, scatter, whole
 
 LOSS = nn.functional.cross_entropy
@@ -73,7 +73,7 @@ def plainly(model, data, config):
     ],
 )
 def test_steps_are_those_of_torch_to_the_bit(tiny, digits, optimizer, momentum, decay, clip_norm):
-    config = TrainConfig(
+    config = Train(
         optimizer=optimizer,
         lr=0.05,
         momentum=momentum,
@@ -94,7 +94,7 @@ def test_steps_are_those_of_torch_to_the_bit(tiny, digits, optimizer, momentum, 
 @pytest.mark.parametrize("mu", [0.1, 3.0])
 def test_proximal_is_fedprox(tiny, digits, optimizer, mu):
     """The pull back to the start equals a term μ/2·‖w - w₀‖² in the loss."""
-    config = TrainConfig(optimizer=optimizer, lr=0.05, proximal=mu, batch_size=16, epochs=2)
+    config = Train(optimizer=optimizer, lr=0.05, proximal=mu, batch_size=16, epochs=2)
     start = from_model(tiny)
     train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.05, loss=LOSS)
     ours = from_model(tiny)
@@ -104,14 +104,14 @@ def test_proximal_is_fedprox(tiny, digits, optimizer, mu):
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3 if optimizer != "sgd" else 1e-5)
     far = sum(float((ours[name] - w).norm()) for name, w in start.items() if not name.startswith("norm"))
     load_into(tiny, start)
-    free = TrainConfig(optimizer=optimizer, lr=0.05, batch_size=16, epochs=2)
+    free = Train(optimizer=optimizer, lr=0.05, batch_size=16, epochs=2)
     train(tiny, whole_subnet(tiny), batches(digits, free), free, lr=0.05, loss=LOSS)
     free_far = sum(float((v - start[n]).norm()) for n, v in from_model(tiny).items() if not n.startswith("norm"))
     assert far < free_far
 
 
 def test_a_loss_that_explodes_is_an_error(tiny, digits):
-    config = TrainConfig(lr=1e6, batch_size=16)
+    config = Train(lr=1e6, batch_size=16)
     with pytest.raises(TrainingError, match=r"diverged\. Lower train\.lr"):
         train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=1e6, loss=LOSS)
 
@@ -120,11 +120,9 @@ def test_a_loss_that_explodes_is_an_error(tiny, digits):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_dropped_weights_stay_zero_at_every_step(tiny, digits, biases, optimizer):
     momentum = 0.9 if optimizer == "sgd" else 0.0
-    config = TrainConfig(
-        optimizer=optimizer, momentum=momentum, weight_decay=0.1, batch_size=10, clip_norm=1.0, proximal=0.1
-    )
+    config = Train(optimizer=optimizer, momentum=momentum, weight_decay=0.1, batch_size=10, clip_norm=1.0, proximal=0.1)
     plan = Blueprint(tiny, (1, 16, 16))
-    subnet = cutter(plan, SubnetConfig(biases=biases))(3, 0.5)
+    subnet = cutter(plan, Subnets(biases=biases))(3, 0.5)
     values = {n: scatter(gather(t, subnet[n]), subnet[n]) for n, t in from_model(tiny).items()}
     load_into(tiny, values)
     seen = []
@@ -145,14 +143,14 @@ def test_dropped_weights_stay_zero_at_every_step(tiny, digits, biases, optimizer
 def test_frozen_parameters_are_left_alone(tiny, digits):
     tiny.conv1.weight.requires_grad_(False)
     before = tiny.conv1.weight.clone()
-    config = TrainConfig()
+    config = Train()
     train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.1, loss=LOSS)
     assert torch.equal(before, tiny.conv1.weight)
 
 
 def test_batches_cover_the_part_once_an_epoch_in_a_new_order(digits):
     part = torch.arange(5, 42)
-    config = TrainConfig(batch_size=8, epochs=2)
+    config = Train(batch_size=8, epochs=2)
     job = batches(digits, config, part=part)
     labels = [y for _, y in job]
     assert [len(y) for y in labels] == [8, 8, 8, 8, 5] * 2
@@ -165,7 +163,7 @@ def test_batches_cover_the_part_once_an_epoch_in_a_new_order(digits):
 @pytest.mark.parametrize(("samples", "sizes"), [(17, [8, 9]), (18, [8, 8, 2]), (9, [9]), (1, [1]), (8, [8])])
 def test_a_lone_sample_joins_the_minibatch_before_it(digits, samples, sizes):
     part = torch.arange(samples)
-    config = TrainConfig(batch_size=8)
+    config = Train(batch_size=8)
     joined = LocalBatches(digits.train_x, digits.train_y, part, config, 3, lone=False)
     assert [len(y) for _, y in joined] == sizes
     plain = LocalBatches(digits.train_x, digits.train_y, part, config, 3)
@@ -212,15 +210,15 @@ def test_accuracy_of_targets_that_are_shares_of_classes():
 
 
 def test_schedules():
-    assert TrainConfig(lr=0.2).lr_at(7, 10) == 0.2
+    assert Train(lr=0.2).lr_at(7, 10) == 0.2
     for schedule in ("cosine", "linear"):
-        config = TrainConfig(lr=0.2, schedule=schedule, lr_end=0.1)
+        config = Train(lr=0.2, schedule=schedule, lr_end=0.1)
         rates = [config.lr_at(t, 4) for t in range(1, 6)]
         assert rates[0] == pytest.approx(0.2)
         assert rates[2] == pytest.approx(0.11)
         assert rates[4] == pytest.approx(0.02)
         assert all(a > b for a, b in pairwise(rates))
-        assert TrainConfig(lr=0.2, schedule=schedule).lr_at(1, 1) == 0.2
+        assert Train(lr=0.2, schedule=schedule).lr_at(1, 1) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -240,7 +238,7 @@ def test_schedules():
 )
 def test_bad_settings(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
-        TrainConfig(**bad)
+        Train(**bad)
 
 
 @pytest.mark.parametrize("channels", [(4, 8), (16, 32)])
@@ -256,5 +254,5 @@ def test_narrow_strided_convolutions_are_trained_as_without_onednn(channels):
         twin = copy.deepcopy(net)
         with torch.backends.mkldnn.flags(enabled=enabled):
             pairs = [(last if enabled else x, torch.arange(20) % 3)] * 8
-            losses.append(train(twin, whole_subnet(twin), pairs, TrainConfig(), lr=0.05, loss=LOSS))
+            losses.append(train(twin, whole_subnet(twin), pairs, Train(), lr=0.05, loss=LOSS))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

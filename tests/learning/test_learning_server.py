@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from feddrop.config import RunConfig
+from feddrop.config import METHODS, RunConfig, Server
+from feddrop.config.server import OPTIMIZERS
 from feddrop.errors import ConfigError
 from feddrop.learning.means import Mean, MeanConfig
-from feddrop.learning.server import OPTIMIZERS, ServerConfig, first_state, server_step
-from feddrop.methods import METHODS
+from feddrop.learning.server import first_state, server_step
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, whole
 from support.simulation import few
@@ -38,7 +38,7 @@ def plain_step(name, config, state, w, change):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_their_formulas(name):
-    config = ServerConfig(optimizer=name, lr=0.3, momentum=0.8, tau=0.01 if name != "fedavgm" else 0.001)
+    config = Server(optimizer=name, lr=0.3, momentum=0.8, tau=0.01 if name != "fedavgm" else 0.001)
     whole_ = {"w": torch.tensor([[1.0, -2.0, 0.5]]), "norm": torch.tensor([3.0])}
     state = first_state(config, whole_)
     expected = [(float(w), (0.0, config.tau**2)) for w in whole_["w"].flatten()]
@@ -60,7 +60,7 @@ def test_steps_are_their_formulas(name):
 @pytest.mark.parametrize("name", STEPS[1:])
 def test_a_half_precision_network_takes_the_same_steps(name):
     """Changes of 1e-4, squared, are nothing in float16; the network keeps its dtype."""
-    config = ServerConfig(optimizer=name, lr=0.3, tau=1e-5)
+    config = Server(optimizer=name, lr=0.3, tau=1e-5)
     before = {"w": torch.full((1,), 2.0**-6, dtype=torch.float16)}
     after = {"w": before["w"] + 2.0**-13}
     new, state = server_step(config, first_state(config, before), before, after, ["w"])
@@ -72,8 +72,8 @@ def test_a_half_precision_network_takes_the_same_steps(name):
 
 def test_average_takes_the_mean_as_it_is():
     after = {"w": torch.ones(3)}
-    assert first_state(ServerConfig(), after) == {}
-    assert server_step(ServerConfig(), {}, {"w": torch.zeros(3)}, after, ["w"])[0] is after
+    assert first_state(Server(), after) == {}
+    assert server_step(Server(), {}, {"w": torch.zeros(3)}, after, ["w"])[0] is after
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_average_takes_the_mean_as_it_is():
 )
 def test_bad_settings(bad, message):
     with pytest.raises(ConfigError, match=message):
-        ServerConfig(**bad)
+        Server(**bad)
 
 
 RUN = "seed = 3\nrounds = 4\ndata = { devices = 3 }\ntrain = { lr = 0.1, batch_size = 16 }"

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
+from feddrop.config import FedDST, RunConfig, Train
 from feddrop.data import from_arrays
-from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FrameError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.learning.config import TrainConfig
-from feddrop.methods.feddst import FeddstConfig, Layout, feddst, largest, layer_sparsities, prune, readjust
+from feddrop.methods.feddst import Layout, largest, layer_sparsities, prune, readjust
+from feddrop.methods.feddst import build as feddst
 from feddrop.methods.method import Setup, Update
 from feddrop.models import lenet
+from feddrop.seeds import derive, permutation
+from feddrop.simulation.device import Device
 from feddrop.simulation.reference import update as train_plainly
 from feddrop.simulation.round import Forgetful, pull, push, run_round
 from feddrop.simulation.run import Run, resume, run
-from feddrop.seeds import derive, permutation
+from feddrop.subnets import parameters
 from support.simulation import answered, few, method_of, rewritten
 from support.simulation import task_for as simulated
 
@@ -158,7 +158,7 @@ def test_prune_asks_for_votes_among_equals():
 # The method
 
 
-TRAIN = TrainConfig(batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2)
+TRAIN = Train(batch_size=16, lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2)
 
 
 def task_for(model, data, *, rounds=6, sparsity=0.5, **settings):
@@ -197,7 +197,7 @@ def masks_of(named):
 
 def method_for(model, *, sparsity=0.5, rounds=4, **settings):
     setup = Setup(model=model, example=torch.zeros(1, 1, 16, 16), rounds=rounds, rates=(sparsity,))
-    return feddst(setup, FeddstConfig(**settings))
+    return feddst(setup, FedDST(**settings))
 
 
 def test_first_mask_is_the_largest_of_the_start(tiny):
@@ -455,7 +455,7 @@ def test_it_learns(tmp_path, digits):
 
 
 def test_as_released_alpha_does_not_decay():
-    paper, released = FeddstConfig(alpha=0.2), FeddstConfig(alpha=0.2, as_released=True)
+    paper, released = FedDST(alpha=0.2), FedDST(alpha=0.2, as_released=True)
     assert [released.alpha_at(t, 40) for t in (1, 10, 20)] == [0.2] * 3
     assert paper.alpha_at(1, 40) == 0.2
     assert paper.alpha_at(11, 40) == pytest.approx(0.1)

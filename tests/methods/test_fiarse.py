@@ -11,21 +11,21 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
-from feddrop.simulation.device import Device
+from feddrop.config import FIARSE, RunConfig, Train
+from feddrop.config.methods import THRESHOLDS
 from feddrop.errors import ConfigError
-from feddrop.learning.config import TrainConfig
-from feddrop.methods.fiarse import THRESHOLDS, FiarseConfig, _large, at_rate
+from feddrop.methods.fiarse import _large, at_rate
 from feddrop.methods.method import Setup
+from feddrop.seeds import derive, permutation
+from feddrop.simulation.device import Device
 from feddrop.simulation.round import push
 from feddrop.simulation.run import Run, run
-from feddrop.wire.sections import sections_bytes
-from feddrop.seeds import derive, permutation
+from feddrop.subnets import parameters
 from feddrop.wire import frame_bytes
+from feddrop.wire.sections import sections_bytes
 from support.simulation import answered, few, method_of, rounds_of, task_for
 
-TRAIN = TrainConfig(lr=0.5, batch_size=16)
+TRAIN = Train(lr=0.5, batch_size=16)
 RATES = (0.0, 0.5, 0.9)
 
 
@@ -179,7 +179,7 @@ def test_weights_of_zero_have_no_threshold(net, small):
 
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_the_network_at_a_rate_is_what_a_device_of_that_rate_holds(net, small, threshold):
-    config = FiarseConfig(threshold=threshold)
+    config = FIARSE(threshold=threshold)
     setup = Setup(model=net, example=small.example, rounds=1)
     whole = {name: value + 0.01 for name, value in parameters.from_model(net).items()}
     before = parameters.from_model(net)
@@ -242,4 +242,4 @@ def test_that_nobody_trains_the_smallest_weights_is_said(net, small, caplog):
 
 def test_a_threshold_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match=r"method\.threshold is 'layers'.*Did you mean 'layer'"):
-        FiarseConfig(threshold="layers")
+        FIARSE(threshold="layers")

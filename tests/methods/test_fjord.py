@@ -9,19 +9,18 @@ import torch
 from torch import nn
 
 import feddrop
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
+from feddrop.config import FjORD, RunConfig, Train
 from feddrop.data import from_arrays
-from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FrameError, RunError
-from feddrop.learning.config import TrainConfig
-from feddrop.methods.fjord import FjordConfig, at_width
+from feddrop.methods.fjord import at_width
+from feddrop.seeds import derive, permutation, words
+from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull
 from feddrop.simulation.run import Run, run
-from feddrop.seeds import derive, permutation, words
+from feddrop.subnets import parameters
 from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for
 
-TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
+TRAIN = Train(lr=0.1, momentum=0.9, batch_size=16)
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 RATES = (0.0, 0.3, 0.75)
 """Widths 1, 0.75 (√0.7 = 0.84) and 0.5."""
@@ -132,7 +131,7 @@ def test_networks_of_any_float_type_learn_like_that_of_float32(digits, dtype, ne
 
 @pytest.mark.parametrize(("rate", "width"), [(0.0, 1.0), (0.4, 0.75), (0.75, 0.5), (0.76, 0.25), (0.99, 0.25)])
 def test_the_widest_width_of_a_rate(rate, width):
-    assert WIDTHS[FjordConfig(widths=WIDTHS).widest(rate)] == width
+    assert WIDTHS[FjORD(widths=WIDTHS).widest(rate)] == width
 
 
 def test_widths_are_drawn_evenly(tiny, digits):

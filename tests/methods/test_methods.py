@@ -16,24 +16,21 @@ import torch
 from torch import nn
 
 from feddrop import wire
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
+from feddrop.config import METHODS, MethodSettings, RunConfig, Server, Train, method_named
 from feddrop.data import from_arrays
-from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.learning.config import TrainConfig
 from feddrop.learning.means import MeanConfig
-from feddrop.learning.server import ServerConfig
-from feddrop.methods import METHODS, MethodConfig, named
 from feddrop.methods.method import Job, Setup, Update
+from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull, push, run_round
 from feddrop.simulation.run import Run
-from feddrop.wire.sections import sections_bytes
+from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather, scatter, to_device_shape
+from feddrop.wire.sections import sections_bytes
+from support.reference import fedavg
 from support.simulation import TRAIN, Typed, answered, few, method_of, rewritten, rounds_of, task_for, unchanged
-from test_plain import fedavg
 
 RATE = 0.4
 SMALL = {
@@ -204,7 +201,7 @@ def test_local_training_moves_the_subnet_and_nothing_else(task, round_):
     merged, _ = method.merge(state, whole, iter([(job, update)]))
     for name, piece in update.subnet.items():
         dropped = ~(kept_mask(piece) | kept_mask(subnet[name]))
-        if task.factory.args[0].settings != named("feddrop", rule="model", count="bernoulli").settings:
+        if task.factory.args[0].settings != method_named("feddrop", rule="model", count="bernoulli").settings:
             assert torch.equal(merged[name][dropped], whole[name][dropped])
     again, remembered = method.local(subnet, values, job, batches(task, job), {})
     assert all(torch.equal(again.values[name], update.values[name]) for name in whole)
@@ -285,7 +282,7 @@ def test_weights_of_devices_are_their_samples(case, tiny, small):
 
 def test_at_rate_zero_it_is_federated_averaging(case, tiny, small):
     name, settings = case
-    train = TrainConfig(lr=0.1, batch_size=32)
+    train = Train(lr=0.1, batch_size=32)
     task = task_for(tiny, small, name, rates=(0.0,) * 3, train=train, **{**settings, **DENSE.get(name, {})})
     *_, last = rounds_of(task, 2, seed=0)  # FedDST: round 2 readjusts, and a dense layer has nothing to move
     averaged = fedavg(tiny, small, [part.numpy() for part in task.parts], rounds=2)
@@ -366,7 +363,7 @@ def config_of(case, *overrides):
     name, settings = case
     rateless = getattr(METHODS[name][0], "rateless", False)
     config = RunConfig.from_toml(RUN, [*([] if rateless else [f"rate={RATE}"]), *overrides])
-    return replace(config, method=named(name, **settings))
+    return replace(config, method=method_named(name, **settings))
 
 
 def outcome(job):
@@ -392,7 +389,7 @@ def test_a_mask_needs_weights_that_are_learned(name):
     model = nn.Linear(4, 3)
     model.weight.requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to mask"):
-        named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=30, rates=(RATE,)))
+        method_named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=30, rates=(RATE,)))
 
 
 def same_outcome(one, two):
@@ -441,17 +438,17 @@ def test_settings_are_frozen_and_checked(case):
 def test_a_method_is_one_line_of_the_table():
     with pytest.raises(ConfigError, match="Did you mean 'feddst'"):
         RunConfig.from_toml("method = 'feddts'")
-    with pytest.raises(ConfigError, match="must be a FeddstConfig"):
-        MethodConfig(name="feddst", settings=named("feddrop").settings)
-    assert RunConfig.from_toml("method = 'fedavg'").method == named("fedavg")
+    with pytest.raises(ConfigError, match="must be a FedDST"):
+        MethodSettings(name="feddst", settings=method_named("feddrop").settings)
+    assert RunConfig.from_toml("method = 'fedavg'").method == method_named("fedavg")
     with pytest.raises(ConfigError, match=r"method.alpha is 'much'; it must be a number"):
         RunConfig.from_toml("method = { name = 'feddst', alpha = 'much' }")
     with pytest.raises(ConfigError, match="cannot be imported"):
-        named("no.such.module:factory")
+        method_named("no.such.module:factory")
     with pytest.raises(ConfigError, match="no function"):
-        named("math:pi")
+        method_named("math:pi")
     with pytest.raises(ConfigError, match="does not take the settings"):
-        named("feddrop.methods.method:trained", colour="red")
+        method_named("feddrop.methods.method:trained", colour="red")
 
 
 def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
@@ -510,7 +507,7 @@ def test_an_update_is_frozen():
     update = Update(device=0, num_samples=1, loss=0.0, subnet={}, values={})
     with pytest.raises(AttributeError):
         update.loss = 1.0
-    assert ServerConfig().means() == MeanConfig()
+    assert Server().means() == MeanConfig()
 
 
 @pytest.mark.parametrize(("name", "rate"), [("feddrop", 0.9), ("heterofl", 0.9), ("fjord", 0.9), ("feddst", 0.5)])

@@ -10,22 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from feddrop.models import flops
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
+from feddrop.config import PruneFL, RunConfig, Train
 from feddrop.data import from_arrays
-from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FrameError, RunError
-from feddrop.learning.config import TrainConfig
 from feddrop.methods.method import Setup
-from feddrop.methods.prunefl import PruneflConfig, adjust, layer_costs
+from feddrop.methods.prunefl import adjust, layer_costs
+from feddrop.models import flops
+from feddrop.seeds import derive, permutation
+from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull
 from feddrop.simulation.run import Run, run
+from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
-from feddrop.seeds import derive, permutation
 from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for
 
-TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
+TRAIN = Train(lr=0.1, momentum=0.9, batch_size=16)
 
 
 def greedily(weights, masks, scores, costs, *, others, overhead, removable, most):
@@ -137,7 +136,7 @@ def test_rounds_are_those_of_a_plain_loop(digits, density):
     parts = list(torch.arange(150).split([70, 50, 30]))
     own = {"first_rounds": 3, "first_device": 1, "first_adjust_every": 2, "adjust_every": 2, "half_life": 4.0}
     own |= {"overhead_s": 0.002, "max_density": density}
-    expected, masks = plainly(model, data.train_x, data.train_y, parts, PruneflConfig(**own), rounds=7, seed=11)
+    expected, masks = plainly(model, data.train_x, data.train_y, parts, PruneFL(**own), rounds=7, seed=11)
     task = task_for(model, data, "prunefl", rates=(0.0,) * 3, rounds=7, train=TRAIN, parts=parts, **own)
     results = list(rounds_of(task, seed=11))
     joined = torch.cat([masks[name].flatten() for name in masks])
@@ -262,7 +261,7 @@ def test_the_first_stage_ends_early_once_the_size_is_steady(tiny, digits):
 def test_costs_are_counted_or_declared(tiny, digits):
     setup = Setup(model=tiny, example=digits.example, rounds=9, rates=(0.0,))
     counted = flops.count(tiny, digits.example)
-    config = PruneflConfig(bits_per_second=1e6, flops_per_second=1e8, layer_costs={"fc2": 0.5})
+    config = PruneFL(bits_per_second=1e6, flops_per_second=1e8, layer_costs={"fc2": 0.5})
     costs = layer_costs(setup, config, counted, samples=10)
     assert costs["fc2.weight"] == 0.5
     assert costs["fc1.weight"] == pytest.approx(64e-6 + 6 * 10 / 1e8)

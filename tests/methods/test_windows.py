@@ -9,22 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from feddrop.subnets import parameters
-from feddrop.config import RunConfig
+from feddrop.config import RunConfig, Train, Windows, method_named
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, SubnetError
-from feddrop.learning.config import TrainConfig
-from feddrop.methods import named
 from feddrop.methods.method import Setup
-from feddrop.methods.windows import WindowConfig, fedrolex, heterofl, window
-from feddrop.simulation.run import Run
+from feddrop.methods.windows import build_fedrolex as fedrolex
+from feddrop.methods.windows import build_heterofl as heterofl
+from feddrop.methods.windows import window
 from feddrop.seeds import derive, permutation
+from feddrop.simulation.run import Run
+from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import unit_shares
 from feddrop.subnets.piece import gather
 from support.simulation import few, method_of, rounds_of, task_for
 
-TRAIN = TrainConfig(lr=0.1, momentum=0.9, batch_size=16)
+TRAIN = Train(lr=0.1, momentum=0.9, batch_size=16)
 RATES = (0.0, 0.5, 0.75)
 
 
@@ -107,7 +107,7 @@ class Batch:
 
 def at_once(model, digits, name, rate):
     """Let a device train one minibatch at a rate; return what it started with, and its update."""
-    method = named(name).factory()(Setup(model=model, example=torch.zeros(1, 256), rounds=9, train=TRAIN))
+    method = method_named(name).factory()(Setup(model=model, example=torch.zeros(1, 256), rounds=9, train=TRAIN))
     whole = parameters.from_model(model)
     (job,) = method.plan({}, whole, 4, {0: rate}, 7)
     pieces = method.cut(job)
@@ -152,7 +152,7 @@ def test_networks_with_norms_learn_where_all_devices_drop(tmp_path, name, least)
 )
 def test_units_that_no_window_gets_to_are_a_line(caplog, name, rates, rounds, unheld):
     model = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2))
-    method = named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=rounds, rates=rates))
+    method = method_named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=rounds, rates=rates))
     method.init({})
     assert [line.split(" are in no window")[0] for line in caplog.messages] == (
         [f"{unheld} of 20 hidden units"] if unheld else []
@@ -244,8 +244,8 @@ def test_a_layer_that_cannot_be_scaled_is_refused():
     reads = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), Bare(2, 6))
     for method, model in ((heterofl, makes), (fedrolex, makes), (fedrolex, reads)):
         with pytest.raises(SubnetError, match=r"used in layer '\d' \(Bare\)"):
-            method(Setup(model=model, example=torch.zeros(1, 4), rounds=1), WindowConfig())
-    heterofl(Setup(model=reads, example=torch.zeros(1, 4), rounds=1), WindowConfig())
+            method(Setup(model=model, example=torch.zeros(1, 4), rounds=1), Windows())
+    heterofl(Setup(model=reads, example=torch.zeros(1, 4), rounds=1), Windows())
 
 
 class Pair(nn.Linear):
@@ -279,10 +279,10 @@ def test_a_layer_of_several_tensors_is_refused():
     plain, normed = (Setup(model=Apart(n), example=torch.zeros(1, 4), rounds=1) for n in (None, nn.BatchNorm1d(6)))
     for method in (heterofl, fedrolex):
         with pytest.raises(SubnetError, match=r"layer 'a' is called with several tensors, or gives a tuple"):
-            method(plain, WindowConfig())
+            method(plain, Windows())
     with pytest.raises(SubnetError, match=r"layer 'b' is called with several tensors"):
-        fedrolex(normed, WindowConfig())
-    heterofl(normed, WindowConfig())  # which divides nothing there
+        fedrolex(normed, Windows())
+    heterofl(normed, Windows())  # which divides nothing there
 
 
 class Around(nn.Module):
@@ -309,14 +309,14 @@ def test_a_layer_that_is_not_called_as_one_is_refused(how):
     setup = Setup(model=Around(how, "call"), example=torch.zeros(1, 4), rounds=1)
     for method in (heterofl, fedrolex):
         with pytest.raises(SubnetError, match=r"'a.weight' is used in the network's own forward \(Around\)"):
-            method(setup, WindowConfig())
+            method(setup, Windows())
     normed = Setup(model=Around("call", how, nn.BatchNorm1d(6)), example=torch.zeros(1, 4), rounds=1)
     with pytest.raises(SubnetError, match=r"'b.weight' is used in the network's own forward"):
-        fedrolex(normed, WindowConfig())
-    heterofl(normed, WindowConfig())  # which scales nothing there
+        fedrolex(normed, Windows())
+    heterofl(normed, Windows())  # which scales nothing there
     for fine in (Around("call", "call"), Around("call", how)):  # what reads units is not scaled, but what makes them
         for method in (heterofl, fedrolex):
-            method(Setup(model=fine, example=torch.zeros(1, 4), rounds=1), WindowConfig())
+            method(Setup(model=fine, example=torch.zeros(1, 4), rounds=1), Windows())
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from feddrop.errors import ConfigError
-from feddrop.models.flops import Work, count, forward_flops
 from feddrop.models import alexnet, lenet
+from feddrop.models.flops import Work, count, forward_flops
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import shrink
-from unit_oracle import Call, choose, pieces_of, random_network, resnet
+from support.unit_oracle import Call, choose, pieces_of, random_network, resnet
 
 
 def by_torch(model: nn.Module, *inputs: Tensor) -> tuple[int, int]:

@@ -5,19 +5,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from feddrop.config import Model
+from feddrop.config.model import NORMS
 from feddrop.errors import ConfigError
+from feddrop.models import MODELS, Shapes, alexnet, build, count_parameters, lenet, resnet18
 from feddrop.models.flops import forward_flops, layer_flops
-from feddrop.models import (
-    MODELS,
-    NORMS,
-    ModelConfig,
-    Shapes,
-    alexnet,
-    build,
-    count_parameters,
-    lenet,
-    resnet18,
-)
 
 
 def flops_by_torch(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -58,7 +50,7 @@ def test_lenet_computes_what_the_textbook_says():
 
 
 def test_alexnet_computes_what_the_textbook_says():
-    model = build(ModelConfig(name="alexnet", width=0.05), Shapes.of((3, 17, 24), 7), seed=3)
+    model = build(Model(name="alexnet", width=0.05), Shapes.of((3, 17, 24), 7), seed=3)
     p = dict(model.named_parameters())
     h = x = torch.randn(2, 3, 17, 24, generator=torch.Generator().manual_seed(0))
     f = nn.functional
@@ -151,7 +143,7 @@ def test_he_keeps_the_size_of_the_signal():
     x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
     def quarter(init="torch"):
-        return build(ModelConfig(name="alexnet", width=0.25, init=init), Shapes.of((3, 32, 32), 100), seed=3)
+        return build(Model(name="alexnet", width=0.25, init=init), Shapes.of((3, 32, 32), 100), seed=3)
 
     def shrinks(model):
         first, last = (model[:i](x).std(0).mean() for i in (1, len(model)))
@@ -166,11 +158,11 @@ def test_he_keeps_the_size_of_the_signal():
 
 
 def test_width_scales_every_hidden_width():
-    half = build(ModelConfig(name="lenet", width=0.5), Shapes.of((3, 32, 32), 10), seed=0)
+    half = build(Model(name="lenet", width=0.5), Shapes.of((3, 32, 32), 10), seed=0)
     assert (half.conv1.out_channels, half.conv2.out_channels) == (3, 8)
     assert (half.fc1.in_features, half.fc1.out_features, half.fc2.out_features) == (200, 60, 42)
     assert half.fc3.out_features == 10
-    least = build(ModelConfig(name="alexnet", width=1e-6), Shapes.of((3, 8, 8), 10), seed=0)
+    least = build(Model(name="alexnet", width=1e-6), Shapes.of((3, 8, 8), 10), seed=0)
     assert [p.shape[0] for n, p in least.named_parameters() if n.endswith("weight")] == [1] * 7 + [10]
 
 
@@ -187,7 +179,7 @@ def test_bad_arguments_are_refused():
         build("lenet5", Shapes.of((3, 32, 32), 10), seed=0)
     for width in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="width"):
-            build(ModelConfig(name="lenet", width=width), Shapes.of((3, 32, 32), 10), seed=0)
+            build(Model(name="lenet", width=width), Shapes.of((3, 32, 32), 10), seed=0)
     with pytest.raises(ConfigError, match="num_classes is 0"):
         lenet(num_classes=0)
     with pytest.raises(ConfigError, match=r"channels is \(6,\); it must be 2"):
@@ -218,7 +210,7 @@ def batch(shapes: Shapes, size: int = 4) -> torch.Tensor:
 def test_every_network_of_the_table(name):
     """Same weights from the same seed, right shapes, gradients everywhere, and a width that scales."""
     shapes = FIT[name]
-    narrow = ModelConfig(name=name, width=0.125)
+    narrow = Model(name=name, width=0.125)
     one, same, other = (build(narrow, shapes, seed=seed) for seed in (5, 5, 6))
     for a, b in zip(one.parameters(), same.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -235,7 +227,7 @@ def test_every_network_of_the_table(name):
 
 
 def test_resnet18_computes_what_the_textbook_says():
-    model = build(ModelConfig(name="resnet18", width=0.125), Shapes.of((3, 16, 12), 7), seed=3).eval()
+    model = build(Model(name="resnet18", width=0.125), Shapes.of((3, 16, 12), 7), seed=3).eval()
     for index, buffer in enumerate(model.buffers()):
         if buffer.is_floating_point():
             buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(index)) + 0.5)
@@ -264,7 +256,7 @@ def test_resnet18_computes_what_the_textbook_says():
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_of_resnet18(norm):
-    model = build(ModelConfig(name="resnet18", width=0.125, norm=norm), PICTURES, seed=0)
+    model = build(Model(name="resnet18", width=0.125, norm=norm), PICTURES, seed=0)
     floats = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     assert bool(floats) == (norm == "batch")
     x = batch(PICTURES, 6)
@@ -280,7 +272,7 @@ def test_groups_divide_the_channels(channels, groups):
 
 
 def test_lstm_computes_what_the_textbook_says():
-    model = build(ModelConfig(name="lstm", width=0.1, layers=2), TEXT, seed=3)
+    model = build(Model(name="lstm", width=0.1, layers=2), TEXT, seed=3)
     p = dict(model.named_parameters())
     tokens = batch(TEXT)
     inputs = p["embedding.weight"][tokens]
@@ -301,7 +293,7 @@ def test_lstm_computes_what_the_textbook_says():
 
 def test_transformer_computes_what_the_textbook_says():
     """Against loops over heads and positions."""
-    model = build(ModelConfig(name="transformer", width=0.125), TEXT, seed=3)
+    model = build(Model(name="transformer", width=0.125), TEXT, seed=3)
     p = dict(model.named_parameters())
     tokens = batch(TEXT, 2)
 
@@ -376,7 +368,7 @@ def test_heads_can_be_left_out():
         ),
         ("resnet18", Shapes.of((3, 7, 8), 10), r"\(3, 8, 8\)"),
         ("alexnet", TABLE, r"takes images, but a sample is numbers of shape \(5,\). Use mlp"),
-        (ModelConfig(name="resnet18", norm="static"), Shapes.of((3, 15, 16), 10), r"\(3, 16, 16\)"),
+        (Model(name="resnet18", norm="static"), Shapes.of((3, 15, 16), 10), r"\(3, 16, 16\)"),
     ],
 )
 def test_a_network_for_other_data_is_refused(config, data, message):
@@ -398,20 +390,20 @@ def test_a_network_for_other_data_is_refused(config, data, message):
 )
 def test_settings_that_a_network_lacks_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        ModelConfig(**settings)
+        Model(**settings)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_width_beyond_memory_is_an_error_that_names_one_that_fits(name):
     for width in (30_000.0, 1e300):
         with pytest.raises(ConfigError, match="fits") as caught:
-            build(ModelConfig(name=name, width=width), FIT[name], seed=0)
+            build(Model(name=name, width=width), FIT[name], seed=0)
     fits = float(re.search(r"up to ([0-9.]+) fits", str(caught.value))[1])
     most = int(re.search(r"more than ([0-9,]+) param", str(caught.value))[1].replace(",", ""))
     kind = MODELS[name]
     with torch.device("meta"):
-        assert count_parameters(kind.make(ModelConfig(name=name, width=fits), FIT[name])) <= most
-        assert count_parameters(kind.make(ModelConfig(name=name, width=fits * 1.1 + 0.01), FIT[name])) > most
+        assert count_parameters(kind.make(Model(name=name, width=fits), FIT[name])) <= most
+        assert count_parameters(kind.make(Model(name=name, width=fits * 1.1 + 0.01), FIT[name])) > most
 
 
 def test_memory_that_is_short_counts(monkeypatch):

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from feddrop.allocation import allocate
-from feddrop.config import RunConfig, from_table, to_table
+from feddrop.config import Radio, RunConfig, from_table, to_table
+from feddrop.config.presets import PRESETS, noise_density
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError
-from feddrop.radio import Measured, RadioConfig, gains_from, read_arrays
+from feddrop.radio import Measured, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
-from feddrop.radio.places import Place, noise_density
-from feddrop.radio.presets import PRESETS
+from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
 from feddrop.report.places import draw
 from feddrop.simulation.run import Run, resume, run
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 LENET = {"parameters": 61_706, "forward_flops": 833_040}
 ALEXNET = {"parameters": 36_000_000, "forward_flops": 400_000_000}
 
@@ -223,25 +223,25 @@ def test_a_height_that_the_report_does_not_vouch_for_is_said():
 
 
 def test_values_come_from_what_is_given_then_the_preset_then_the_model():
-    plain = RadioConfig(preset="urban-micro")
+    plain = Radio(preset="urban-micro")
     assert (plain.propagation, plain.noise, plain.policy, plain.devices) == ("umi", "subband", "leave-out", "phone")
     assert (plain.radius_m, plain.base_height_m, plain.carrier_hz, plain.kappa) == (100.0, 10.0, 3.5e9, "drawn")
-    given = RadioConfig(preset="urban-micro", radius_m=200.0, noise="density", kappa=3.0, bandwidth_hz=20e6)
+    given = Radio(preset="urban-micro", radius_m=200.0, noise="density", kappa=3.0, bandwidth_hz=20e6)
     assert (given.radius_m, given.noise, given.kappa) == (200.0, "density", 3.0)
     assert given.base_power_w == pytest.approx(2 * plain.base_power_w)  # as many W/Hz
-    assert RadioConfig(preset="urban-micro", bandwidth_hz=10e6).bandwidth_hz == 10e6
-    other = RadioConfig(preset="urban-micro", propagation="inh-open")
+    assert Radio(preset="urban-micro", bandwidth_hz=10e6).bandwidth_hz == 10e6
+    other = Radio(preset="urban-micro", propagation="inh-open")
     assert (other.base_height_m, other.indoor_share) == (3.0, 0.0)
-    alone = RadioConfig(propagation="uma")
+    alone = Radio(propagation="uma")
     assert (alone.noise_figure_db, alone.devices, alone.noise) == ((5.0, 7.0), "paper", "density")
 
 
 def test_the_papers_cell_is_what_it_was():
-    cell = RadioConfig().cell(10, 5000, seed=4)
+    cell = Radio().cell(10, 5000, seed=4)
     assert cell.downlink_noise_w_hz is None
     assert (cell.flop_per_cycle == 16).all()
-    assert RadioConfig(preset="paper") == RadioConfig()
-    assert {name: getattr(RadioConfig(), name) for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "kappa")} == {
+    assert Radio(preset="paper") == Radio()
+    assert {name: getattr(Radio(), name) for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "kappa")} == {
         "bandwidth_hz": 10e6,
         "deadline_s": 8.0,
         "noise_w_hz": 1e-13,
@@ -252,14 +252,14 @@ def test_the_papers_cell_is_what_it_was():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("changes", [{}, {"deadline_s": 2.0}, {"noise_w_hz": 1e-19}, {"downlink_power_w": 1.0}])
 def test_a_configuration_that_was_written_out_is_the_same(preset, changes):
-    config = RadioConfig(preset=preset, **changes)
-    assert from_table(RadioConfig, to_table(config)) == config
+    config = Radio(preset=preset, **changes)
+    assert from_table(Radio, to_table(config)) == config
     whole = RunConfig(radio=config)
     assert RunConfig.from_toml(whole.to_toml()).radio == config
 
 
 def test_the_band_is_noisier_at_the_devices():
-    cell = RadioConfig(preset="urban-micro").cell(4, 100, seed=0)
+    cell = Radio(preset="urban-micro").cell(4, 100, seed=0)
     assert cell.noise_w_hz == pytest.approx(1.259e-20, rel=1e-3)
     assert cell.downlink_noise_w_hz == pytest.approx(1.995e-20, rel=1e-3)
     channels = replace(cell.draw(1, 0), downlink=np.full(4, 1e-10), uplink=np.full(4, 1e-10))
@@ -270,7 +270,7 @@ def test_the_band_is_noisier_at_the_devices():
 
 
 def test_the_base_stations_power_is_split_over_the_devices():
-    config = RadioConfig(preset="urban-macro")
+    config = Radio(preset="urban-macro")
     assert config.base_power_w == pytest.approx(10**4.1 / 1e3, rel=1e-2)  # 44 dBm over 20 MHz is 41 over 10
     np.testing.assert_allclose(config.cell(8, 10, seed=0).downlink_power_w, config.base_power_w / 8)
     np.testing.assert_allclose(
@@ -279,21 +279,21 @@ def test_the_base_stations_power_is_split_over_the_devices():
 
 
 def test_devices_are_of_the_kinds_named():
-    cell = RadioConfig(devices="phone", noise_w_hz=1e-20).cell(3000, 10, seed=0)
+    cell = Radio(devices="phone", noise_w_hz=1e-20).cell(3000, 10, seed=0)
     for name in GROUPS["phone"]:
         kind = KINDS[name]
         of = cell.cpu_hz == kind.cpu_hz[1]
         assert of.mean() == pytest.approx(1 / 3, abs=0.03)
         for field in ("cpu_constant", "tx_power_w", "flop_per_cycle", "budget_j"):
             assert (getattr(cell, field)[of] == getattr(kind, field)).all()
-    both = RadioConfig(devices=("pi-4", "esp32"), cpu_hz=(1e9, 2e9), flop_per_cycle=4.0).cell(50, 10, seed=0)
+    both = Radio(devices=("pi-4", "esp32"), cpu_hz=(1e9, 2e9), flop_per_cycle=4.0).cell(50, 10, seed=0)
     assert ((both.cpu_hz >= 1e9) & (both.cpu_hz <= 2e9)).all()
     assert (both.flop_per_cycle == 4).all()
     assert set(both.budget_j) == {np.inf, 2.7}
 
 
 def test_in_a_dynamic_cell_clocks_stay_in_the_range_of_their_kind():
-    config = RadioConfig(devices=("phone-low", "pi-5"), dynamic=True, min_devices=2)
+    config = Radio(devices=("phone-low", "pi-5"), dynamic=True, min_devices=2)
     cell = config.cell(40, 10, seed=0)
     clocks = cell.draw(range(50), 0).cpu_hz
     low = cell.cpu_hz == 2.02e9
@@ -305,7 +305,7 @@ def test_in_a_dynamic_cell_clocks_stay_in_the_range_of_their_kind():
 @pytest.mark.parametrize("noise", ["density", "subband"])
 def test_no_clock_is_chosen_below_the_lowest_of_its_kind(noise):
     """A phone that has time and little energy would be given 6 MHz."""
-    config = RadioConfig(preset="urban-macro", noise=noise, deadline_s=60.0, bits_per_parameter=32.0)
+    config = Radio(preset="urban-macro", noise=noise, deadline_s=60.0, bits_per_parameter=32.0)
     lowest = {KINDS[name].cpu_hz[1]: KINDS[name].cpu_hz[0] for name in GROUPS["phone"]}
     for dynamic in (False, True):
         cell = replace(config, dynamic=dynamic).cell(10, 2000, seed=1)
@@ -321,11 +321,11 @@ def test_no_clock_is_chosen_below_the_lowest_of_its_kind(noise):
 
 def test_who_has_a_lowest_clock():
     """A kind's own; at most the clock that a device is given; the paper's devices have none."""
-    slow = RadioConfig(devices="phone-low", cpu_hz=(0.2e9, 0.4e9)).cell(20, 10, seed=0)
+    slow = Radio(devices="phone-low", cpu_hz=(0.2e9, 0.4e9)).cell(20, 10, seed=0)
     problem = slow.problem(slow.draw(1, 0), **LENET, choose=("cpu",))
     np.testing.assert_array_equal(problem.least_cpu_hz, np.minimum(0.3e9, slow.cpu_hz))
     assert (slow.cpu_hz < 0.3e9).any()
-    paper = RadioConfig(control=("rate", "share", "cpu")).cell(5, 10, seed=0)
+    paper = Radio(control=("rate", "share", "cpu")).cell(5, 10, seed=0)
     assert (paper.problem(paper.draw(1, 0), **LENET, choose=("cpu",)).least_cpu_hz == 0).all()
 
 
@@ -340,7 +340,7 @@ def test_power_at_the_highest_clock_is_what_was_measured(name):
 def test_presets_drop_some_of_lenet_and_keep_most_devices(preset):
     rates, left_out = [], []
     for seed in range(12):
-        config = RadioConfig(preset=preset, bits_per_parameter=32)
+        config = Radio(preset=preset, bits_per_parameter=32)
         cell = config.cell(10, 144, seed=seed)
         found = allocate(cell.problem(cell.draw(range(1, 4), seed), **LENET), policy=config.policy)
         rates.append(found.rate[found.active].mean())
@@ -351,7 +351,7 @@ def test_presets_drop_some_of_lenet_and_keep_most_devices(preset):
 
 
 def test_what_a_microcontroller_cannot_do_is_explained():
-    cell = RadioConfig(preset="indoor", devices="microcontroller", deadline_s=60.0).cell(3, 100, seed=0)
+    cell = Radio(preset="indoor", devices="microcontroller", deadline_s=60.0).cell(3, 100, seed=0)
     with pytest.raises(InfeasibleError, match=r"device 0 .* deadline"):
         allocate(cell.problem(cell.draw(1, 0), **ALEXNET))
 
@@ -382,19 +382,19 @@ def test_what_a_microcontroller_cannot_do_is_explained():
 )
 def test_what_cannot_be_or_has_no_effect_is_an_error(settings, message):
     with pytest.raises(ConfigError, match=message):
-        RadioConfig(**settings).cell(2, 10, seed=0)
+        Radio(**settings).cell(2, 10, seed=0)
 
 
 def test_a_preset_that_is_overridden_throughout_is_an_error():
     with pytest.raises(ConfigError, match=r"radio.preset is 'indoor', which has no effect"):
-        replace(RadioConfig(), preset="indoor")
+        replace(Radio(), preset="indoor")
 
 
 def test_distances_take_the_place_of_the_drop(tmp_path):
     (tmp_path / "d.csv").write_text("distance_m\n20\n90\n")
     for config in (
-        RadioConfig(preset="urban-micro", distances_m=(20.0, 90.0), sight="never", shadowing=False, indoor_share=0.0),
-        RadioConfig(preset="urban-micro", devices_csv="d.csv", sight="never", shadowing=False, indoor_share=0.0),
+        Radio(preset="urban-micro", distances_m=(20.0, 90.0), sight="never", shadowing=False, indoor_share=0.0),
+        Radio(preset="urban-micro", devices_csv="d.csv", sight="never", shadowing=False, indoor_share=0.0),
     ):
         cell = config.cell(2, 10, seed=0, folder=tmp_path)
         loss = path_loss_db("umi", Link(np.array([20.0, 90.0]), 3.5, 10.0, 1.5), [False, False])
@@ -412,10 +412,10 @@ def test_arrays_are_gains_round_by_round(tmp_path):
     np.testing.assert_array_equal(one.uplink, gains)
     np.testing.assert_array_equal(one.downlink, gains)
     np.testing.assert_allclose(two.downlink, 2 * gains)
-    cell = RadioConfig(gains_array="g.npy", noise_w_hz=1e-20).cell(3, 10, seed=0, folder=tmp_path)
+    cell = Radio(gains_array="g.npy", noise_w_hz=1e-20).cell(3, 10, seed=0, folder=tmp_path)
     np.testing.assert_array_equal(cell.draw(1, 0).uplink, gains[0])  # rounds count from 1
     np.testing.assert_array_equal(cell.draw(5, 0).uplink, gains[0])  # and begin again
-    preset = RadioConfig(preset="urban-micro", gains_array="g.npy")
+    preset = Radio(preset="urban-micro", gains_array="g.npy")
     assert (preset.propagation, preset.noise_figure_db) == ("", (5.0, 7.0))
     np.testing.assert_array_equal(preset.cell(3, 10, seed=0, folder=tmp_path).draw(2, 0).uplink, gains[1])
 
@@ -596,7 +596,7 @@ def test_gains_of_fewer_rounds_are_pointed_out(tmp_path, caplog):
 
 def test_gains_of_further_devices_are_pointed_out():
     gains = gains_from(np.full((4, 30), 1e-9))  # as of 30 rounds of 4 devices, the axes swapped
-    config = RadioConfig(noise_figure_db=(5.0, 7.0))
+    config = Radio(noise_figure_db=(5.0, 7.0))
     with pytest.warns(FeddropWarning, match=r"gains of 30 devices for 4: those from device 4 on have no effect"):
         config.cell(4, 100, 0, gains=gains)
     with warnings.catch_warnings():

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from feddrop.config import RunConfig
+from feddrop.cli.live import line, table
+from feddrop.config import Participation, Radio, RunConfig, method_named
 from feddrop.errors import ConfigError
-from feddrop.models.flops import count
-from feddrop.methods import named
 from feddrop.methods.method import Setup
 from feddrop.models import lenet
-from feddrop.simulation.participation import Participation, ParticipationConfig
-from feddrop.radio import RadioConfig
+from feddrop.models.flops import count
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.rates import RadioRates, Workload
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.run import Run, resume, run
-from feddrop.cli.live import line, table
 from feddrop.wire import frame_bytes
 
 ALL = ("rate", "share", "power", "cpu")
@@ -37,7 +35,7 @@ def work() -> Workload:
         samples=[900, 700, 1100, 800, 1000],
         parameters=69_656,
         flops=lambda kept: (flops.of(kept or {}).forward, 3.0 * flops.of(kept or {}).forward),
-        sizes=named("feddrop").factory()(setup).sizes,
+        sizes=method_named("feddrop").factory()(setup).sizes,
         dtype="float32",
     )
 
@@ -57,11 +55,11 @@ def trained(decision, work):
 @pytest.mark.parametrize("control", CONTROLS, ids="+".join)
 def test_deadline_and_budget_hold_by_measured_costs(work, control, noise):
     quick = {"density": 1.0, "literal": 0.25, "subband": 0.6}[noise]
-    radio = RadioConfig(
+    radio = Radio(
         control=control, noise=noise, deadline_s=DEADLINE_S * quick, energy_budget_j=BUDGET_J, circuit_j=0.05,
         flop_per_cycle=4.0, dynamic=True, min_devices=3, policy="leave-out",
     )  # fmt: skip
-    rates = RadioRates(radio, work, Participation(ParticipationConfig(share=0.8), DEVICES, 0), 0)
+    rates = RadioRates(radio, work, Roster(Participation(share=0.8), DEVICES, 0), 0)
     held = set()
     for round_ in (1, 2):
         decision = rates.decide(round_)
@@ -90,12 +88,12 @@ def rates_seed(rates):
 @pytest.mark.parametrize("noise", ["density", "literal", "subband"])
 def test_more_to_choose_is_never_worse(work, noise):
     """A choice more: the least cost of dropout falls or stays, by the formula; a full budget changes nothing."""
-    radio = RadioConfig(noise=noise, costs="formula", bits_per_parameter=32.0, flop_per_cycle=4.0, policy="stretch")
+    radio = Radio(noise=noise, costs="formula", bits_per_parameter=32.0, flop_per_cycle=4.0, policy="stretch")
     radio = replace(radio, deadline_s=1.6 if noise == "density" else 0.5)
 
     def objective(control, budget=BUDGET_J):
         chosen = replace(radio, control=control, energy_budget_j=budget)
-        return RadioRates(chosen, work, Participation(ParticipationConfig(), DEVICES, 0), 0).decide(1).objective
+        return RadioRates(chosen, work, Roster(Participation(), DEVICES, 0), 0).decide(1).objective
 
     fixed, everything = objective(("rate", "share")), objective(ALL)
     assert everything < 0.9 * fixed
@@ -140,4 +138,4 @@ def test_a_run_records_and_shows_power_and_clock(tmp_path):
 )
 def test_what_cannot_be_controlled_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        RadioConfig(**settings)
+        Radio(**settings)

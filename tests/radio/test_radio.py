@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from feddrop.allocation import Problem, SubbandProblem, allocate, diagnose
+from feddrop.config import Radio
+from feddrop.config.radio import NOISES
 from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio import (
-    NOISES,
     Cell,
     Dynamics,
     Measured,
-    RadioConfig,
     Rician,
     convolution_flops,
     cost,
@@ -73,7 +73,7 @@ def test_a_batch_of_rounds_is_the_rounds_one_by_one():
 def test_path_loss_by_distance():
     np.testing.assert_allclose(path_loss([1.0, 10.0], exponent=3.0), [1e-3, 1e-6])
     np.testing.assert_allclose(path_loss([50.0], exponent=2.0, reference_m=100.0, at_reference=1e-7), [4e-7])
-    c = RadioConfig(distances_m=(1.0, 2.0), path_loss_exponent=2.0, noise_w_hz=1e-20).cell(2, 10, seed=0)
+    c = Radio(distances_m=(1.0, 2.0), path_loss_exponent=2.0, noise_w_hz=1e-20).cell(2, 10, seed=0)
     np.testing.assert_allclose(c.fading.path_loss, [1e-3, 2.5e-4])
 
 
@@ -83,7 +83,7 @@ def test_measured_gains_come_in_turn(tmp_path):
     gains = read_gains(file)
     np.testing.assert_allclose(gains.uplink, [[1e-3, 3e-3], [5e-3, 7e-3]])
     np.testing.assert_allclose(gains.draw(2, 4, seed=0)[1], [6e-3, 8e-3])
-    c = RadioConfig(gains_csv="gains.csv", noise_w_hz=1e-20).cell(2, 10, seed=0, folder=tmp_path)
+    c = Radio(gains_csv="gains.csv", noise_w_hz=1e-20).cell(2, 10, seed=0, folder=tmp_path)
     np.testing.assert_allclose(c.draw(1, 0).uplink, [1e-3, 3e-3])  # the first round takes the first gains
     np.testing.assert_allclose(c.draw(3, 0).uplink, [1e-3, 3e-3])
     with pytest.raises(ConfigError, match="rounds count from 1"):
@@ -398,7 +398,7 @@ def test_distances_go_with_one_gain_and_without_measured_ones(tmp_path):
         ({"gains_csv": "gains.csv"}, "leave out the distances"),
     ):
         with pytest.raises(ConfigError, match=message):
-            RadioConfig(devices_csv="devices.csv", noise_w_hz=1e-20, **settings).cell(2, 10, seed=0, folder=tmp_path)
+            Radio(devices_csv="devices.csv", noise_w_hz=1e-20, **settings).cell(2, 10, seed=0, folder=tmp_path)
 
 
 def test_impossible_gains_name_device_and_round():
@@ -438,13 +438,13 @@ def test_bad_tables_of_gains(tmp_path, text, message):
 
 def test_config_builds_a_cell(tmp_path):
     (tmp_path / "devices.csv").write_text("device,cpu_hz,budget_j,distance_m\n0,1e9,100,1\n1,2e9,inf,10\n")
-    c = RadioConfig(devices_csv="devices.csv", noise="literal").cell(2, [10, 20], seed=0, folder=tmp_path)
+    c = Radio(devices_csv="devices.csv", noise="literal").cell(2, [10, 20], seed=0, folder=tmp_path)
     assert c.cpu_hz.tolist() == [1e9, 2e9]
     assert c.budget_j.tolist() == [100, np.inf]
     assert c.samples.tolist() == [10, 20]
     np.testing.assert_allclose(c.fading.path_loss, [1e-3, 1e-6])
     assert ((c.tx_power_w >= 3e-3) & (c.tx_power_w <= 1e-2)).all()
-    paper = RadioConfig().cell(10, 5000, seed=4)
+    paper = Radio().cell(10, 5000, seed=4)
     for f in ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "bandwidth_hz", "deadline_s", "noise"):
         np.testing.assert_array_equal(getattr(paper, f), getattr(Cell.paper(seed=4), f))
 
@@ -462,7 +462,7 @@ def test_config_builds_a_cell(tmp_path):
 )
 def test_impossible_configurations(changes, message):
     with pytest.raises(ConfigError, match=message):
-        RadioConfig(**changes)
+        Radio(**changes)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_impossible_configurations(changes, message):
 def test_bad_tables_of_devices(tmp_path, text, message):
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        RadioConfig(devices_csv="d.csv").cell(2, 10, seed=0, folder=tmp_path)
+        Radio(devices_csv="d.csv").cell(2, 10, seed=0, folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -497,14 +497,14 @@ def test_bad_tables_of_devices(tmp_path, text, message):
 def test_columns_that_would_have_no_effect(tmp_path, text, settings, message):
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        RadioConfig(devices_csv="d.csv", **settings).cell(2, 10, seed=0, folder=tmp_path)
+        Radio(devices_csv="d.csv", **settings).cell(2, 10, seed=0, folder=tmp_path)
 
 
 def test_a_table_of_devices_says_whose_row_it_is(tmp_path):
     """Sorted downward, with a byte-order mark: device 0 still gets its own values."""
     rows = "".join(f"{k},{k + 1}e9\n" for k in reversed(range(10)))
     (tmp_path / "d.csv").write_text("\ufeffdevice,cpu_hz\n" + rows, encoding="utf-8")
-    c = RadioConfig(devices_csv="d.csv").cell(10, 10, seed=0, folder=tmp_path)
+    c = Radio(devices_csv="d.csv").cell(10, 10, seed=0, folder=tmp_path)
     assert c.cpu_hz.tolist() == [(k + 1) * 1e9 for k in range(10)]
 
 
@@ -513,14 +513,14 @@ def test_real_gains_beside_the_papers_noise_are_pointed_out(tmp_path):
     (tmp_path / "devices.csv").write_text("distance_m\n100\n")
     for settings in ({"gains_csv": "gains.csv"}, {"distances_m": (100.0,)}, {"devices_csv": "devices.csv"}):
         with pytest.warns(FeddropWarning, match="74 dB above thermal noise") as told:
-            RadioConfig(**settings).cell(1, 10, seed=0, folder=tmp_path)
+            Radio(**settings).cell(1, 10, seed=0, folder=tmp_path)
         assert len(told) == 1
         assert "\n" not in str(told[0].message)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            RadioConfig(**settings, noise_w_hz=1.26e-20).cell(1, 10, seed=0, folder=tmp_path)
-            RadioConfig(**settings, noise="literal").cell(1, 10, seed=0, folder=tmp_path)
-            RadioConfig().cell(1, 10, seed=0)
+            Radio(**settings, noise_w_hz=1.26e-20).cell(1, 10, seed=0, folder=tmp_path)
+            Radio(**settings, noise="literal").cell(1, 10, seed=0, folder=tmp_path)
+            Radio().cell(1, 10, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -529,10 +529,10 @@ def test_real_gains_beside_the_papers_noise_are_pointed_out(tmp_path):
 @pytest.mark.parametrize("value", [10**400, "wide", math.nan, None])
 def test_numbers_that_are_none_are_refused(name, value):
     with pytest.raises(ConfigError):
-        RadioConfig(**{name: value}).cell(2, 10, seed=0)
+        Radio(**{name: value}).cell(2, 10, seed=0)
 
 
 def test_numpy_numbers_are_numbers():
-    c = RadioConfig(bandwidth_hz=np.float32(2e6), max_rate=np.float64(0.5), deadline_s=np.int64(3)).cell(2, 10, seed=0)
+    c = Radio(bandwidth_hz=np.float32(2e6), max_rate=np.float64(0.5), deadline_s=np.int64(3)).cell(2, 10, seed=0)
     assert (c.bandwidth_hz, c.max_rate, c.deadline_s) == (2e6, 0.5, 3.0)
     assert all(type(value) is float for value in (c.bandwidth_hz, c.max_rate, c.deadline_s))

@@ -1,4 +1,4 @@
-"""``execution.wire = "auto"``: the rule, beside every other choice, and a run by it."""
+"""``execution.dtype = "auto"``: the rule, beside every other choice, and a run by it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_hundred_devices_take_few_allocations():
     assert len(calls) <= 12
 
 
-SMALL = ["rounds=2", "data.devices=4", "data.train_limit=120", "model.width=0.5", "execution.wire=auto"]
+SMALL = ["rounds=2", "data.devices=4", "data.train_limit=120", "model.width=0.5", "execution.dtype=auto"]
 CELL = ["radio.preset=urban-micro", "radio.deadline_s=0.04"]
 
 
@@ -135,4 +135,4 @@ def test_a_run_keeps_its_deadline_by_measured_bytes_and_resumes_to_the_bit(tmp_p
 )
 def test_where_nothing_could_choose_it_is_an_error(settings, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_toml("", ["execution.wire=auto", *settings])
+        RunConfig.from_toml("", ["execution.dtype=auto", *settings])

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from feddrop.simulation.callbacks import Callbacks, CallbacksConfig, MLflow, TensorBoard, WandB, named
-from feddrop.config import RunConfig
+from feddrop.config import Callbacks, RunConfig
 from feddrop.errors import ConfigError
 from feddrop.executors import Serial
+from feddrop.simulation.callbacks import Callbacks, MLflow, TensorBoard, WandB
 from feddrop.simulation.run import Run, resume, run
 
 SMALL = ["rounds=3", "data.train_limit=60", "data.devices=2", "model.width=0.2"]
@@ -136,7 +136,7 @@ def test_toml_names_callbacks():
     pytest.importorskip("wandb")
     config = RunConfig.from_toml('[callbacks]\ntensorboard = true\nmlflow = "a"\nwandb = "b"')
     assert [type(one) for one in named(config.callbacks)] == [TensorBoard, MLflow, WandB]
-    assert named(CallbacksConfig()) == []
+    assert named(Callbacks()) == []
 
 
 def test_importing_callbacks_loads_none_of_the_packages():

@@ -18,7 +18,7 @@ import torch
 import feddrop
 
 SECTION_HEAD = 4 + 4 + 4 + 8  # head, one dimension, the name "mask"; 8 bytes of digest for a mask that is remembered
-GOLDEN = Path(__file__).parent / "golden" / "kept.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "kept.json"
 BASE = """
 rounds = 3
 seed = 5
@@ -41,10 +41,10 @@ CASES = {
         "rate=0.4",
         'method.level="unit"',
         'method.rule="holders"',
-        'execution.wire="float16"',
+        'execution.dtype="float16"',
     ],
-    "weight-bfloat16": ["rate=0.4", 'execution.wire="bfloat16"'],
-    "weight-int8": ["rate=0.4", 'execution.wire="int8"'],
+    "weight-bfloat16": ["rate=0.4", 'execution.dtype="bfloat16"'],
+    "weight-int8": ["rate=0.4", 'execution.dtype="int8"'],
     "processes": ["rate=0.4", 'execution.executor="processes"'],
     "heterofl": ["rate=[0.0, 0.3, 0.5, 0.7]", 'method.name="heterofl"'],
     "fedrolex": ["rate=[0.0, 0.3, 0.5, 0.7]", 'method.name="fedrolex"'],
@@ -65,7 +65,7 @@ CASES = {
     "radio-exact": [RADIO.format("exact", "measured")],
     "radio-exact-formula": [RADIO.format("exact", "formula")],
     "radio-primal-dual-units": [RADIO.format("primal-dual", "formula"), 'method.level="unit"'],
-    "radio-equal-int8": [RADIO.format("equal", "formula").replace("0.06", "0.04"), 'execution.wire="int8"'],
+    "radio-equal-int8": [RADIO.format("equal", "formula").replace("0.06", "0.04"), 'execution.dtype="int8"'],
     "radio-random": [RADIO.format("random", "formula")],
 }
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddrop.storage.checkpoints import load_checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
 from feddrop.storage import DeviceRecord, RoundRecord, RunFolder, load_run
+from feddrop.storage.checkpoints import load_checkpoint
 
 ROUNDS = 4
 CALLS = ("open", "mkdir", "fsync", "replace", "unlink", "rmdir", "truncate")

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import feddrop
+from feddrop.config import FedAvg
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
-from feddrop.methods.fedavg import FedavgConfig
 from feddrop.simulation.rates import GivenRates
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
@@ -127,7 +127,7 @@ def lame(part, change):
     """Federated dropout, one of whose functions does not do what it should."""
 
     def factory(setup):
-        inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+        inner = feddrop.feddrop(setup, feddrop.FedDrop())
         return inner._replace(**{part: lambda *given: change(getattr(inner, part)(*given), *given)})
 
     return factory
@@ -156,7 +156,7 @@ def test_a_method_that_gives_something_else_is_said(tmp_path, small, method, sai
 
 def test_a_method_that_does_not_look_at_the_updates_is_said(tmp_path, small):
     def factory(setup):
-        return feddrop.feddrop(setup, feddrop.FeddropConfig())._replace(merge=lambda state, params, _: (params, state))
+        return feddrop.feddrop(setup, feddrop.FedDrop())._replace(merge=lambda state, params, _: (params, state))
 
     with pytest.raises(RunError, match="merge left updates unread"):
         feddrop.run(config(), tmp_path / "run", dataset=small, method=factory)
@@ -277,7 +277,7 @@ def test_a_mistyped_argument_is_named_with_the_nearest(tmp_path, small, given):
 def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small):
     mine = {
         "loss": lambda outputs, targets: 5 * nn.functional.cross_entropy(outputs, targets),
-        "method": lambda setup: feddrop.heterofl(setup, feddrop.WindowConfig()),
+        "method": lambda setup: feddrop.heterofl(setup, feddrop.Windows()),
         "metrics": {"accuracy": lambda outputs, targets: torch.ones(())},
         "rates": lambda work, who: GivenRates([0.1] * len(work.samples), who),
         "parts": [np.arange(30), np.arange(30, 60), np.arange(60, 90)],
@@ -291,7 +291,7 @@ def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small
 
 def growing(setup, start=()):
     """A method whose state has a name more after every round."""
-    inner = feddrop.feddrop(setup, feddrop.FeddropConfig())
+    inner = feddrop.feddrop(setup, feddrop.FedDrop())
 
     def merge(state, params, updates):
         after, _ = inner.merge({}, params, updates)
@@ -411,7 +411,7 @@ def test_a_method_of_ones_own_may_learn_without_the_gradient_of_the_loss(tmp_pat
         def local(subnet, values, job, batches, memory):
             return feddrop.Update(values={n: torch.zeros_like(v) for n, v in values.items()}, loss=1.0, samples=1), {}
 
-        return feddrop.feddrop(setup, feddrop.FeddropConfig())._replace(local=local)
+        return feddrop.feddrop(setup, feddrop.FedDrop())._replace(local=local)
 
     feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, loss=wrong, method=still)
 
@@ -538,7 +538,7 @@ def test_a_method_is_told_what_it_is_built_for(tmp_path):
 
     def factory(setup):
         seen.append(setup)
-        return feddrop.fedavg(setup, FedavgConfig())
+        return feddrop.fedavg(setup, FedAvg())
 
     feddrop.run(config("seed=7", "rate=0.3"), tmp_path / "run", method=factory)
     assert {(setup.seed, setup.rounds, tuple(setup.rates)) for setup in seen} == {(7, 2, (0.3,) * 3)}

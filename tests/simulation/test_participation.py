@@ -7,25 +7,25 @@ import sys
 import numpy as np
 import pytest
 
-from feddrop.config import RunConfig
+from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError
-from feddrop.simulation.participation import Participation, ParticipationConfig
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run, resume, run
 
 BASE = ["rounds=3", "data.devices=8", "data.train_limit=240", "model.width=0.5"]
 
 
 def chosen(config, devices=20, rounds=200, seed=1):
-    who = Participation(config, devices, seed)
+    who = Roster(config, devices, seed)
     return [who.chosen(round_) for round_ in range(1, rounds + 1)]
 
 
 def test_everyone_without_a_setting():
-    assert all((one == np.arange(20)).all() for one in chosen(ParticipationConfig(), rounds=3))
+    assert all((one == np.arange(20)).all() for one in chosen(Participation(), rounds=3))
 
 
-@pytest.mark.parametrize("config", [ParticipationConfig(count=5), ParticipationConfig(share=0.25)])
+@pytest.mark.parametrize("config", [Participation(count=5), Participation(share=0.25)])
 def test_devices_are_drawn_uniformly_without_repeats(config):
     rounds = chosen(config)
     assert all(len(set(one.tolist())) == 5 and (np.diff(one) > 0).all() for one in rounds)
@@ -38,11 +38,11 @@ def test_devices_are_drawn_uniformly_without_repeats(config):
 
 def test_a_table_says_who_is_there(tmp_path):
     (tmp_path / "when.csv").write_text("device,first,last\n3,1,2\n0,2,9\n5,1,1\n3,4,4\n")
-    who = Participation(ParticipationConfig(availability=str(tmp_path / "when.csv")), 6, 0)
+    who = Roster(Participation(availability=str(tmp_path / "when.csv")), 6, 0)
     assert [who.chosen(t).tolist() for t in (1, 2, 3, 4)] == [[3, 5], [0, 3], [0], [0, 3]]
     with pytest.raises(ConfigError, match="round 10"):
         who.chosen(10)
-    few = Participation(ParticipationConfig(availability=str(tmp_path / "when.csv"), count=1), 6, 0)
+    few = Roster(Participation(availability=str(tmp_path / "when.csv"), count=1), 6, 0)
     assert all(len(few.chosen(t)) == 1 for t in (1, 2, 3, 4))
 
 
@@ -62,15 +62,15 @@ def test_a_table_says_who_is_there(tmp_path):
 def test_tables_that_cannot_be_used(tmp_path, text, message):
     (tmp_path / "when.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        Participation(ParticipationConfig(availability=str(tmp_path / "when.csv")), 6, 0)
+        Roster(Participation(availability=str(tmp_path / "when.csv")), 6, 0)
     with pytest.raises(ConfigError, match="only 6 devices"):
-        Participation(ParticipationConfig(count=7), 6, 0)
+        Roster(Participation(count=7), 6, 0)
 
 
 def test_a_round_without_anybody_is_an_error_before_the_run(tmp_path):
     for rows, rounds, empty in (("3,1,2\n0,3,9\n5,8,99999999999999999999", 12, None), ("0,1,2\n3,2,5\n1,7,9", 9, 6)):
         (tmp_path / "when.csv").write_text(f"device,first,last\n{rows}\n")
-        who = Participation(ParticipationConfig(availability=str(tmp_path / "when.csv")), 8, 0)
+        who = Roster(Participation(availability=str(tmp_path / "when.csv")), 8, 0)
         for limit in range(1, rounds + 1):
             if empty and limit >= empty:
                 with pytest.raises(ConfigError, match=f"no device is there in round {empty}"):

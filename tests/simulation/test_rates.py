@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from feddrop.allocation import allocate
-from feddrop.config import RunConfig
+from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.methods.method import Sizes
-from feddrop.simulation.participation import Participation, ParticipationConfig
+from feddrop.seeds import derive
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.rates import RadioRates, Workload, covers
 from feddrop.simulation.run import Run, resume, run
-from feddrop.seeds import derive
 from feddrop.wire import frame_bytes
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]
@@ -28,8 +28,8 @@ def run_with(tmp_path, *settings, name="run"):
     [
         (["radio.deadline_s=0.4"], None),
         (["radio.deadline_s=0.4", "method.level=unit"], None),
-        (["radio.deadline_s=0.1", "execution.wire=int8"], None),
-        (["radio.deadline_s=0.2", "execution.wire=bfloat16", "method.biases=true"], None),
+        (["radio.deadline_s=0.1", "execution.dtype=int8"], None),
+        (["radio.deadline_s=0.2", "execution.dtype=bfloat16", "method.biases=true"], None),
         (["radio.deadline_s=0.45", "radio.scheme=primal-dual"], None),
         (["radio.deadline_s=0.25", "radio.scheme=equal", "radio.noise=subband"], None),
         (["radio.deadline_s=2.0", "radio.energy_budget_j=1.2"], 1.2),
@@ -126,11 +126,10 @@ def test_covering_is_close(tmp_path):
     """The full model that the allocator is told of is at most a little larger than the real one."""
     import torch
 
-    from feddrop.models.flops import count
-    from feddrop.methods import named
+    from feddrop.config import Radio, method_named
     from feddrop.methods.method import Setup
     from feddrop.models import lenet
-    from feddrop.radio import RadioConfig
+    from feddrop.models.flops import count
 
     setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
     flops = count(setup.model, setup.example)
@@ -138,10 +137,10 @@ def test_covering_is_close(tmp_path):
         samples=[10, 10, 10],
         parameters=69656,
         flops=lambda kept: (flops.of(kept or {}).forward, 3 * flops.of(kept or {}).forward),
-        sizes=named("feddrop").factory()(setup).sizes,
+        sizes=method_named("feddrop").factory()(setup).sizes,
         dtype="float32",
     )
-    control = RadioRates(RadioConfig(noise="density"), work, Participation(ParticipationConfig(), 3, 0), 0)
+    control = RadioRates(Radio(noise="density"), work, Roster(Participation(), 3, 0), 0)
     for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
         assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddrop.storage.checkpoints import seal, unseal
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FeddropError, RunError
 from feddrop.simulation.run import Run, resume, run
+from feddrop.storage.checkpoints import seal, unseal
 
 SMALL = ["rounds=4", "data.train_limit=200", "data.devices=3", "rate=0.3"]
 
@@ -151,10 +151,10 @@ def test_folders_that_cannot_be_used(tmp_path):
         ("model.name=resnet", "resnet"),
         ("method.layers=['conv9']", "conv9"),
         ("radio.deadline_s=0.001", "deadline"),
-        ("execution.device=abacus", "execution.device is 'abacus'"),
-        ("execution.device=cuda:77", "cannot compute on here"),
-        ("execution.device=hpu", "cannot compute on here"),
-        ("execution.device=meta", "cannot compute on here"),
+        ("execution.torch_device=abacus", "execution.torch_device is 'abacus'"),
+        ("execution.torch_device=cuda:77", "cannot compute on here"),
+        ("execution.torch_device=hpu", "cannot compute on here"),
+        ("execution.torch_device=meta", "cannot compute on here"),
     ],
 )
 def test_a_mistake_leaves_the_folder_free(tmp_path, setting, message):

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from feddrop.errors import RunError
 from feddrop.storage.checkpoints import (
     DamagedError,
     load_checkpoint,
@@ -16,7 +17,6 @@ from feddrop.storage.checkpoints import (
     seal,
     unseal,
 )
-from feddrop.errors import RunError
 from feddrop.storage.memories import Memories
 
 GROUPS = {
@@ -160,7 +160,9 @@ def test_only_what_changed_is_written(tmp_path):
 def test_ten_of_a_thousand_write_ten_files(tmp_path, monkeypatch):
     memories, chance, plain = Memories(tmp_path / "m"), random.Random(1), {}
     written = []
-    monkeypatch.setattr("feddrop.storage.memories.write_atomically", lambda path, data, **_: written.append(path) or None)
+    monkeypatch.setattr(
+        "feddrop.storage.memories.write_atomically", lambda path, data, **_: written.append(path) or None
+    )
     for round_ in range(1, 6):
         written.clear()
         for device in chance.sample(range(1000), 10):

@@ -12,9 +12,10 @@ import threading
 import numpy as np
 import pytest
 
+from feddrop.config.parsing import json_line, load_json
+from feddrop.errors import RunError, clean
 from feddrop.storage import files
-from feddrop.errors import RunError
-from feddrop.storage.files import append_line, clean, dump_line, locked, parse, sweep, write_atomically
+from feddrop.storage.files import append_line, locked, sweep, write_atomically
 
 
 def test_a_planted_link_is_not_followed(tmp_path):
@@ -198,14 +199,14 @@ def test_import_without_fcntl():
 
 def test_lines_hold_no_nan_and_take_numpy():
     record = {"a": float("nan"), "b": [np.float32(0.5), np.inf], "c": {"d": np.int64(3), "e": np.array([1.0, np.nan])}}
-    assert json.loads(dump_line(record)) == {"a": None, "b": [0.5, None], "c": {"d": 3, "e": [1.0, None]}}
-    assert parse('{"a": NaN, "b": -Infinity}') == {"a": None, "b": None}
+    assert json.loads(json_line(record)) == {"a": None, "b": [0.5, None], "c": {"d": 3, "e": [1.0, None]}}
+    assert load_json('{"a": NaN, "b": -Infinity}') == {"a": None, "b": None}
 
 
 @pytest.mark.parametrize("text", ["{", "9" * 5000, "[" * 100_000, '"\ud800', b"\xff\xfe"])
 def test_what_is_not_json_is_a_value_error(text):
     with pytest.raises(ValueError):
-        parse(text)
+        load_json(text)
 
 
 def test_names_are_cleaned_when_shown():

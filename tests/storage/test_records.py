@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import feddrop
-from feddrop.storage import files
 from feddrop.config import RunConfig
+from feddrop.config.parsing import json_line, load_json
 from feddrop.errors import ConfigError, RunError
-from feddrop.storage import DeviceRecord, RoundRecord, RunFolder, about, export, load_model, load_run, tables
-from feddrop.storage.records import kinds
 from feddrop.simulation.run import Run, resume, run
+from feddrop.storage import DeviceRecord, RoundRecord, RunFolder, export, files, load_model, load_run, manifest, tables
+from feddrop.storage.records import kinds
 
 FACTS = {"parameters": 3, "data_crc32": 7, "samples": [2, 1], "own": []}
 SMALL = ["rounds=3", "data.train_limit=60", "data.devices=2", "model.width=0.2"]
@@ -74,9 +74,9 @@ def test_a_record_is_a_line_and_back():
 
 def test_numbers_of_numpy_are_numbers_and_what_is_not_finite_is_null():
     one = RoundRecord(round=np.int64(1), train_loss=np.float32(0.5), test_loss=float("nan"), metrics={"a": np.inf})
-    line = json.loads(files.dump_line(one.to_json()))
+    line = json.loads(json_line(one.to_json()))
     assert (line["round"], line["train_loss"], line["test_loss"], line["metrics"]) == (1, 0.5, None, {"a": None})
-    assert RoundRecord.from_json(files.parse('{"round": 1, "devices": [], "train_loss": NaN}')).train_loss is None
+    assert RoundRecord.from_json(load_json('{"round": 1, "devices": [], "train_loss": NaN}')).train_loss is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_wrong_line_says_what_and_where(line, said):
         (["rate=0.9", "seed=3"], r"rate was .*, is 0\.9; seed was 0, is 3"),
         (["radio.deadline_s=3"], r"radio\.deadline_s was None, is 3"),
         (["execution.threads=3"], "execution.threads"),
-        (["execution.wire=int8"], "execution.wire"),
+        (["execution.dtype=int8"], "execution.dtype"),
     ],
 )
 def test_a_changed_setting_is_named(tmp_path, settings, said):
@@ -144,7 +144,7 @@ def test_rounds_may_not_change_where_a_setting_goes_by_their_number(tmp_path, te
     folder = written(tmp_path / "run", config=RunConfig.from_toml("rounds = 9\n" + text))
     with pytest.raises(RunError, match=f"rounds was 9, is 12 \\({said} goes by their number\\)"):
         reopened(folder, RunConfig.from_toml("rounds = 12\n" + text))
-    assert about.digest(RunConfig.from_toml("rounds = 9\n" + text)) != about.digest(RunConfig.from_toml(text))
+    assert manifest.digest(RunConfig.from_toml("rounds = 9\n" + text)) != manifest.digest(RunConfig.from_toml(text))
 
 
 def test_infinite_settings_are_the_same_twice(tmp_path):
@@ -154,9 +154,9 @@ def test_infinite_settings_are_the_same_twice(tmp_path):
 
 
 def test_the_digest_holds_what_decides_the_outcome():
-    first = about.digest(RunConfig())
-    assert first == about.digest(RunConfig.from_toml("rounds = 3\n[execution]\nworkers = 4"))
-    assert first != about.digest(RunConfig.from_toml("seed = 1"))
+    first = manifest.digest(RunConfig())
+    assert first == manifest.digest(RunConfig.from_toml("rounds = 3\n[execution]\nworkers = 4"))
+    assert first != manifest.digest(RunConfig.from_toml("seed = 1"))
 
 
 def test_a_key_that_is_new_since_then_is_its_default(tmp_path):
@@ -171,7 +171,7 @@ def test_other_versions_are_warned_of_and_recorded(tmp_path, monkeypatch, caplog
     folder = written(tmp_path / "run")
     reopened(folder)
     assert not caplog.records
-    now = about.versions()
+    now = manifest.versions()
     monkeypatch.setattr(about, "versions", lambda: now | {"torch": "9.9", "numpy": "8.8"})
     reopened(folder)
     (line,) = caplog.messages
@@ -538,7 +538,7 @@ def test_load_run_gives_what_was_written(trained):
     assert loaded.config == job.config
     assert list(loaded.rounds) == job.records
     assert loaded.name == "run"
-    assert loaded.about["config_digest"] == about.digest(job.config)
+    assert loaded.about["config_digest"] == manifest.digest(job.config)
     assert repr(loaded) == f"LoadedRun({str(folder)!r}, {len(loaded.rounds)} rounds)"
 
 
@@ -644,7 +644,7 @@ def test_the_page_does_what_it_says(trained, tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained[0], tmp_path / "runs" / "first")
-    text = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, names)

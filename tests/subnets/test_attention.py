@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from feddrop.config import Subnets
 from feddrop.errors import ConfigError, SubnetError
-from feddrop.models.flops import count
 from feddrop.models import lstm, resnet18, transformer
+from feddrop.models.flops import count
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.coupling import _OWN, register_rule, rule_of
-from feddrop.subnets.cut import SubnetConfig, cutter, shrinker, sizer
+from feddrop.subnets.cut import cutter, shrinker, sizer
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import Axis, shrink
-from unit_oracle import assert_same
+from support.unit_oracle import assert_same
 
 TOKENS = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(0))
 
@@ -266,7 +267,7 @@ def test_the_networks_that_come_with_the_package():
 @pytest.mark.parametrize("level", ["weight", "unit"])
 def test_token_networks_are_cut_at_the_rate_that_is_asked(level):
     model = transformer(vocabulary=65, num_classes=65, length=6, width=64, heads=8, feed=256, layers=2)
-    blueprint, config = Blueprint(model, TOKENS), SubnetConfig(level=level)
+    blueprint, config = Blueprint(model, TOKENS), Subnets(level=level)
     subnet, sizes = cutter(blueprint, config)(1, 0.4), sizer(blueprint, config)(0.4)
     assert {name: piece.size for name, piece in subnet.items()} == sizes
     cut = {n for n, p in model.named_parameters() if p.ndim > 1 and (level == "weight" or blueprint.units.axes[n])}
@@ -286,7 +287,7 @@ def test_token_networks_are_cut_at_the_rate_that_is_asked(level):
 def test_recurrent_networks_at_the_weight_level(kind):
     model = Recurrent(kind)
     blueprint = Blueprint(model, TOKENS)
-    subnet = cutter(blueprint, SubnetConfig())(1, 0.5)
+    subnet = cutter(blueprint, Subnets())(1, 0.5)
     dropped = {name for name, piece in subnet.items() if piece.index is not None}
     assert dropped == {"embed.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "fc.weight", "out.weight"}
     assert {"rnn.bias_ih_l0", "rnn.bias_hh_l0"} <= set(blueprint.biases)
@@ -298,11 +299,11 @@ def test_a_network_is_traced_once(monkeypatch):
     calls = []
     monkeypatch.setattr(module, "trace", lambda *args: calls.append(args) or trace(*args))
     blueprint = Blueprint(Own(), (4,))
-    cutter(blueprint, SubnetConfig())(1, 0.5)
+    cutter(blueprint, Subnets())(1, 0.5)
     assert not calls
     for _ in range(2):
-        cutter(blueprint, SubnetConfig(level="unit"))(1, 0.5)
-        sizer(blueprint, SubnetConfig(level="unit"))(0.5)
+        cutter(blueprint, Subnets(level="unit"))(1, 0.5)
+        sizer(blueprint, Subnets(level="unit"))(0.5)
     assert len(calls) == 1
     assert pickle.loads(pickle.dumps(blueprint)).units == blueprint.units  # workers do not trace again
     assert len(calls) == 1

@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from feddrop.subnets import parameters
+from feddrop.config import Subnets
 from feddrop.errors import ConfigError
 from feddrop.methods.masking import MaskLayout
 from feddrop.methods.method import Job
 from feddrop.models import alexnet, lenet
 from feddrop.simulation.round import push
+from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import SubnetConfig, cutter, kept_units, sizer
+from feddrop.subnets.cut import cutter, kept_units, sizer
 from feddrop.subnets.piece import from_device_shape, gather, scatter, to_device_shape
 
 
 def cut_of(model, shape, **settings):
-    config = SubnetConfig(**settings)
+    config = Subnets(**settings)
     return cutter(Blueprint(model, shape), config)
 
 
@@ -130,7 +131,7 @@ def test_a_tied_weight_is_listed_once_and_goes_by_its_first_name():
     assert blueprint.biases == {"a.bias": "a", "b.bias": "a", "out.bias": "out"}
     for given in ({"layers": ("b",)}, {"layer_rates": {"b": 0.9}}):
         with pytest.raises(ConfigError, match=r"'b', whose weights are those of 'a'\. Name that one"):
-            cutter(blueprint, SubnetConfig(**given))
+            cutter(blueprint, Subnets(**given))
 
 
 NORMS = [nn.LayerNorm([4, 8, 8]), nn.RMSNorm([4, 8, 8]), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.InstanceNorm2d(4)]
@@ -141,7 +142,7 @@ def test_norms_are_kept_whatever_their_shape(norm):
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
     blueprint = Blueprint(model, (1, 8, 8))
     assert list(parameters.weights(model)) == list(blueprint.weights) == ["0.weight", "4.weight"]
-    subnet = cutter(blueprint, SubnetConfig(biases=True))(1, 0.5)
+    subnet = cutter(blueprint, Subnets(biases=True))(1, 0.5)
     assert {name for name, piece in subnet.items() if piece.index is None} == {n for n in subnet if n.startswith("1.")}
     assert list(MaskLayout(model).weights) == ["0.weight", "4.weight"]
 
@@ -165,7 +166,7 @@ def test_a_layer_without_inputs_is_cut_along_with_the_others():
 def test_a_vector_without_values_is_kept():
     net = nn.Linear(6, 4)
     net.register_parameter("none", nn.Parameter(torch.empty(0)))
-    subnet = cutter(Blueprint(net, (6,)), SubnetConfig(biases=True))(1, 0.5)
+    subnet = cutter(Blueprint(net, (6,)), Subnets(biases=True))(1, 0.5)
     assert {name: piece.size for name, piece in subnet.items()} == {"weight": 12, "bias": 2, "none": 0}
 
 
@@ -239,7 +240,7 @@ def test_pieces_go_out_and_back(tiny, level):
 
 def test_kept_units_match_the_pieces(tiny):
     plan = Blueprint(tiny, (1, 16, 16))
-    subnet = cutter(plan, SubnetConfig(level="unit"))(3, 0.5)
+    subnet = cutter(plan, Subnets(level="unit"))(3, 0.5)
     assert kept_units(plan.units, subnet)["fc1"] == subnet["fc1.bias"].size
 
 
@@ -256,6 +257,6 @@ def test_a_higher_rate_never_leaves_more_units():
         nn.ReLU(),
     )
     net.append(nn.Linear(25, 10))
-    sizes = sizer(Blueprint(net, (9,)), SubnetConfig(level="unit"))
+    sizes = sizer(Blueprint(net, (9,)), Subnets(level="unit"))
     kept = [sum(sizes(1.0 - 0.1 ** (i / 256)).values()) for i in range(257)]
     assert kept == sorted(kept, reverse=True)

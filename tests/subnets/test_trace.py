@@ -12,7 +12,7 @@ from torch.nn import functional as f
 from feddrop.errors import SubnetError
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import Axis, shrink
-from unit_oracle import Call, assert_same, resnet
+from support.unit_oracle import Call, assert_same, resnet
 
 
 def test_graph_of_a_small_network():

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import SubnetError
-from feddrop.models.flops import forward_flops
 from feddrop.models import alexnet, lenet
+from feddrop.models.flops import forward_flops
 from feddrop.seeds import generator
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import shrink
-from unit_oracle import assert_same, choose, cut, pieces_of, random_network, resnet
+from support.unit_oracle import assert_same, choose, cut, pieces_of, random_network, resnet
 
 
 @pytest.mark.parametrize("seed", range(80))

@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from feddrop import wire
-from feddrop.subnets import parameters
+from feddrop.config import Train, method_named
 from feddrop.data import Dataset, from_arrays
-from feddrop.simulation.device import Device, Samples, Task
 from feddrop.executors import Serial
-from feddrop.learning.config import TrainConfig
 from feddrop.learning.means import MeanConfig
-from feddrop.methods import named
 from feddrop.methods.method import Job, Method, Setup, Update
+from feddrop.simulation.device import Device, Samples, Task
 from feddrop.simulation.round import Forgetful, RoundResult, push, run_round
+from feddrop.subnets import parameters
 
-TRAIN = TrainConfig(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
+TRAIN = Train(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
 
 
 def few(digits: Dataset, train: int = 203, test: int = 50) -> Dataset:
@@ -34,7 +33,7 @@ def task_for(
     *,
     rates: Sequence[float] | None = (0.4, 0.4, 0.4),
     rounds: int = 4,
-    train: TrainConfig = TRAIN,
+    train: Train = TRAIN,
     mean: MeanConfig | None = None,
     parts: Sequence[torch.Tensor] | None = None,
     **settings: object,
@@ -52,7 +51,7 @@ def task_for(
     sizes = [third + 7, third, len(data.train_y) - 2 * third - 7]
     return Task(
         setup=setup,
-        factory=named(method, **settings).factory(),
+        factory=method_named(method, **settings).factory(),
         samples=Samples(data.train_x, data.train_y, data.test_x, data.test_y),
         parts=parts or list(torch.arange(len(data.train_y)).split(sizes)),
     )

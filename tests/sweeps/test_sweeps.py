@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import csv
 import multiprocessing
-import sys
 from pathlib import Path
 
 import pytest
 
 import feddrop
 from feddrop import sweeps
-from feddrop.errors import ConfigError, RunError
-from feddrop.storage import RunFolder
-from feddrop.sweeps import engine, jobs_for, read_sweep
-from feddrop.sweeps.plan import merged
 from feddrop.cli import app
 from feddrop.cli.failures import guarded
 from feddrop.cli.output import Screen
 from feddrop.cli.sweeping import Board, with_address
+from feddrop.errors import ConfigError, RunError
+from feddrop.storage import RunFolder
+from feddrop.sweeps import engine, jobs_for, read_sweep
+from feddrop.sweeps.plan import merged
+from support.sweeps import deadly_loss
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = ["data.devices=2", "data.train_limit=60"]
 
 
@@ -244,28 +244,6 @@ def test_what_is_finished_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
     feddrop.sweep({f"seed={seed}": small(rounds=1, seed=seed) for seed in range(3)}, tmp_path)
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 4
-
-
-def deadly_loss(folder, monkeypatch):
-    """Name a loss that kills its process once, when a run below this folder has two rounds, and the sign of it."""
-    struck = folder / "struck"
-    (folder / "deadly.py").write_text(
-        "import os, signal\n"
-        "from pathlib import Path\n"
-        "from torch.nn.functional import cross_entropy\n"
-        "def once(output, target):\n"
-        f"    struck, runs = Path({str(struck)!r}), Path({str(folder)!r}).rglob('metrics.jsonl')\n"
-        "    if not struck.exists() and any(run.read_bytes().count(b'\\n') == 2 for run in runs):\n"
-        "        try:\n"
-        "            struck.touch(exist_ok=False)\n"
-        "        except FileExistsError:  # another process was\n"
-        "            return cross_entropy(output, target)\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return cross_entropy(output, target)\n"
-    )
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "deadly", raising=False)
-    return "deadly:once", struck
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from feddrop.config import Subnets
 from feddrop.errors import ConfigError
 from feddrop.seeds import derive
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import SubnetConfig, cutter, kept_units
+from feddrop.subnets.cut import cutter, kept_units
 from feddrop.subnets.piece import gather, scatter
 from feddrop.subnets.units import shrink
 from feddrop.theory import Curve, Estimate, Point, curvature, measure_law, slope
@@ -132,7 +133,7 @@ def test_slope_makes_no_second_array_of_all_gradients(point, monkeypatch):
 
 def test_weight_masks_are_the_cutters(point):
     model = point.model.float()
-    cut = cutter(Blueprint(model, (4,)), SubnetConfig(count="bernoulli"))(9, 0.4)
+    cut = cutter(Blueprint(model, (4,)), Subnets(count="bernoulli"))(9, 0.4)
     want = torch.cat([scatter(torch.full((p.size,), p.scale), p).reshape(-1) for p in cut.values()])
     point.model.double()
     torch.testing.assert_close(Masks(point, "weight").draw(9, 0.4), want.double())
@@ -145,7 +146,7 @@ def test_unit_update_is_what_a_smaller_network_sends(point):
     m = Masks(point, "unit").draw(3, rate)
     update = point.split(m * point.gradient(point.w * m))
     plan = Blueprint(point.model, (4,))
-    pieces = cutter(plan, SubnetConfig(level="unit", count="bernoulli"))(3, rate)
+    pieces = cutter(plan, Subnets(level="unit", count="bernoulli"))(3, rate)
     (kept,) = kept_units(plan.units, pieces).values()
     assert 0 < kept < 3
     small = shrink(point.model, plan.units, kept_units(plan.units, pieces))

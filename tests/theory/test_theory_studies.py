@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from feddrop.storage.checkpoints import save_checkpoint
-from feddrop.config import RunConfig
-from feddrop.data import from_arrays, load
-from feddrop.errors import ConfigError, RunError
-from feddrop.models import ModelConfig, build
-from feddrop.subnets.parameters import from_model
 from feddrop.cli import app
+from feddrop.config import Model, RunConfig
+from feddrop.data import from_arrays, load_dataset
+from feddrop.errors import ConfigError, RunError
+from feddrop.models import build
+from feddrop.storage.checkpoints import save_checkpoint
+from feddrop.subnets.parameters import from_model
 from feddrop.theory import Point, Study, draw, lemma1, study
 from feddrop.theory.studies import work
 
@@ -22,12 +22,12 @@ RATES = (0.05, 0.3, 0.6)
 
 @pytest.fixture(scope="module")
 def digits():
-    return load("digits")
+    return load_dataset("digits")
 
 
 @pytest.fixture(scope="module")
 def found(digits) -> tuple[Study, int]:
-    model = build(ModelConfig(name="lenet", width=0.5), digits, seed=1)
+    model = build(Model(name="lenet", width=0.5), digits, seed=1)
     point, ticks = Point(model, digits.train_x[:24], digits.train_y[:24]), []
     result = study(
         point, seed=1, samples=[700, 737], rounds=50, rates=RATES, masks=4, probes=3, tick=lambda: ticks.append(1)
@@ -45,7 +45,7 @@ def test_progress_counts_the_samples_of_a_large_network_in_small_chunks():
 
 
 def test_study_is_reproducible_and_leaves_the_network_alone(digits):
-    model = build(ModelConfig(name="lenet", width=0.3), digits, seed=1)
+    model = build(Model(name="lenet", width=0.3), digits, seed=1)
     model.train()
     before = from_model(model)
     point = Point(model, digits.train_x[:8], digits.train_y[:8])
@@ -122,7 +122,7 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "own": []}))
     with pytest.raises(RunError, match="no checkpoint yet"):
         call("--checkpoint", str(run))
-    model = build(ModelConfig(name="lenet", width=0.5), digits, seed=8)
+    model = build(Model(name="lenet", width=0.5), digits, seed=8)
     save_checkpoint(run / "checkpoints", 5, {"params": from_model(model)})
     call("--checkpoint", str(run), "--level", "weight", "--out", str(tmp_path / "out"), *SMALL)
     printed = capsys.readouterr().out
@@ -160,7 +160,7 @@ def a_run(folder, digits, config="", **about):
     """Write what the command reads of a run folder."""
     (folder / "config.toml").write_text(RunConfig.from_toml(f"[model]\nwidth = 0.3\n{config}").to_toml())
     (folder / "run.json").write_text(json.dumps({"samples": [700, 738], "own": []} | about))
-    model = build(ModelConfig(name="lenet", width=0.3), digits, seed=8)
+    model = build(Model(name="lenet", width=0.3), digits, seed=8)
     save_checkpoint(folder / "checkpoints", 5, {"params": from_model(model)})
     return folder
 
@@ -185,7 +185,7 @@ def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_command_measures_the_network_and_the_loss_of_the_run(capsys, tmp_path, loss):
     """Three hidden layers, and numbers to learn: by cross-entropy the loss of a network with one output is 0."""
-    table = load("diabetes")
+    table = load_dataset("diabetes")
     network = 'model = { name = "mlp", layers = 3 }'
     config = RunConfig.from_toml(f'data.name = "diabetes"\n{network}\ntrain.loss = "{loss}"')
     (tmp_path / "config.toml").write_text(config.to_toml())

@@ -19,13 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrop import wire
-from feddrop.wire import sections
 from feddrop.errors import FrameError
-from feddrop.wire.sections import pack_sections, read_sections, sections_bytes, unpack_sections
 from feddrop.subnets.piece import Piece, whole
-from feddrop.wire import HEADER_BYTES, Header
+from feddrop.wire import HEADER_BYTES, Header, sections
+from feddrop.wire.sections import pack_sections, read_sections, sections_bytes, unpack_sections
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 UPDATE = Header(kind="update", round=7, device=3, seed=2**63 + 5, rate=0.25, num_samples=120, loss=1.5)
 JOB = Header(kind="job", round=7, device=3, seed=2**63 + 5, rate=0.25)
 HEADS = {"job": JOB, "update": UPDATE}
@@ -138,7 +137,7 @@ def test_header_layout_is_the_documented_one():
 
 
 def test_the_page_tells_of_this_version():
-    page = (Path(__file__).parents[1] / "docs" / "frames.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "frames.md").read_text()
     assert page.startswith(f"# The frame format, version {wire.VERSION}\n")
     rows = [(int(at), int(size)) for at, size in re.findall(r"^\| (\d+) \| (\d+) \|", page, re.MULTILINE)]
     sizes = [struct.calcsize(f"<{code}") for code in re.findall(r"\d*[a-zA-Z]", wire._LAYOUT.format[1:])]

@@ -18,7 +18,6 @@ from feddrop.allocation import baselines, exact, exact_power, exact_power_subban
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose, everyone, settle
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import Problem
-from reproduction.experiments.rivals import alternate, at_part
 from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status, refit
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, one_of
@@ -36,8 +35,6 @@ __all__ = [
     "SubbandPowerProblem",
     "SubbandProblem",
     "allocate",
-    "alternate",
-    "at_part",
     "diagnose",
     "refit",
 ]

@@ -14,7 +14,7 @@ from cyclopts import App
 
 from feddrop.cli.analysing import allocate, theory
 from feddrop.cli.failures import guarded
-from feddrop.cli.looking import data, export, paper, report
+from feddrop.cli.looking import data, export, report
 from feddrop.cli.running import resume, run
 from feddrop.cli.settings import config
 from feddrop.cli.sweeping import sweep, with_address
@@ -27,7 +27,7 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # guarded() sees to it
 )
-for command in (run, resume, sweep, report, export, config, data, allocate, theory, paper):
+for command in (run, resume, sweep, report, export, config, data, allocate, theory):
     app.command(command)
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from feddrop.errors import ConfigError, InfeasibleError, within
 from feddrop.cli.output import Json, Screen, say
+from feddrop.errors import ConfigError, InfeasibleError, within
 
 MOST = 10**9
 

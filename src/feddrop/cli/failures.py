@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from feddrop.errors import FeddropError, FeddropWarning
 from feddrop.cli.output import complain, note
+from feddrop.errors import FeddropError, FeddropWarning
 
 FORESEEN, UNFORESEEN, INTERRUPTED, UNREAD = 2, 1, 130, 141
 _FULL = "Free some space. A run that stopped goes on with `feddrop resume`"

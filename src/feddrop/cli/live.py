@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feddrop.report.quantities import in_hertz, in_watts
 from feddrop.cli.output import Screen, safe
+from feddrop.report.quantities import in_hertz, in_watts
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
@@ -40,7 +40,7 @@ class Column(NamedTuple):
         return max(map(cell_len, (self.name, *self.cells))) + _GAP
 
 
-def show(run: Run, console: Console | None = None) -> Iterator[Record]:
+def show_run(run: Run, console: Console | None = None) -> Iterator[Record]:
     """Show a run round by round while passing its records on.
 
     Args:

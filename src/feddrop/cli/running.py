@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from feddrop.errors import ConfigError, RunError
 from feddrop.cli.output import SET, Json, note, say
+from feddrop.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Run
@@ -118,8 +118,8 @@ def _refuse_own(folder: Path) -> None:
 
 def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     """Run to the end or to Ctrl-C, showing every round, and write the report."""
+    from feddrop.cli.live import show_run
     from feddrop.report import write_report
-    from feddrop.cli.live import show
 
     tell = note if as_json else say
     if not as_json:
@@ -137,7 +137,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        for record in job if as_json else show(job):
+        for record in job if as_json else show_run(job):
             if as_json:
                 print(json.dumps(record.to_json()), flush=True)
             if stop:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from feddrop.errors import ConfigError
 from feddrop.cli.output import Json, Screen, say
+from feddrop.errors import ConfigError
 
 _WIDTH = 100
 _KEYS, _NARROW = 30, 76
@@ -91,7 +91,7 @@ def _walk(cls: type[Any], values: Any, name: str, *, given: bool) -> Iterator[Se
             inner.append((table, value if there else table(), f"{name}.{item.name}".lstrip("."), given and there))
     yield Section(name, _summary(cls), given, plain)
     for cls_, value, name_, there in inner:
-        if cls_.__name__ == "MethodConfig":
+        if cls_.__name__ == "MethodSettings":
             yield from _chosen(value, name_)
         else:
             yield from _walk(cls_, value, name_, given=there)
@@ -109,7 +109,7 @@ def _chosen(method: Any, name: str) -> Iterator[Section]:
 
 
 def _table_in(hint: Any) -> type[Any] | None:
-    """Return the dataclass that a field may hold, if any: of ``RadioConfig | None``, RadioConfig."""
+    """Return the dataclass that a field may hold, if any: of ``Radio | None``, Radio."""
     options = (hint, *typing.get_args(hint))
     return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
 

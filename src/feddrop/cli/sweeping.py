@@ -35,7 +35,7 @@ def with_address(words: list[str]) -> list[str]:
 
 def address_of(ray: str) -> str:
     """Return the address that ``--ray`` gave, checked."""
-    from feddrop.executors.cluster import check_address
+    from feddrop.config.execution import check_address
 
     return check_address("--ray", "" if ray == DEFAULT else ray)
 

@@ -6,9 +6,10 @@ The only module that parses what a user may have typed, pasted or been sent.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,42 @@ def _parse(parse: Callable[[str], Any], text: str, what: str, kind: str) -> Any:
         if "integer string conversion" in str(error):
             raise ConfigError(f"{what} is not valid {kind}: it holds a number of thousands of digits.") from None
         raise ConfigError(f"{what} is not valid {kind}: {error}.") from None
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON knows it: numbers of NumPy as numbers, what is not finite as null."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(entry) for entry in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy and torch
+        return json_value(value.tolist())
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """Write a record as one line of JSON; NaN and infinity, which JSON has not, become null."""
+    return json.dumps(json_value(record), allow_nan=False).encode() + b"\n"
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON; NaN and infinity are None. Raises ValueError for whatever is not JSON, however it was made."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table of sections as one of dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,147 +1,81 @@
-"""The configuration of a run: frozen dataclasses in Python, TOML on disk. An unknown key is an error."""
+"""The configuration of a run: frozen objects in Python, TOML on disk."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
-import types
-import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import tomli_w
 
-from feddrop.simulation.callbacks import CallbacksConfig
-from feddrop.data.config import DataConfig
-from feddrop.errors import ConfigError, one_of, shortened
-from feddrop.executors.config import ExecutionConfig
-from feddrop.storage.files import flat
-from feddrop.learning.config import TrainConfig
-from feddrop.learning.server import ServerConfig
-from feddrop.methods import METHODS, MethodConfig
-from feddrop.models import ModelConfig
-from feddrop.simulation.participation import ParticipationConfig
-from feddrop.radio import RadioConfig
-from feddrop.config.parsing import parse_toml, read_toml, user_path
-
-T = TypeVar("T")
+from feddrop.config.callbacks import Callbacks
+from feddrop.config.data import Data
+from feddrop.config.execution import Execution
+from feddrop.config.fields import Section, declared, from_table, setting, to_table
+from feddrop.config.methods import FedDrop, MethodSettings
+from feddrop.config.model import Model
+from feddrop.config.parsing import flat, parse_toml, read_toml, user_path
+from feddrop.config.participation import Participation
+from feddrop.config.radio import Radio
+from feddrop.config.server import Server
+from feddrop.config.train import Train
+from feddrop.errors import ConfigError
 
 log = logging.getLogger("feddrop")
 
 RATE = 0.3
-"""The rate where none is given."""
-_FILES = (
-    ("", "rate"),
-    ("data", "path"),
-    ("participation", "availability"),
-    ("radio", "devices_csv"),
-    ("radio", "gains_array"),
-    ("radio", "gains_csv"),
-)
-"""Settings that name files, by section."""
-_MOVED = ("subnet", "aggregation", "feddst")
-"""Sections of version 0.1 whose keys stand in [method] now."""
+"""The rate if none is given."""
 _OTHERS = {"base": "sweep", "grid": "sweep", "variants": "sweep", "device": "allocate", "cell": "allocate"}
 """Keys of the files that other commands take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class RunConfig(Section):
     """Everything that decides the outcome of a run.
 
     Attributes:
         seed: root of every random choice.
-        rounds: rounds in all.
-        rate: dropout rate γ: one for all devices, a list of one a device, or the name of a ``.csv`` or ``.json`` file;
-            0.3 where nothing is said. With a radio, rates come from it.
+        rounds: number of rounds.
+        rate: dropout rate γ: one for all devices, a list with one per device, or the name of a ``.csv`` or ``.json``
+            file; 0.3 by default. With a radio, the rates come from it.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
-        method: its name and, beside it, its settings; a name alone will do.
+        method: the learning method and its settings; in TOML, a table with a name, or a name.
 
     Example:
         >>> import feddrop
-        >>> config = feddrop.RunConfig.from_toml('method = { name = "feddst", alpha = 0.2 }', ["rounds=5", "rate=0.5"])
-        >>> config.rounds, config.rate, config.method.name, config.method.settings.alpha
-        (5, 0.5, 'feddst', 0.2)
+        >>> config = feddrop.RunConfig(rounds=5, rate=0.5, method=feddrop.FedDrop(level="unit"))
+        >>> config == feddrop.RunConfig.from_toml('method = { level = "unit" }', ["rounds=5", "rate=0.5"])
+        True
     """
 
-    seed: int = 0
-    rounds: int = 30
-    rate: float | tuple[float, ...] | str | None = None
-    eval_every: int = 1
-    method: MethodConfig = field(default_factory=MethodConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    participation: ParticipationConfig = field(default_factory=ParticipationConfig)
-    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
-    radio: RadioConfig | None = None
-    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
-
-    def __post_init__(self) -> None:
-        for name, hint in _hints(cast(Hashable, type(self))).items():
-            value = getattr(self, name)
-            if value is not None or types.NoneType not in typing.get_args(hint):
-                object.__setattr__(self, name, _convert(value, hint, name))
-        for name in ("rounds", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be at least 1.")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; it must be 0 or more.")
-        if self.rate is not None and getattr(self.method.settings, "rateless", False):
-            raise ConfigError(
-                f"rate is {self.rate!r}, which has no effect on {self.method.name!r}. Remove it, or use 'feddrop'."
-            )
-        if self.execution.wire == "auto":
-            self._check_auto()
-        if self.radio is not None and (self.rate is None) == (self.radio.scheme == "fixed"):
-            if self.rate is None:
-                raise ConfigError(
-                    'radio.scheme is "fixed", which takes its rates from the key rate. Add rate = 0.3, say.'
-                )
-            raise ConfigError(
-                f"rate is {self.rate!r}, which has no effect: [radio] decides the rates by its scheme "
-                f'{self.radio.scheme!r}. Remove rate, or set radio.scheme = "fixed", or remove [radio]. To drop more '
-                "or less, change radio.deadline_s."
-            )
-
-    def _check_auto(self) -> None:
-        """Raise where nothing could choose how values travel, or nothing would change by it."""
-        if self.radio is None:
-            raise ConfigError(
-                'execution.wire is "auto", which lets the cell choose; without a [radio] section there is none. Add '
-                'one, or write "float32", "float16" or "int8".'
-            )
-        if self.radio.costs == "formula" or self.radio.scheme in ("fixed", "none"):
-            why = (
-                'radio.costs is "formula"'
-                if self.radio.costs == "formula"
-                else f"radio.scheme is {self.radio.scheme!r}"
-            )
-            raise ConfigError(
-                f'execution.wire is "auto", which has no effect: {why}, and rates do not depend on the size of frames. '
-                'Write "float32", "float16" or "int8".'
-            )
+    seed: int = setting(0, ge=0)
+    rounds: int = setting(30, ge=1)
+    rate: float | tuple[float, ...] | str | None = setting(None, file=True)
+    eval_every: int = setting(1, ge=1)
+    method: MethodSettings = field(default_factory=FedDrop)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Train = field(default_factory=Train)
+    server: Server = field(default_factory=Server)
+    participation: Participation = field(default_factory=Participation)
+    execution: Execution = field(default_factory=Execution)
+    radio: Radio | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def given_rate(self) -> float | tuple[float, ...] | str:
-        """The rate that was given, or else the default; 0 where the method has none."""
+        """The rate that was given, or else the default; 0 if the method has none."""
         if self.rate is not None:
             return self.rate
-        return 0.0 if getattr(self.method.settings, "rateless", False) else RATE
+        return 0.0 if self.method.rateless else RATE
 
     def notices(self) -> list[str]:
-        """Return a line for every setting that was changed and has no effect, though it may later."""
-        lines = self.data.without_effect() + self.execution.without_effect()
-        if self.radio is not None:
-            lines += self.radio.without_effect()
-        if hasattr(self.method.settings, "without_effect"):
-            lines += self.method.settings.without_effect(self.rounds)
-        return lines
+        """Return one line for every setting that was changed and has no effect, though it may later."""
+        lines = self.data.notices() + self.execution.notices()
+        return lines + (self.radio.notices() if self.radio else []) + self.method.effect_notices(self.rounds)
 
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:
@@ -149,8 +83,9 @@ class RunConfig:
 
         Args:
             text: the TOML.
-            overrides: ``"section.key=value"`` settings that win over the text.
-            folder: from where relative file names in the text count; those in the overrides count from here.
+            overrides: ``"section.key=value"`` settings that take precedence over the text.
+            folder: folder against which relative file names in the text are resolved; those in the overrides are
+                resolved against the current one.
         """
         return cls._of(parse_toml(text, "the configuration"), overrides, folder)
 
@@ -162,148 +97,67 @@ class RunConfig:
     @classmethod
     def _of(cls, table: dict[str, Any], overrides: Sequence[str], folder: str | Path) -> RunConfig:
         if isinstance(overrides, str):
-            raise ConfigError(f"overrides is {overrides!r}; it must be a list of such texts: [{overrides!r}].")
+            raise ConfigError(f"overrides is {overrides!r}; it must be a list of strings: [{overrides!r}].")
         if folder:
             locate(table, Path(folder))
-        for override in sorted(overrides, key=_depth):  # a section before its keys, in whichever order they were given
+        for override in sorted(overrides, key=_depth):  # sections before their keys, whatever the order given
             _override(table, override)
-        return from_table(cls, table)
+        return from_table(cls, table, others=_OTHERS)
 
     def located(self) -> RunConfig:
-        """Return the same configuration with file names that hold wherever it is read from."""
+        """Return the same configuration with absolute file names."""
+        if all(path.is_absolute() for path in self.files().values()):
+            return self
         table = to_table(self)
         locate(table, Path.cwd())
         return from_table(type(self), table)
 
     def flat(self) -> dict[str, Any]:
-        """Return the settings by dotted keys, as trackers of experiments take them."""
+        """Return the settings by dotted keys, as experiment trackers take them."""
         return flat(to_table(self))
 
     def files(self) -> dict[str, Path]:
-        """Return the files that are named, by setting."""
-        given = self.flat()
-        keys = [f"{section}.{key}".removeprefix(".") for section, key in _FILES]
-        return {key: Path(name) for key in keys if isinstance(name := given.get(key), str) and name}
+        """Return the files that the configuration names, by setting."""
+        found: dict[str, Path] = {}
+        for section, key in _FILES:
+            owner = getattr(self, section) if section else self
+            name = getattr(owner, key) if owner is not None else None
+            if isinstance(name, str) and name:
+                found[f"{section}.{key}".lstrip(".")] = Path(name)
+        return found
 
     def to_toml(self) -> str:
-        """Write the configuration as TOML, every key included."""
+        """Write the configuration as TOML, with every key."""
         return tomli_w.dumps(to_table(self))
 
 
-def to_table(config: Any) -> dict[str, Any]:
-    """Turn a configuration dataclass into plain values; keys whose value is None are left out."""
-    table = {}
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if isinstance(value, MethodConfig):
-            own = value.settings if isinstance(value.settings, Mapping) else to_table(value.settings)
-            table[item.name] = {"name": value.name, **own}
-        elif dataclasses.is_dataclass(value):
-            table[item.name] = to_table(value)
-        elif value is not None:
-            table[item.name] = dict(value) if isinstance(value, Mapping) else value
-    return table
+def _file_settings() -> tuple[tuple[str, str], ...]:
+    """Return the settings that name files, by section."""
+    sections: dict[str, Any] = {"": RunConfig, "data": Data, "participation": Participation, "radio": Radio}
+    return tuple(
+        (section, item.name)
+        for section, cls in sections.items()
+        for item in dataclasses.fields(cls)
+        if (limits := item.metadata.get("limits")) is not None and limits.file
+    )
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "") -> T:
-    """Build a configuration dataclass from plain values; unknown keys and wrong types are errors."""
-    hints = _hints(cast(Hashable, cls))
-    for key in table:
-        if key in _MOVED and "method" in hints:
-            raise ConfigError(
-                f"unknown key {key!r}: since version 0.2 the settings of [{key}] stand in [method], beside its name."
-            )
-        if key not in hints:
-            if "method" in hints and (command := next((_OTHERS[other] for other in table if other in _OTHERS), "")):
-                raise ConfigError(f"unknown key {key!r}: this looks like a file for `feddrop {command}`.")
-            near = difflib.get_close_matches(key, hints, n=1)
-            hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(hints)}."
-            raise ConfigError(f"unknown key {prefix + key!r}.{hint}")
-    return cls(**{key: _convert(value, hints[key], prefix + key) for key, value in table.items()})
+_FILES = _file_settings()
 
 
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """Return the type of every field of a configuration dataclass."""
-    found = typing.get_type_hints(cls)
-    return {item.name: found[item.name] for item in dataclasses.fields(cls)}
-
-
-def _convert(value: Any, hint: Any, name: str) -> Any:
-    """Bring a value of TOML, or of Python with NumPy's numbers and arrays in it, to a field's type."""
-    if hint is MethodConfig:
-        return _method(value, name)
-    value = to_table(value) if dataclasses.is_dataclass(value) else _plain(value)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
-            return from_table(typing.cast(type[Any], option), value, f"{name}.")
-        origin = typing.get_origin(option)
-        if origin is tuple and isinstance(value, list | tuple):
-            item = typing.get_args(option)[0]
-            return tuple(_convert(entry, item, f"{name}[{i}]") for i, entry in enumerate(value))
-        if origin in (dict, Mapping) and isinstance(value, Mapping):
-            item = typing.get_args(option)[1]
-            if wrong := [key for key in value if not isinstance(key, str)]:
-                raise ConfigError(f"{name} has the key {shortened(wrong[0])}; it must be a text.")
-            return {key: _convert(entry, item, f"{name}.{key}") for key, entry in value.items()}
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(_bounded(value, name))
-        if option in (int, str, bool) and type(value) is option:
-            return _bounded(value, name) if option in (int, str) else value
-    allowed = " or ".join(_type_name(option) for option in options if option is not types.NoneType)
-    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.")
-
-
-def _bounded(value: Any, name: str) -> Any:
-    """Return a number that a machine word holds, or a text that a file can: neither TOML nor a shell sees to it."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ConfigError(
-            f"{name} has {(len(hex(abs(value))) - 2) * 1204 // 1000} digits or so; it must fit into 64 bits."
-        )
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ConfigError(f"{name} is {shortened(value)}, which is not text that can be written. Use UTF-8.")
-    return value
-
-
-def _method(value: Any, name: str) -> MethodConfig:
-    """Read ``method = "feddst"`` or a table with a name and the method's own settings."""
-    if isinstance(value, MethodConfig):
-        own = value.settings if isinstance(value.settings, Mapping) else to_table(value.settings)
-        value = {"name": value.name, **own}
-    table = dict(value) if isinstance(value, Mapping) else {"name": value}
-    which = table.pop("name", "feddrop")
-    if not isinstance(which, str):
-        raise ConfigError(f"{name} is {value!r}; it must be a name, or a table with a name and settings.")
-    if ":" in which:
-        own = {key: _plain(entry) for key, entry in table.items()}
-        try:
-            tomli_w.dumps(own)
-        except TypeError as error:
-            raise ConfigError(f"the settings of {name} {which!r} are {shortened(own)}: {error}") from None
-        return MethodConfig(name=which, settings=own)
-    settings = METHODS[one_of(name, which, METHODS)][0]
-    return MethodConfig(name=which, settings=from_table(settings, table, f"{name}."))
-
-
-def _plain(value: Any) -> Any:
-    """Turn scalars and arrays, NumPy's and torch's, into plain numbers and tuples; also within tables."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return tuple(_plain(entry) for entry in value) if isinstance(value, list) else value
-
-
-def _type_name(option: Any) -> str:
-    if dataclasses.is_dataclass(option):
-        return "a table"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")
+def sections_of(cls: type[Any] = RunConfig) -> dict[str, type[Any]]:
+    """Return the tables of a configuration by key; the method's is listed as its base class."""
+    found: dict[str, type[Any]] = {}
+    for item, hint in declared(cls):
+        options = (hint, *getattr(hint, "__args__", ()))
+        table = next((option for option in options if isinstance(option, type) and issubclass(option, Section)), None)
+        if table is not None:
+            found[item.name] = table
+    return found
 
 
 def locate(table: dict[str, Any], folder: Path) -> None:
-    """Make relative file names in a table absolute: they count from ``folder``."""
+    """Resolve relative file names in a table against ``folder``."""
     for section, key in _FILES:
         inner = table.get(section) if section else table
         name = inner.get(key) if isinstance(inner, dict) else None
@@ -312,7 +166,7 @@ def locate(table: dict[str, Any], folder: Path) -> None:
 
 
 def _number_or_word(text: str) -> float | str:
-    """Take ``.3`` for a number, which TOML does not."""
+    """Read ``.3`` as a number, which TOML does not."""
     try:
         return float(text)
     except ValueError:
@@ -334,7 +188,7 @@ def _override(table: dict[str, Any], override: str) -> None:
         found = {"value": _number_or_word(text.strip())}
     value = found.pop("value")
     if found:
-        raise ConfigError(f"--set {override!r}: this is more than one setting. Give each a --set of its own.")
+        raise ConfigError(f"--set {override!r} holds more than one setting. Use one --set for each.")
     *sections, last = key.strip().split(".")
     method = table.get("method")
     if sections[:1] == ["method"] and isinstance(method, str):
@@ -350,9 +204,9 @@ def _override(table: dict[str, Any], override: str) -> None:
 
 
 def _other_method(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table of a method that is named anew: with its settings if it is the same; else say that they go."""
+    """Return the table of a newly named method: with its settings if it is the same; else log that they are dropped."""
     if given.get("name", "feddrop") == name:
         return given
     if dropped := [f"method.{key}" for key in given if key != "name"]:
-        log.warning("%s of the configuration has no effect: method is %r now.", ", ".join(dropped), name)
+        log.warning("%s of the configuration has no effect: method is now %r.", ", ".join(dropped), name)
     return {"name": name}

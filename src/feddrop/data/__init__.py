@@ -1,21 +1,20 @@
 """Data sets, and how their samples are spread over the devices. Importing this does not load torch."""
 
+from feddrop.config import Data
 from feddrop.data.adapters import from_dataset
 from feddrop.data.arrays import from_arrays
-from feddrop.data.config import DataConfig
 from feddrop.data.dataset import Dataset
 from feddrop.data.partitions import PARTITIONS, class_counts, partition, spread
-from feddrop.data.sources import DATASETS, load, locate
+from feddrop.data.sources import DATASETS, load_dataset, locate
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
-    "DataConfig",
     "Dataset",
     "class_counts",
     "from_arrays",
     "from_dataset",
-    "load",
+    "load_dataset",
     "locate",
     "partition",
     "spread",

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.config.data import PARTITIONS
 from feddrop.errors import ConfigError, DataError, one_of
 from feddrop.seeds import derive, generator, permutation, words
 
 if TYPE_CHECKING:
-    from feddrop.data.config import DataConfig
+    from feddrop.config import Data
     from feddrop.data.dataset import Dataset
 
 Index = npt.NDArray[np.int64]
 
-PARTITIONS = ("iid", "dirichlet", "classes", "quantity", "owner")
 
-
-def spread(
-    dataset: Dataset, config: DataConfig, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None
-) -> list[Index]:
+def spread(dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None) -> list[Index]:
     """Spread the training samples of a data set over the devices, as its configuration or the user says.
 
     Args:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddrop.config.parsing import user_path
 from feddrop.data.archives import Bytes, read_archive, read_folder, read_idx
 from feddrop.data.arrays import assemble
 from feddrop.data.dataset import Dataset
@@ -23,7 +24,6 @@ from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
 from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
 from feddrop.seeds import derive
-from feddrop.config.parsing import user_path
 
 Images = tuple[Bytes, Bytes]
 """Images ``[N, C, H, W]`` and their labels ``[N]``."""
@@ -164,7 +164,7 @@ EMBEDDED = ("digits", "diabetes")
 DATASETS = (*EMBEDDED, *SOURCES)
 
 
-def load(
+def load_dataset(
     name: str,
     *,
     path: str | Path | None = None,
@@ -180,7 +180,7 @@ def load(
     variable FEDDROP_DATA and then in the cache folder. Channels of images, and features, are normalised to mean 0 and
     deviation 1 over the training samples; so is the target of ``diabetes``.
 
-    >>> load("digits").input_shape, load("diabetes").loss
+    >>> load_dataset("digits").input_shape, load_dataset("diabetes").loss
     ((1, 32, 32), 'mse')
 
     Args:

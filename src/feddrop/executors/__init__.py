@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from feddrop.simulation.device import Task
-from feddrop.executors.config import ExecutionConfig
+from feddrop.config import Execution
+from feddrop.executors.executor import DeviceTask, Executor, Parcel, Reply
 from feddrop.executors.processes import Processes
 from feddrop.executors.ray import Ray
 from feddrop.executors.serial import Serial
-from feddrop.simulation.round import Executor
 
-ExecutorFactory = Callable[[Task], Executor]
+ExecutorFactory = Callable[[DeviceTask], Executor]
 
-EXECUTORS: Mapping[str, Callable[[Task, ExecutionConfig], Executor]] = {
+EXECUTORS: Mapping[str, Callable[[DeviceTask, Execution], Executor]] = {
     "serial": lambda task, _: Serial(task),
     "processes": lambda task, config: Processes(task, config.workers, timeout_s=config.timeout_s),
     "ray": lambda task, config: Ray(
@@ -26,4 +25,4 @@ EXECUTORS: Mapping[str, Callable[[Task, ExecutionConfig], Executor]] = {
     ),
 }
 
-__all__ = ["EXECUTORS", "ExecutionConfig", "Executor", "ExecutorFactory", "Processes", "Ray", "Serial"]
+__all__ = ["EXECUTORS", "Executor", "ExecutorFactory", "Parcel", "Processes", "Ray", "Reply", "Serial"]

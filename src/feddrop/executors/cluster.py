@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -26,7 +25,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from feddrop.errors import ConfigError, RunError
+from feddrop.config.execution import ray_address
+from feddrop.errors import RunError
 
 log = logging.getLogger("feddrop")
 
@@ -44,7 +44,6 @@ STORE = 128 * 2**20
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the one switch that keeps Ray on 127.0.0.1, on Linux too
 _FAIR = {"RAY_worker_niceness": "0"}  # else 15: workers would wait for all else on the machine
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
 # Waits until the process that started it is gone or lets go; ends what still uses the folder; removes the folder.
 _REAPER = """
@@ -83,19 +82,6 @@ def ray_module() -> Any:
         raise RunError("Ray is not installed: pip install feddrop[ray].") from None
 
 
-def check_address(what: str, address: str) -> str:
-    """Return an address as it may stand in a configuration, or raise."""
-    if address in ("", "local", "auto") or _ADDRESS.fullmatch(address):
-        return address
-    more = " A Ray Client (ray://) will not do: start the run on a machine of the cluster." if "://" in address else ""
-    raise ConfigError(f'{what} is {address!r}; it must be "", "local", "auto" or "host:port".{more}')
-
-
-def where(address: str) -> str:
-    """Return the address that is meant: empty is what ``RAY_ADDRESS`` says, and a Ray of our own if it is silent."""
-    return address or os.environ.get("RAY_ADDRESS", "") or "local"
-
-
 class Cluster:
     """A Ray to work on, held until :meth:`close`.
 
@@ -111,7 +97,7 @@ class Cluster:
     _lock = threading.Lock()
 
     def __init__(self, address: str, *, workers: int = 1, data_bytes: int = 0) -> None:
-        self.ray, self.address = ray_module(), where(address)
+        self.ray, self.address = ray_module(), ray_address(address)
         self._start: _Theirs | _Joined | _Own
         with self._lock:
             if self._held:

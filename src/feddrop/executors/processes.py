@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing as mp
 
-from feddrop.simulation.device import Task
 from feddrop.errors import RunError
+from feddrop.executors.executor import DeviceTask
 from feddrop.executors.pool import Pool
 from feddrop.executors.shared import SharedTask, device_calls
 from feddrop.executors.spread import Spread
@@ -22,14 +22,14 @@ class Processes(Spread):
         timeout_s: longest time that a worker may take over one device.
     """
 
-    def __init__(self, task: Task, workers: int, *, timeout_s: float = math.inf) -> None:
+    def __init__(self, task: DeviceTask, workers: int, *, timeout_s: float = math.inf) -> None:
         if workers < 1:
             raise RunError(f"workers is {workers}; at least 1 is needed.")
         if mp.current_process().daemon:
             raise RunError('a worker process cannot have workers of its own. Use execution.executor = "serial".')
         shared = SharedTask(task)
         self._workers = [ProcessWorker(device_calls, shared.send, timeout_s) for _ in range(workers)]
-        super().__init__(Pool(self._workers, wait), len(task.samples.test_y))
+        super().__init__(Pool(self._workers, wait), task.test_starts)
         self._end = finalizer(self, self._pool, shared.close, timeout_s)
         try:
             self._pool.start(ready=workers)

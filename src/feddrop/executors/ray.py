@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddrop.simulation.device import Task
 from feddrop.errors import RunError
 from feddrop.executors.actor import ActorWorker, wait
 from feddrop.executors.cluster import Cluster, ray_module
+from feddrop.executors.executor import DeviceTask
 from feddrop.executors.pool import Pool
 from feddrop.executors.shared import over, pickled, without_samples
 from feddrop.executors.spread import DeviceCalls, Spread
@@ -40,7 +40,7 @@ class Ray(Spread):
 
     def __init__(
         self,
-        task: Task,
+        task: DeviceTask,
         workers: int = 2,
         *,
         address: str = "",
@@ -63,7 +63,7 @@ class Ray(Spread):
             self._cluster.check_room(workers, cpus, gpus)
             build = (device_calls, self._cluster.ray.put(rest), over(task.samples, self._put))
             self._workers = [ActorWorker(self._cluster, build, timeout_s, cpus=cpus, gpus=gpus) for _ in range(workers)]
-            super().__init__(Pool(self._workers, wait), len(task.samples.test_y))
+            super().__init__(Pool(self._workers, wait), task.test_starts)
             held.callback(self._pool.end)
             self._pool.start(ready=1)
         except BaseException:
@@ -100,5 +100,5 @@ def device_calls(rest: bytes, puts: Any) -> DeviceCalls:
             warnings.simplefilter("ignore")  # torch cannot tell that it is read alone
             return torch.from_numpy(ray.get(put.ref)).view(put.dtype).reshape(put.shape)
 
-    task: Task = pickle.loads(rest)  # noqa: S301 -- from the server that started us
+    task: DeviceTask = pickle.loads(rest)  # noqa: S301 -- from the server that started us
     return DeviceCalls(replace(task, samples=over(puts, mapped)))

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from feddrop.simulation.device import TEST_CHUNK, Device, Reply, Task
+from feddrop.executors.executor import DeviceTask, Parcel, Reply
 from feddrop.subnets.parameters import Params
-from feddrop.simulation.round import Parcel
 
 
 class Serial:
@@ -21,9 +20,9 @@ class Serial:
         1
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: DeviceTask) -> None:
         self._threads = torch.get_num_threads()
-        self._device = Device(task)
+        self._device, self._test_starts = task.start(), task.test_starts
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train, in order."""
@@ -32,8 +31,7 @@ class Serial:
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set."""
         self._device.load(params)
-        starts = range(0, len(self._device.task.samples.test_y), TEST_CHUNK)
-        return means(self._device.evaluate(start) for start in starts)
+        return means(self._device.evaluate(start) for start in self._test_starts)
 
     def close(self) -> None:
         """Give the thread count back."""

@@ -18,8 +18,8 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddrop.simulation.device import Samples, Task
 from feddrop.errors import RunError
+from feddrop.executors.executor import DeviceTask
 from feddrop.executors.spread import DeviceCalls
 
 BY_DESCRIPTOR = hasattr(reduction, "sendfds")
@@ -42,7 +42,7 @@ class SharedTask:
     has it open. Workers map it copy-on-write: what one of them writes, no other sees.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: DeviceTask) -> None:
         self._file: IO[bytes] = io.BytesIO()
         try:
             if BY_DESCRIPTOR:
@@ -85,7 +85,7 @@ class SharedTask:
         return self._file.tell()
 
 
-def receive_task(link: Connection) -> Task:
+def receive_task(link: Connection) -> DeviceTask:
     """Take, in a worker, what :meth:`SharedTask.send` hands out."""
     by_descriptor, start, length = link.recv()
     whole: mmap.mmap | bytearray
@@ -103,7 +103,7 @@ def receive_task(link: Connection) -> Task:
         return torch.frombuffer(whole, dtype=place.dtype, count=count, offset=place.start).reshape(place.shape)
 
     task, places = pickle.loads(memoryview(whole)[start:])  # noqa: S301 -- from our own parent process
-    rebuilt: Task = replace(task, samples=over(places, mapped))
+    rebuilt: DeviceTask = replace(task, samples=over(places, mapped))
     return rebuilt
 
 
@@ -112,18 +112,18 @@ def device_calls(link: Connection) -> DeviceCalls:
     return DeviceCalls(receive_task(link))
 
 
-def without_samples(task: Task) -> Task:
+def without_samples(task: DeviceTask) -> DeviceTask:
     """Return a task without its data, which go another way."""
-    return replace(task, samples=Samples(*[torch.empty(0)] * 4))
+    return replace(task, samples=over(task.samples, lambda _: torch.empty(0)))
 
 
-def over(samples: Any, change: Callable[[Any], Any]) -> Samples:
+def over(samples: Any, change: Callable[[Any], Any]) -> Any:
     """Change every tensor, or place, of samples; inputs may be several."""
 
     def one(given: Any) -> Any:
         return tuple(map(change, given)) if type(given) is tuple else change(given)
 
-    return Samples(*map(one, samples))
+    return type(samples)(*map(one, samples))
 
 
 def pickled(what: object) -> bytes:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from feddrop.simulation.device import TEST_CHUNK, Device, Reply, Task
 from feddrop.errors import RunError
+from feddrop.executors.executor import DeviceTask, Parcel, Reply
 from feddrop.executors.pool import Pool, Worker
 from feddrop.executors.serial import means
 from feddrop.subnets.parameters import Params
-from feddrop.simulation.round import Parcel
 
 
 class Spread:
@@ -20,11 +19,11 @@ class Spread:
 
     Args:
         pool: the workers.
-        test_count: samples of the test set.
+        test_starts: where the chunks of the test set begin.
     """
 
-    def __init__(self, pool: Pool[Any], test_count: int) -> None:
-        self._pool, self._test_count = pool, test_count
+    def __init__(self, pool: Pool[Any], test_starts: range) -> None:
+        self._pool, self._test_starts = pool, test_starts
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train wherever a worker is free; replies come in order, at most two a worker held."""
@@ -53,7 +52,7 @@ class Spread:
                 "saved: resume the run, with fewer workers if memory is short."
             )
 
-        return means(self._pool.in_order(range(0, self._test_count, TEST_CHUNK), message, given_up))
+        return means(self._pool.in_order(self._test_starts, message, given_up))
 
     def _handed_out(self, values: dict[str, Any]) -> Any:
         """Return values as they go to several workers."""
@@ -63,8 +62,8 @@ class Spread:
 class DeviceCalls:
     """What a worker does: it plays every device that comes, and evaluates parts of the test set."""
 
-    def __init__(self, task: Task) -> None:
-        self._device = Device(task)
+    def __init__(self, task: DeviceTask) -> None:
+        self._device = task.start()
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Do what was sent by :class:`Spread`."""

@@ -20,13 +20,13 @@ from flwr.clientapp import ClientApp
 from feddrop import data
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
-from feddrop.simulation.device import Device
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
-from feddrop.simulation.preparation import Brought, check_arguments, device_task
 from feddrop.seeds import derive
+from feddrop.simulation.device import Device
+from feddrop.simulation.preparation import Brought, check_arguments, device_task
 
 Own = Callable[[Context], Dataset | tuple[Any, Any]]
 """A node's own data: inputs and targets, or a whole data set, of which the training half is used."""
@@ -138,7 +138,7 @@ def _number(node_config: Mapping[str, Any], devices: int) -> int:
 def _shared(config_text: str, path: str) -> tuple[Dataset, list[Any]]:
     """Return the data that the configuration names, and everyone's part of them."""
     config = RunConfig.from_toml(config_text)
-    dataset = data.load(config.data.name, path=path or None, train_limit=config.data.train_limit or None)
+    dataset = data.load_dataset(config.data.name, path=path or None, train_limit=config.data.train_limit or None)
     return dataset, data.spread(dataset, config.data, seed=derive(config.seed, "partition"))
 
 

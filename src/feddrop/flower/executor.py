@@ -15,14 +15,13 @@ from itertools import islice
 
 from flwr.app import Message, MessageType
 
-from feddrop.simulation.device import Reply, Task
-from feddrop.errors import FrameError
+from feddrop.errors import FrameError, clean
+from feddrop.executors import Parcel, Reply
 from feddrop.executors.serial import Serial
-from feddrop.storage.files import clean
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import LONGEST, largest_frame, pack, unpack
+from feddrop.simulation.device import Task
 from feddrop.subnets.parameters import Params
-from feddrop.simulation.round import Parcel
 
 log = logging.getLogger("feddrop")
 

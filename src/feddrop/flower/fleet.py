@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from feddrop.errors import ConfigError, FeddropError, RunError
-from feddrop.storage.files import clean
+from feddrop.errors import ConfigError, FeddropError, RunError, clean
 from feddrop.flower.config import FleetConfig
 from feddrop.flower.messages import LONGEST, Introduction, pack, unpack
 

@@ -12,9 +12,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
 from feddrop import wire
+from feddrop.errors import ConfigError, FrameError, clean, shortened
 from feddrop.subnets import parameters
-from feddrop.errors import ConfigError, FrameError, shortened
-from feddrop.storage.files import clean
 
 Note = str | int | float | bool
 STYPE = "feddrop.frame"

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.flower.fleet import Fleet
-from feddrop.simulation.participation import Participation
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.rates import Decision, Workload
 from feddrop.simulation.round import DeviceRound
 from feddrop.wire import frame_bytes
@@ -130,7 +130,7 @@ class NodeRates:
     takes = ("rate",)  # for the devices of whose speed nothing is known yet
 
     def __init__(
-        self, fleet: Fleet, work: Workload, participation: Participation, *, first: Sequence[float], epochs: int
+        self, fleet: Fleet, work: Workload, participation: Roster, *, first: Sequence[float], epochs: int
     ) -> None:
         self._fleet, self._config, self._work, self._participation = fleet, fleet.config, work, participation
         self._first, self._epochs = first, epochs

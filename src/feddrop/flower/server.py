@@ -16,20 +16,21 @@ from typing import Any, Unpack
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from feddrop.config.parsing import load_json
 from feddrop.errors import ConfigError, RunError, shortened
-from feddrop.storage.files import parse, read_whole, write_atomically
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
-from feddrop.simulation.participation import Participation
+from feddrop.report import write_report
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.preparation import Brought, check_arguments
 from feddrop.simulation.rates import Rates, Workload, read_rates
-from feddrop.storage import RoundRecord, RunFolder
-from feddrop.storage.manifest import refuse
-from feddrop.report import write_report
 from feddrop.simulation.run import Run
+from feddrop.storage import RoundRecord, RunFolder
+from feddrop.storage.files import read_whole, write_atomically
+from feddrop.storage.manifest import refuse
 
 log = logging.getLogger("feddrop")
 
@@ -97,7 +98,7 @@ def train(
     samples = counts or list(fleet.samples)  # a run is resumed with those that it was started with
     planners: list[NodeRates] = []
 
-    def planner(work: Workload, participation: Participation) -> Rates:
+    def planner(work: Workload, participation: Roster) -> Rates:
         first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
         planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
         return planners[-1]
@@ -179,7 +180,7 @@ def _kinds(fleet: Fleet) -> dict[str, int]:
 def _read(path: Path) -> dict[str, Any]:
     """Read what was measured; what is missing or damaged is measured anew."""
     try:
-        found = parse(read_whole(path))
+        found = load_json(read_whole(path))
         return dict(found["measured"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from feddrop.learning.config import TrainConfig
+from feddrop.config import Train
 from feddrop.seeds import derive, permutation
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -24,7 +24,7 @@ class LocalBatches:
         x: Inputs,
         y: Tensor,
         part: Tensor,
-        config: TrainConfig,
+        config: Train,
         seed: int,
         torch_device: torch.device | str = "cpu",
         *,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from feddrop.config import Train
+from feddrop.config.train import GROWN
 from feddrop.errors import TrainingError
 from feddrop.learning.batches import Inputs, laid_out
-from feddrop.learning.config import GROWN, TrainConfig
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
@@ -35,7 +36,7 @@ def train(
     model: nn.Module,
     subnet: Subnet,
     batches: Iterable[tuple[Inputs, Tensor]],
-    config: TrainConfig,
+    config: Train,
     *,
     lr: float,
     loss: Loss,

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from feddrop.config.server import MEANS
 from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, scatter
-
-MEANS = ("mean", "trimmed", "median")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from feddrop.learning.config import TrainConfig
+from feddrop.config import Train
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -20,7 +20,7 @@ EPSILON = 1e-8
 class Sgd:
     """Gradient descent with momentum and weight decay."""
 
-    def __init__(self, config: TrainConfig, lr: float) -> None:
+    def __init__(self, config: Train, lr: float) -> None:
         self._config, self._lr = config, lr
         self._velocity: dict[int, Tensor] = {}
 
@@ -41,7 +41,7 @@ class Sgd:
 class Adam:
     """Adam, and AdamW, whose weight decay does not pass through the gradient."""
 
-    def __init__(self, config: TrainConfig, lr: float) -> None:
+    def __init__(self, config: Train, lr: float) -> None:
         self._config, self._lr = config, lr
         self._moments: dict[int, tuple[Tensor, Tensor]] = {}
         self._steps: dict[int, int] = {}

@@ -10,84 +10,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddrop.subnets import parameters
-from feddrop.errors import ConfigError, FrameError, TrainingError, one_of
+from feddrop.config import FedDST
+from feddrop.errors import FrameError, TrainingError
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call
 from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
-from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, change, trained
-from feddrop.subnets.parameters import Params
+from feddrop.methods.method import (
+    Batches,
+    Job,
+    Memory,
+    Method,
+    Payload,
+    Setup,
+    Spec,
+    State,
+    Update,
+    change,
+    train_subnet,
+)
+from feddrop.subnets import parameters
 from feddrop.subnets.masks import check_rate, kept_count
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape
 
-LAYER_SPARSITIES = ("erk", "er", "uniform")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeddstConfig:
-    """FedDST's own settings.
-
-    Attributes:
-        layer_sparsity: how the sparsity is spread over layers: ``"erk"`` and ``"er"`` (Erdős-Rényi, with and without
-            the kernel) leave small layers denser than large ones; ``"uniform"`` treats all alike.
-        alpha: share of a layer's active weights that a device moves in the first readjustment.
-        readjust_every: rounds from one readjustment to the next, ΔR.
-        readjust_until: share of the rounds after which the mask stays.
-        as_released: do as the published code does, not the published algorithm: ``alpha`` does not decay, growth may
-            pick (and so zero) weights that are active, a softmax stands before the loss, and ``"erk"`` and ``"er"``
-            scale sparsities in place of densities.
-    """
-
-    layer_sparsity: str = "erk"
-    alpha: float = 0.01
-    readjust_every: int = 10
-    readjust_until: float = 0.5
-    as_released: bool = False
-
-    by_rounds: ClassVar[str] = "method.readjust_until"
-    """The setting through which the number of rounds decides every round."""
-
-    def __post_init__(self) -> None:
-        one_of("method.layer_sparsity", self.layer_sparsity, LAYER_SPARSITIES)
-        for name in ("alpha", "readjust_until"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be a number in [0, 1].")
-        if self.readjust_every < 1:
-            raise ConfigError(f"method.readjust_every is {self.readjust_every!r}; it must be at least 1.")
-
-    def readjusts(self, round_: int, rounds: int) -> bool:
-        """Return whether devices move their masks in a round."""
-        return round_ % self.readjust_every == 0 and round_ <= self._last(rounds)
-
-    def without_effect(self, rounds: int) -> list[str]:
-        """Say in a line that the mask will never move, unless that was asked for."""
-        last = self._last(rounds)
-        if not self.alpha or not self.readjust_until or self.readjust_every <= last:
-            return []
-        return [
-            f"method.alpha has no effect: the mask never moves. The first readjustment would be in round "
-            f"{self.readjust_every} (method.readjust_every), and the last one can be in round {last} "
-            f"(method.readjust_until = {self.readjust_until:g} of {rounds} rounds)."
-        ]
-
-    def alpha_at(self, round_: int, rounds: int) -> float:
-        """Return the share of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""
-        if self.as_released:
-            return self.alpha
-        return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / self._last(rounds)))
-
-    def _last(self, rounds: int) -> int:
-        return math.floor(self.readjust_until * rounds + 1e-9)
-
-
-def feddst(setup: Setup, config: FeddstConfig) -> Method:
+def build(setup: Setup, config: FedDST) -> Method:
     """Build FedDST; its sparsity S is the rate that all devices are given."""
     sparsity = setup.one_rate("feddst")
     layout = Layout(setup.model, sparsity, config)
@@ -106,7 +59,7 @@ def feddst(setup: Setup, config: FeddstConfig) -> Method:
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
         seen = _Remembering(batches)
-        update = trained(setup, setup.model, pieces, values, job, seen, objective)
+        update = train_subnet(setup, setup.model, pieces, values, job, seen, objective)
         memory = {"mask": job.payload["mask"]}
         if not config.readjusts(job.round, rounds):
             return update, memory
@@ -158,7 +111,7 @@ class Layout(MaskLayout):
         kept: active weights of every layer.
     """
 
-    def __init__(self, model: nn.Module, sparsity: float, config: FeddstConfig) -> None:
+    def __init__(self, model: nn.Module, sparsity: float, config: FedDST) -> None:
         super().__init__(model)
         check_rate(sparsity, "sparsity")
         self._anywhere = config.as_released

@@ -12,7 +12,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddrop.subnets import parameters
-from feddrop.errors import one_of
+from feddrop.config import FIARSE
 from feddrop.learning.batches import Inputs, laid_out
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, masked
-from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
 from feddrop.methods.windows import over_holders
-from feddrop.subnets.parameters import Params
-from feddrop.wire.sections import sections_bytes
+from feddrop.subnets import parameters
 from feddrop.subnets.masks import check_rate, kept_count
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape, whole
-
-THRESHOLDS = ("network", "layer")
+from feddrop.wire.sections import sections_bytes
 
 _NEXT_TO_NOTHING = 1e-18
 """Nothing is below a θ of 0, and nothing that matters below this one, whose square float32 still holds."""
@@ -39,30 +37,14 @@ _NEXT_TO_NOTHING = 1e-18
 log = logging.getLogger("feddrop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiarseConfig:
-    """FIARSE's own settings.
-
-    Attributes:
-        threshold: ``"network"`` compares all weights with one θ, so that layers of small weights lose most;
-            ``"layer"`` has a θ for every layer, which each keeps a share 1-γ: what a device computes is then known
-            beforehand, as measured costs of a radio need it.
-    """
-
-    threshold: str = "network"
-
-    def __post_init__(self) -> None:
-        one_of("method.threshold", self.threshold, THRESHOLDS)
-
-
-def fiarse(setup: Setup, config: FiarseConfig) -> Method:
+def build(setup: Setup, config: FIARSE) -> Method:
     """Build FIARSE.
 
     Example:
         >>> from torch import nn, zeros
         >>> import feddrop
         >>> setup = feddrop.Setup(model=nn.Linear(8, 4), example=zeros(1, 8), rounds=3)
-        >>> method = feddrop.fiarse(setup, feddrop.FiarseConfig(threshold="layer"))
+        >>> method = feddrop.build_method(feddrop.FIARSE(threshold="layer"), setup)
         >>> method.sizes(0.75).kept, method.sizes(0.75).push_bytes
         ({'weight': 8, 'bias': 4}, 16)
     """
@@ -78,7 +60,7 @@ def fiarse(setup: Setup, config: FiarseConfig) -> Method:
 
     def plan(_: State, held: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         sent = {rate: layout.payload(held, rate) for rate in set(rates.values())}
-        return [replace(job, payload=sent[job.rate]) for job in jobs(round_, rates, seed)]
+        return [replace(job, payload=sent[job.rate]) for job in plan_jobs(round_, rates, seed)]
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
         floors = layout.thresholds(pieces, values)
@@ -88,7 +70,7 @@ def fiarse(setup: Setup, config: FiarseConfig) -> Method:
             large = {name: _large(own[name], floor) for name, floor in floors.items()}
             return setup.loss(functional_call(network, large, laid_out(network, x)), y)
 
-        return trained(setup, setup.model, pieces, values, job, batches, objective=objective), memory
+        return train_subnet(setup, setup.model, pieces, values, job, batches, objective=objective), memory
 
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return over_holders(setup, before, updates), state
@@ -97,7 +79,7 @@ def fiarse(setup: Setup, config: FiarseConfig) -> Method:
     return Method(init, plan, layout.cut, local, merge, sizes=sizes)
 
 
-def at_rate(setup: Setup, config: FiarseConfig, params_: Params, rate: float) -> nn.Module:
+def at_rate(setup: Setup, config: FIARSE, params_: Params, rate: float) -> nn.Module:
     """Return the network as a device of a rate holds it: its largest weights, and zeros.
 
     Args:
@@ -115,7 +97,7 @@ def at_rate(setup: Setup, config: FiarseConfig, params_: Params, rate: float) ->
 class _Layout(MaskLayout):
     """Which weights are the largest, at any rate."""
 
-    def __init__(self, model: nn.Module, config: FiarseConfig) -> None:
+    def __init__(self, model: nn.Module, config: FIARSE) -> None:
         super().__init__(model)
         self._by_layer = config.threshold == "layer"
 

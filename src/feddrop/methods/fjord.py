@@ -9,18 +9,17 @@ those of norms are kept apart. ``docs/fjord.md`` tells what is theirs and what i
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddrop.subnets import parameters
+from feddrop.config import FjORD
 from feddrop.errors import ConfigError, FrameError, TrainingError
 from feddrop.learning.batches import Inputs, laid_out
 from feddrop.learning.guard import LARGEST
@@ -36,55 +35,23 @@ from feddrop.methods.method import (
     Spec,
     State,
     Update,
-    jobs,
-    trained,
+    plan_jobs,
+    train_subnet,
 )
 from feddrop.methods.windows import window
-from feddrop.subnets.parameters import Params
-from feddrop.wire.sections import sections_bytes
 from feddrop.seeds import derive, words
+from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import kept_count
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, gather, whole
 from feddrop.subnets.units import shrink, unit_pieces
+from feddrop.wire.sections import sections_bytes
 
 log = logging.getLogger("feddrop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FjordConfig:
-    """FjORD's own settings.
-
-    Attributes:
-        widths: the shares p of the units of every hidden layer that are trained, rising to 1.
-        distill: whether every minibatch trains p_max on the targets, and a narrower width on what p_max answers
-            (self-distillation); costs up to twice the work. Only where targets are classes.
-
-    Example:
-        >>> import feddrop
-        >>> feddrop.FjordConfig(widths=(0.5, 1.0)).widest(rate=0.75)
-        0
-    """
-
-    widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
-    distill: bool = False
-
-    def __post_init__(self) -> None:
-        rising = all(low < high for low, high in pairwise((0.0, *self.widths)))
-        if not self.widths or not rising or self.widths[-1] != 1.0:
-            raise ConfigError(
-                f"method.widths is {list(self.widths)}; it must be a list of rising numbers above 0, the last being 1."
-            )
-        if self.distill and len(self.widths) == 1:
-            raise ConfigError("method.distill has no effect: method.widths has one width. Remove it, or add widths.")
-
-    def widest(self, rate: float) -> int:
-        """Return the number of the widest width that a rate leaves room for, p ≤ √(1-γ); at least the first."""
-        share = math.sqrt(1.0 - rate) + 1e-9
-        return max(0, sum(width <= share for width in self.widths) - 1)
-
-
-def fjord(setup: Setup, config: FjordConfig) -> Method:
+def build(setup: Setup, config: FjORD) -> Method:
     """Build FjORD. With the one width 1 it is federated averaging.
 
     Example:
@@ -92,7 +59,7 @@ def fjord(setup: Setup, config: FjordConfig) -> Method:
         >>> import feddrop
         >>> net = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3))
         >>> setup = feddrop.Setup(model=net, example=zeros(1, 8), rounds=3)
-        >>> method = feddrop.fjord(setup, feddrop.FjordConfig(widths=(0.2, 0.6, 1.0)))
+        >>> method = feddrop.build_method(feddrop.FjORD(widths=(0.2, 0.6, 1.0), setup))
         >>> {rate: method.sizes(rate).kept["0.weight"] for rate in (0.0, 0.5, 0.64, 0.99)}
         {0.0: 80, 0.5: 48, 0.64: 48, 0.99: 16}
     """
@@ -100,7 +67,7 @@ def fjord(setup: Setup, config: FjordConfig) -> Method:
     return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes)
 
 
-def at_width(setup: Setup, config: FjordConfig, params_: Params, state: State, width: float) -> nn.Module:
+def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: float) -> nn.Module:
     """Return the network at one of the widths, with the norm statistics of that width.
 
     Args:
@@ -125,7 +92,7 @@ def at_width(setup: Setup, config: FjordConfig, params_: Params, state: State, w
 class _Fjord:
     """FjORD's functions; it holds nothing that changes."""
 
-    def __init__(self, setup: Setup, config: FjordConfig) -> None:
+    def __init__(self, setup: Setup, config: FjORD) -> None:
         self.setup, self.config = setup, config
         self.levels = [_Level(setup.model, setup.blueprint(), width) for width in config.widths]
 
@@ -139,7 +106,7 @@ class _Fjord:
         return {**kept, "steps": torch.zeros(len(self.levels), dtype=torch.int64)}
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-        return [self._job(job, state) for job in jobs(round_, rates, seed)]
+        return [self._job(job, state) for job in plan_jobs(round_, rates, seed)]
 
     def _job(self, job: Job, state: State) -> Job:
         top = self.config.widest(job.rate)
@@ -167,7 +134,9 @@ class _Fjord:
             parameters.load_into(self.levels[number].network, self.levels[number].split(job.payload[_key(number)]))
         draws = _Draws(job.seed, self.config, top)
         network = self.levels[top].network
-        update = trained(self.setup, network, pieces, values, job, batches, objective=partial(self._objective, draws))
+        update = train_subnet(
+            self.setup, network, pieces, values, job, batches, objective=partial(self._objective, draws)
+        )
         payload = {"steps": torch.tensor(draws.steps, dtype=torch.int32)}
         for number in self._apart(top):
             now = parameters.from_model(self.levels[number].network)
@@ -316,7 +285,7 @@ class _Level:
 class _Draws:
     """The widths of a device's minibatches in a round, drawn from its seed, and how often each was."""
 
-    def __init__(self, seed: int, config: FjordConfig, top: int) -> None:
+    def __init__(self, seed: int, config: FjORD, top: int) -> None:
         self.top, self.steps = top, [0] * (top + 1)
         self._distill = config.distill and top > 0
         self._choices = top if self._distill else top + 1  # beside p_max, a narrower one learns from it

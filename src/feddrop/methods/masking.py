@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FrameError
-from feddrop.methods.method import Job, Spec, State, jobs
+from feddrop.methods.method import Job, Spec, State, plan_jobs
+from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, whole
 
@@ -90,7 +90,7 @@ def mask_jobs(state: State, round_: int, rates: Mapping[int, float], seed: int, 
             remembered=frozenset({"mask"} if job.device in informed else ()),
             asks=asks,
         )
-        for job in jobs(round_, rates, seed)
+        for job in plan_jobs(round_, rates, seed)
     ]
 
 

@@ -18,15 +18,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from feddrop.subnets import parameters
+from feddrop.config import Train
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
-from feddrop.learning.config import TrainConfig
 from feddrop.learning.local import Gradients, Loss, Objective, train
 from feddrop.learning.means import Mean, MeanConfig
-from feddrop.subnets.parameters import Params
 from feddrop.seeds import derive
+from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape
 
 State = dict[str, Tensor]
@@ -168,7 +168,7 @@ class Setup:
     model: nn.Module
     example: Inputs
     rounds: int
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: Train = field(default_factory=Train)
     loss: Loss = nn.functional.cross_entropy
     rates: Sequence[float] | None = None
     mean: MeanConfig = field(default_factory=MeanConfig)
@@ -200,7 +200,7 @@ class Setup:
         return self.rates[0]
 
 
-def jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+def plan_jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
     """Return the plain jobs of a round, in device order, each with a seed of its own."""
     return [
         Job(round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate)
@@ -215,7 +215,7 @@ def checked_state(state: State, what: str) -> State:
     return state
 
 
-def trained(
+def train_subnet(
     setup: Setup,
     network: nn.Module,
     subnet: Subnet,

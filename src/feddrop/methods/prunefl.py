@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from feddrop.models import flops
+from feddrop.config import PruneFL
 from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
 from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
-from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, trained
+from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, train_subnet
+from feddrop.models import flops
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet
 
@@ -37,92 +38,13 @@ BITS = 64
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneflConfig:
-    """PruneFL's own settings. It finds its own size: there is no rate.
-
-    Attributes:
-        first_rounds: rounds of the first stage, at most: one device trains alone; 0 for none.
-        first_device: that device; where it does not take part in a round, the next one that does.
-        first_adjust_every: rounds from one adjustment to the next in the first stage.
-        adjust_every: likewise when all devices train, R.
-        removable: share of a layer's active weights that an adjustment may remove, the smallest ones.
-        half_life: rounds in which that share halves, once all devices train.
-        max_density: most active weights that an adjustment leaves, as a share of all, unless all of those that cannot
-            be removed are more.
-        bits_per_second: of the link: what a weight costs to send.
-        flops_per_second: of a device: what a weight costs to train, from the counted FLOPs of its layer.
-        overhead_s: seconds of a round that no weight adds to.
-        layer_costs: seconds a weight and round of single layers, by name, as measured on a device, in place of both.
-
-    Example:
-        >>> import feddrop
-        >>> feddrop.PruneflConfig(adjust_every=5).removable_at(10_000)
-        0.15
-    """
-
-    rateless: ClassVar[bool] = True
-
-    first_rounds: int = 10
-    first_device: int = 0
-    first_adjust_every: int = 5
-    adjust_every: int = 10
-    removable: float = 0.3
-    half_life: float = 10_000.0
-    max_density: float = 1.0
-    bits_per_second: float = 1e7
-    flops_per_second: float = 1e9
-    overhead_s: float = 0.1
-    layer_costs: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, least in (("first_rounds", 0), ("first_device", 0), ("first_adjust_every", 1), ("adjust_every", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be at least {least}.")
-        for name in ("half_life", "bits_per_second", "flops_per_second", "overhead_s"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"method.{name} is {getattr(self, name)!r}; it must be a number above 0.")
-        if not 0.0 <= self.removable < 1.0:
-            raise ConfigError(f"method.removable is {self.removable!r}; it must be a number in [0, 1).")
-        if not 0.0 < self.max_density <= 1.0:
-            raise ConfigError(f"method.max_density is {self.max_density!r}; it must be a number in (0, 1].")
-        for layer, cost in self.layer_costs.items():
-            if not 0.0 < cost < math.inf:
-                raise ConfigError(f"method.layer_costs[{layer!r}] is {cost!r}; it must be a number of seconds above 0.")
-
-    def removable_at(self, rounds: int) -> float:
-        """Return the share of active weights that may go after so many rounds of all devices."""
-        return float(self.removable * 0.5 ** (rounds / self.half_life))
-
-    def without_effect(self, _: int) -> list[str]:
-        """Say which settings of the first stage change nothing, a line each."""
-        if not self.first_rounds:
-            return [
-                f"method.{name} has no effect: method.first_rounds is 0, so there is no first stage."
-                for name in ("first_device", "first_adjust_every")
-                if getattr(self, name) != getattr(PruneflConfig(), name)
-            ]
-        if self.first_adjust_every <= self.first_rounds:
-            return []
-        return [
-            f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "
-            f"adjusted for the first time in round {self.first_adjust_every} (method.first_adjust_every)."
-        ]
-
-    def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
-        if began < 0:
-            return round_ % self.first_adjust_every == 0
-        return round_ > began and (round_ - began) % self.adjust_every == 0
-
-
-def prunefl(setup: Setup, config: PruneflConfig) -> Method:
+def build(setup: Setup, config: PruneFL) -> Method:
     """Build PruneFL.
 
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig.from_toml('method = { name = "prunefl", adjust_every = 2 }', ["rounds=13"])
-        >>> config.method.settings.first_rounds
+        >>> config.method.first_rounds
         10
     """
     _check(setup, config)
@@ -135,7 +57,7 @@ def prunefl(setup: Setup, config: PruneflConfig) -> Method:
 class _Prunefl:
     """PruneFL's functions; it holds nothing that changes."""
 
-    def __init__(self, setup: Setup, config: PruneflConfig) -> None:
+    def __init__(self, setup: Setup, config: PruneFL) -> None:
         self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
         self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
         self._counted = cache(lambda: flops.count(setup.model, setup.example))  # when the server first adjusts
@@ -165,7 +87,7 @@ class _Prunefl:
                 wide = g.to_dense().to(torch.promote_types(g.dtype, torch.float32))  # squares are beyond float16
                 sums[name] = sums[name] + wide if name in sums else wide.clone()
 
-        update = trained(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
+        update = train_subnet(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
         scores, others = _scores(self.layout, sums, update.num_samples)
         mask = job.payload["mask"]
         if "scores" in memory and torch.equal(memory["mask"], mask):  # under another mask they were worth other things
@@ -309,7 +231,7 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
     return layout.joined(scores), torch.tensor([others])
 
 
-def layer_costs(setup: Setup, config: PruneflConfig, counted: flops.Flops, samples: float) -> dict[str, float]:
+def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: float) -> dict[str, float]:
     """Return the seconds that a weight of every tensor adds to a round in which a device trains on so many samples."""
     costs = {}
     for name, layer in setup.blueprint().weights.items():
@@ -319,7 +241,7 @@ def layer_costs(setup: Setup, config: PruneflConfig, counted: flops.Flops, sampl
     return costs
 
 
-def _check(setup: Setup, config: PruneflConfig) -> None:
+def _check(setup: Setup, config: PruneFL) -> None:
     """Raise where PruneFL has nothing to do, or is given what it cannot take."""
     if setup.rates is None:
         raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from feddrop.config import Windows
 from feddrop.errors import SubnetError
-from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, jobs, trained
-from feddrop.subnets.parameters import Params, is_statistic
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
 from feddrop.subnets.coupling import place
-from feddrop.subnets.cut import SubnetConfig, kept_units, shrinker, sizer, unit_cutter
+from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
+from feddrop.subnets.parameters import Params, is_statistic
 from feddrop.subnets.piece import Index, Subnet
 from feddrop.subnets.probe import random_state_kept, samples, tensors_in, twin
 from feddrop.subnets.units import UnitGraph
@@ -30,39 +31,19 @@ from feddrop.subnets.units import UnitGraph
 log = logging.getLogger("feddrop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowConfig:
-    """HeteroFL and FedRolex.
-
-    Attributes:
-        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers that are dropped.
-        layer_rates: rates of single layers, by name, in place of the device's own rate.
-    """
-
-    layers: str | tuple[str, ...] = "all"
-    layer_rates: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.subnet()
-
-    def subnet(self) -> SubnetConfig:
-        """Return what is dropped, as the unit level takes it."""
-        return SubnetConfig(level="unit", layers=self.layers, layer_rates=self.layer_rates)
-
-
-def heterofl(setup: Setup, config: WindowConfig) -> Method:
+def build_heterofl(setup: Setup, config: Windows) -> Method:
     """Build HeteroFL. With rate 0 for every device it is federated averaging."""
     return _windows(setup, config, moves=False)
 
 
-def fedrolex(setup: Setup, config: WindowConfig) -> Method:
+def build_fedrolex(setup: Setup, config: Windows) -> Method:
     """Build FedRolex. With rate 0 for every device it is federated averaging."""
     return _windows(setup, config, moves=True)
 
 
-def _windows(setup: Setup, config: WindowConfig, *, moves: bool) -> Method:
+def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     """Build a method whose window starts at the first unit, and may move on by one unit a round."""
-    plan_of, subnet = setup.blueprint(), config.subnet()
+    plan_of, subnet = setup.blueprint(), config.subnets()
     cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
     graph = plan_of.units
     network_for = shrinker(setup.model, plan_of, _scaler(setup, moves=moves))
@@ -74,14 +55,14 @@ def _windows(setup: Setup, config: WindowConfig, *, moves: bool) -> Method:
         return {}
 
     def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-        return jobs(round_, rates, seed)
+        return plan_jobs(round_, rates, seed)
 
     def cut(job: Job) -> Subnet:
         pieces = cut_at(job.rate, partial(window, job.round - 1 if moves else 0))
         return {tensor: replace(piece, scale=1.0) for tensor, piece in pieces.items()}
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
-        return trained(setup, network_for(pieces), pieces, values, job, batches), memory
+        return train_subnet(setup, network_for(pieces), pieces, values, job, batches), memory
 
     def sizes(rate: float) -> Sizes:
         return Sizes(kept=sizes_at(rate))

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from feddrop.subnets import parameters
 from feddrop.errors import ConfigError
+from feddrop.subnets import parameters
 from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
 
 

@@ -13,12 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from feddrop.config.model import NORMS
 from feddrop.errors import ConfigError, one_of
 
 LENET = ((6, 16), (120, 84))
 ALEXNET = ((64, 192, 384, 256, 256), (4096, 4096))
 RESNET18 = (64, 128, 256, 512)
-NORMS = ("batch", "group", "static")
 _ALEXNET_POOLED = (1, 2, 5)
 
 

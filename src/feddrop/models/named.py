@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from feddrop.errors import ConfigError, one_of, shortened
-from feddrop.models.images import ALEXNET, LENET, NORMS, RESNET18, alexnet, lenet, resnet18
+from feddrop.config import Model
+from feddrop.errors import ConfigError, shortened
+from feddrop.models.images import ALEXNET, LENET, RESNET18, alexnet, lenet, resnet18
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import MLP, mlp
-from feddrop.subnets.parameters import count_parameters
 from feddrop.seeds import derive
+from feddrop.subnets.parameters import count_parameters
 
-INITS = ("torch", "he")
 _HEADS = 4
 _MOST = 1 << 31  # parameters
 _BYTES = 16  # a parameter in training: itself, its gradient, its momentum and its update
@@ -63,47 +63,7 @@ class Shapes:
         return cls(input_shapes=(tuple(input_shape),), num_classes=num_classes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Which network is trained.
-
-    Attributes:
-        name: ``"lenet"``, ``"alexnet"`` or ``"resnet18"`` for images, ``"mlp"`` for tables, ``"lstm"`` or
-            ``"transformer"`` for tokens.
-        width: factor on its hidden widths.
-        init: its first weights: ``"torch"`` for torch's own, or ``"he"``.
-        norm: norms of ``"resnet18"``: ``"batch"``, ``"group"``, or ``"static"``, which keeps no statistics.
-        layers: hidden layers of ``"mlp"``, layers of ``"lstm"``, blocks of ``"transformer"``; 0 for its own number.
-    """
-
-    name: str = "lenet"
-    width: float = 1.0
-    init: str = "torch"
-    norm: str = "batch"
-    layers: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("model.name", self.name, MODELS)
-        one_of("model.init", self.init, INITS)
-        one_of("model.norm", self.norm, NORMS)
-        if not (math.isfinite(self.width) and self.width > 0):
-            raise ConfigError(f"model.width is {self.width}; it must be a positive number (1 is the network's own).")
-        if not 0 <= self.layers <= 100:
-            raise ConfigError(f"model.layers is {self.layers}; it must be from 0 (the network's own) to 100.")
-        for item in dataclasses.fields(self):
-            takers = [name for name, kind in MODELS.items() if item.name in ("name", "width", *kind.takes)]
-            if getattr(self, item.name) != item.default and self.name not in takers:
-                raise ConfigError(
-                    f"model.{item.name} is {getattr(self, item.name)!r}, but {self.name} has no such setting; it is "
-                    f"for {', '.join(takers)}."
-                )
-
-    def scaled(self, *counts: int) -> list[int]:
-        """Hidden widths times the factor, rounded, at least 1."""
-        return [max(1, round(self.width * count)) for count in counts]
-
-
-def build(config: ModelConfig | str, dataset: Shaped, seed: int) -> nn.Module:
+def build(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
     """Build a network by name, its first parameters drawn from the seed; torch's own random state is left alone.
 
     >>> sum(p.numel() for p in build("lenet", Shapes.of((3, 32, 32), 100), seed=0).parameters())
@@ -114,7 +74,7 @@ def build(config: ModelConfig | str, dataset: Shaped, seed: int) -> nn.Module:
         dataset: what it is for.
         seed: the run's root seed.
     """
-    config = ModelConfig(name=config) if isinstance(config, str) else config
+    config = Model(name=config) if isinstance(config, str) else config
     kind = MODELS[config.name]
     _check(config.name, kind.inputs, dataset)
     with torch.random.fork_rng(devices=[]):
@@ -134,30 +94,30 @@ class Kind:
 
     inputs: str
     takes: tuple[str, ...]
-    make: Callable[[ModelConfig, Shaped], nn.Module]
+    make: Callable[[Model, Shaped], nn.Module]
 
 
-def _lenet(config: ModelConfig, data: Shaped) -> nn.Module:
+def _lenet(config: Model, data: Shaped) -> nn.Module:
     channels, hidden = (config.scaled(*counts) for counts in LENET)
     return lenet(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, hidden=hidden)
 
 
-def _alexnet(config: ModelConfig, data: Shaped) -> nn.Module:
+def _alexnet(config: Model, data: Shaped) -> nn.Module:
     channels, hidden = (config.scaled(*counts) for counts in ALEXNET)
     return alexnet(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, hidden=hidden)
 
 
-def _resnet18(config: ModelConfig, data: Shaped) -> nn.Module:
+def _resnet18(config: Model, data: Shaped) -> nn.Module:
     channels = config.scaled(*RESNET18)
     return resnet18(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, norm=config.norm)
 
 
-def _mlp(config: ModelConfig, data: Shaped) -> nn.Module:
+def _mlp(config: Model, data: Shaped) -> nn.Module:
     hidden = config.scaled(*[MLP] * (config.layers or 2))
     return mlp(num_classes=_outputs(data), input_shape=data.input_shapes[0], hidden=hidden)
 
 
-def _lstm(config: ModelConfig, data: Shaped) -> nn.Module:
+def _lstm(config: Model, data: Shaped) -> nn.Module:
     embedding, hidden = config.scaled(64, 256)
     return lstm(
         vocabulary=data.vocabulary,
@@ -169,7 +129,7 @@ def _lstm(config: ModelConfig, data: Shaped) -> nn.Module:
     )
 
 
-def _transformer(config: ModelConfig, data: Shaped) -> nn.Module:
+def _transformer(config: Model, data: Shaped) -> nn.Module:
     head, feed = config.scaled(128 // _HEADS, 512)
     return transformer(
         vocabulary=data.vocabulary,
@@ -223,7 +183,7 @@ def _check(name: str, inputs: str, data: Shaped) -> None:
         )
 
 
-def _check_size(config: ModelConfig, data: Shaped) -> None:
+def _check_size(config: Model, data: Shaped) -> None:
     """Refuse a network that does not fit into memory, and name a width that does."""
     free = _free_bytes()
     most = min(_MOST, free // _BYTES if free else _MOST)

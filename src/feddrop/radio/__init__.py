@@ -5,15 +5,14 @@ has to solve, and ``cost`` what the round took.
 """
 
 from feddrop.radio.bounds import covering, smallest_bandwidth
-from feddrop.radio.cell import NOISES, Cell, Channels
-from feddrop.radio.config import RadioConfig
+from feddrop.radio.build import build_cell
+from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.cost import Cost, Overhead, convolution_flops, cost, linear_flops, overheads
 from feddrop.radio.devices import Dynamics
 from feddrop.radio.fading import Fading, Rician, path_loss
 from feddrop.radio.gains import Measured, gains_from, read_arrays, read_gains
 
 __all__ = [
-    "NOISES",
     "Cell",
     "Channels",
     "Cost",
@@ -21,9 +20,9 @@ __all__ = [
     "Fading",
     "Measured",
     "Overhead",
-    "RadioConfig",
     "Rician",
     "convolution_flops",
+    "build_cell",
     "cost",
     "covering",
     "gains_from",

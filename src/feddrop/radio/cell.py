@@ -19,15 +19,14 @@ import numpy.typing as npt
 from feddrop.allocation import PowerProblem, Problem, SubbandPowerProblem, SubbandProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.allocation.solution import AnyProblem
+from feddrop.config.presets import PAPER_NOISE_W_HZ
+from feddrop.config.radio import NOISES
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.checks import numbers, plain, positive
 from feddrop.radio.devices import Dynamics, between, draw_devices
 from feddrop.radio.fading import Fading, Rician
 from feddrop.radio.gains import Measured
 from feddrop.seeds import derive, generator, permutation
-
-NOISES = ("density", "literal", "subband")
-PAPER_NOISE_W_HZ = 1e-13
 
 _LN2 = float(np.log(2.0))
 

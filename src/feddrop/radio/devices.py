@@ -15,13 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from feddrop.allocation.problem import FloatArray
+from feddrop.config.presets import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_TX_POWER_W
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.tables import by_device, read_table
 from feddrop.seeds import derive, generator
-
-PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
-PAPER_TX_POWER_W = (0.3e-2, 1e-2)
-PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
 
 COLUMNS = ("cpu_hz", "tx_power_w", "cpu_constant", "budget_j", "circuit_j", "distance_m")
 """What a table of devices may have."""

@@ -11,7 +11,7 @@ Devices that have ``cycles`` leave power and clock open, as :class:`~feddrop.all
 has ``download_s``, ``cycles``, ``cpu_hz``, ``cpu_constant``, ``upload_bits``, ``gain_to_noise`` and ``tx_power_w``, and
 ``least_cpu_hz`` and ``least_tx_power_w`` if wanted; ``bandwidth_hz`` is for all.
 
-Or a ``.toml`` or ``.json`` file describes a cell: a ``radio`` table (:class:`~feddrop.radio.RadioConfig`), a ``cell``
+Or a ``.toml`` or ``.json`` file describes a cell: a ``radio`` table (:class:`~feddrop.radio.Radio`), a ``cell``
 table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
 ``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` say how to allocate. Costs are the paper's formula:
 ``radio.costs = "measured"`` needs the frames of a run and is refused.
@@ -32,12 +32,11 @@ from feddrop.allocation.feasible import Shortfall
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
+from feddrop.config import Radio
+from feddrop.config.parsing import json_line, parse_json, parse_toml, read_text
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
-from feddrop.storage.files import dump_line
 from feddrop.radio.checks import plain
-from feddrop.radio.config import RadioConfig
 from feddrop.radio.tables import brief, read_table
-from feddrop.config.parsing import parse_json, parse_toml, read_text
 
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
 _OPEN = ("download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "gain_to_noise", "tx_power_w")
@@ -46,7 +45,7 @@ _MAY_OPEN = ("least_cpu_hz", "least_tx_power_w")
 _COMMON_KEYS = ("deadline_s", "max_rate", "budget_j")
 _COMMON_OPEN = (*_COMMON_KEYS, "bandwidth_hz")
 _CELL_KEYS = {
-    "radio": tuple(field.name for field in fields(RadioConfig)),
+    "radio": tuple(field.name for field in fields(Radio)),
     "cell": ("devices", "samples", "seed", "round"),
     "model": ("parameters", "forward_flops"),
 }
@@ -171,9 +170,9 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
             'Leave it out or write costs = "formula"; `feddrop run` plans by measured costs.'
         )
     devices, seed, number = _whole(cell, "devices", 10, 1, _MOST), _whole(cell, "seed", 0), _whole(cell, "round", 1, 1)
-    hints = get_type_hints(RadioConfig)
-    config = RadioConfig(**{key: _typed(f"radio.{key}", value, hints[key]) for key, value in radio.items()})
-    for line in config.without_effect():
+    hints = get_type_hints(Radio)
+    config = Radio(**{key: _typed(f"radio.{key}", value, hints[key]) for key, value in radio.items()})
+    for line in config.notices():
         warnings.warn(line, FeddropWarning, stacklevel=3)
     samples = _numbers("samples of [cell]", cell.get("samples", 5000))
     if not samples.any():
@@ -244,7 +243,7 @@ def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
 def as_json(allocation: Allocation, names: Sequence[str]) -> str:
     """The allocation as one JSON object; what is not finite is null."""
     return (
-        dump_line(
+        json_line(
             {
                 "method": allocation.method,
                 "status": allocation.status.value,

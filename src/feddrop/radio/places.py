@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
+from feddrop.config.radio import SIGHTS
 from feddrop.errors import ConfigError, FeddropWarning, one_of, within
 from feddrop.radio.fading import Rician
 from feddrop.radio.propagation import (
@@ -26,13 +27,11 @@ from feddrop.radio.propagation import (
 )
 from feddrop.seeds import derive, generator
 
-SIGHTS = ("drawn", "always", "never")
 _INDOORS = ("uma", "umi")
 _INDOOR_SHADOW_DB = 7.0
 _HIGH_LOSS = 0.2
 """Share of buildings with coated glass."""
 _DEEPEST_M = 25.0
-_THERMAL_DBM_HZ = -174.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +210,3 @@ class Dropped:
     def fading(self) -> Rician:
         """The fading around that gain."""
         return Rician(kappa=self.kappa, path_loss=self.gain)
-
-
-def noise_density(figure_db: float) -> float:
-    """Noise in W/Hz of a receiver with this noise figure: -174 dBm/Hz and the figure."""
-    return float(10.0 ** ((_THERMAL_DBM_HZ + figure_db - 30.0) / 10.0))

@@ -65,7 +65,7 @@ class Link(NamedTuple):
         )
 
 
-class Model(NamedTuple):
+class Propagation(NamedTuple):
     """A model of the report, where it holds, and what its own evaluations assume.
 
     Attributes:
@@ -77,11 +77,6 @@ class Model(NamedTuple):
         ghz: lowest and highest carrier.
         base_m: lowest and highest base station.
         device_m: lowest and highest device.
-        base_height_m: as the report has it.
-        device_height_m: likewise.
-        min_distance_m: closest a device is dropped.
-        radius_m: of the disc: half the distance between sites; indoors, half the width of the hall.
-        power_w_hz: what a base station sends, in W/Hz.
     """
 
     losses: Callable[[Link], tuple[FloatArray, FloatArray]]
@@ -92,11 +87,6 @@ class Model(NamedTuple):
     ghz: Range
     base_m: Range
     device_m: Range
-    base_height_m: float
-    device_height_m: float
-    min_distance_m: float
-    radius_m: float
-    power_w_hz: float
 
 
 def path_loss_db(model: str, link: Link, sight: npt.ArrayLike) -> FloatArray:
@@ -225,7 +215,7 @@ def _sight_open(distance_m: FloatArray, _: float) -> FloatArray:
     return np.where(distance_m <= 49.0, _fall(distance_m, 5.0, 70.8), 0.54 * _fall(distance_m, 49.0, 211.7))
 
 
-_UMA = Model(
+_UMA = Propagation(
     losses=_uma,
     sight=lambda d, height: np.minimum(_street(d, 63.0) * (1.0 + _high(d, height)), 1.0),
     shadow_db=(4.0, 6.0),
@@ -234,13 +224,8 @@ _UMA = Model(
     ghz=(0.5, 100.0),
     base_m=(25.0, 25.0),
     device_m=(1.5, 22.5),
-    base_height_m=25.0,
-    device_height_m=1.5,
-    min_distance_m=35.0,
-    radius_m=250.0,
-    power_w_hz=10**4.4 / 1e3 / 20e6,
 )
-_INH = Model(
+_INH = Propagation(
     losses=_inh,
     sight=_sight_mixed,
     shadow_db=(3.0, 8.03),
@@ -249,13 +234,8 @@ _INH = Model(
     ghz=(0.5, 100.0),
     base_m=(3.0, 3.0),
     device_m=(1.0, 1.0),
-    base_height_m=3.0,
-    device_height_m=1.0,
-    min_distance_m=0.0,
-    radius_m=25.0,
-    power_w_hz=10**2.4 / 1e3 / 20e6,
 )
-MODELS: dict[str, Model] = {
+MODELS: dict[str, Propagation] = {
     "uma": _UMA,
     "umi": _UMA._replace(
         losses=_umi,
@@ -263,14 +243,10 @@ MODELS: dict[str, Model] = {
         shadow_db=(4.0, 7.82),
         kappa_db=(9.0, 5.0),
         base_m=(10.0, 10.0),
-        base_height_m=10.0,
-        min_distance_m=10.0,
-        radius_m=100.0,
-        power_w_hz=10**3.3 / 1e3 / 20e6,
     ),
     "inh-mixed": _INH,
     "inh-open": _INH._replace(sight=_sight_open),
-    "rma": Model(
+    "rma": Propagation(
         losses=_rma,
         sight=lambda d, _: _fall(d, 10.0, 1000.0),
         shadow_db=(4.0, 8.0),
@@ -279,10 +255,5 @@ MODELS: dict[str, Model] = {
         ghz=(0.5, 30.0),
         base_m=(10.0, 150.0),
         device_m=(1.0, 10.0),
-        base_height_m=35.0,
-        device_height_m=1.5,
-        min_distance_m=35.0,
-        radius_m=866.0,
-        power_w_hz=10**4.6 / 1e3 / 10e6,
     ),
 }

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feddrop.errors import ConfigError
 from feddrop.config.parsing import read_text
+from feddrop.errors import ConfigError
 
 _LONGEST = 40
 

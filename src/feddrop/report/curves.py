@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from feddrop.errors import ConfigError, one_of
-from feddrop.storage.files import clean
+from feddrop.errors import ConfigError, clean, one_of
 from feddrop.report.groups import Group, alone
 from feddrop.report.quantities import byte_scale, plain, second_scale
 from feddrop.report.runlog import Floats, RunLog

@@ -8,10 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop.storage import files
-from feddrop.errors import RunError
-from feddrop.storage.files import clean
+from feddrop.errors import RunError, clean
 from feddrop.report.style import to_svg
+from feddrop.storage import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.errors import RunError
-from feddrop.storage.files import clean
+from feddrop.errors import RunError, clean
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
 from feddrop.storage.records import number
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from feddrop.errors import ConfigError
-from feddrop.storage.files import clean
+from feddrop.errors import ConfigError, clean
 from feddrop.report.maps import inked
 from feddrop.report.runlog import Floats, Ints
 from feddrop.report.style import (

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddrop.radio import RadioConfig
+from feddrop.config import Radio
+from feddrop.radio.build import place_of
 from feddrop.radio.places import Dropped
 from feddrop.report.style import GRID, INK, MUTED, SERIES, blank_figure
 
@@ -40,7 +41,7 @@ def draw(devices: int = 200, seed: int = 0) -> Figure:
 
 
 def _dropped(preset: str, devices: int, seed: int) -> Dropped:
-    place = RadioConfig(preset=preset).place()
+    place = place_of(Radio(preset=preset))
     if place is None:
         raise ValueError(preset)
     return place.drop(devices, seed)

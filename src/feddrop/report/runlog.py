@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.learning.config import GROWN
+from feddrop.config.train import GROWN
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddrop.storage.files import clean
+from feddrop.errors import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.storage.files import clean
+from feddrop.errors import clean
 from feddrop.radio.wires import ERRORS
 from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from feddrop.errors import ConfigError
-from feddrop.storage.files import clean
+from feddrop.config import Callbacks
+from feddrop.errors import ConfigError, clean
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
@@ -54,21 +53,6 @@ class Callback(Protocol):
 
     def on_end(self, run: RunView) -> None:
         """Hear that a run ends: finished, stopped or failed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallbacksConfig:
-    """Who hears of every round.
-
-    Attributes:
-        tensorboard: whether to write TensorBoard's files into ``tensorboard/`` in the run folder.
-        mlflow: experiment of MLflow to log to; where it is kept is MLflow's own setting (``MLFLOW_TRACKING_URI``).
-        wandb: project of Weights & Biases to log to; ``WANDB_MODE=offline`` keeps it here, in the run folder.
-    """
-
-    tensorboard: bool = False
-    mlflow: str = ""
-    wandb: str = ""
 
 
 class TensorBoard:
@@ -178,7 +162,7 @@ class WandB:
         self._run.finish(exit_code=0 if run.round >= run.config.rounds else 1)
 
 
-def named(config: CallbacksConfig) -> list[Any]:
+def named_callbacks(config: Callbacks) -> list[Any]:
     """Return the callbacks that a configuration names. A package that is missing is an error before anything starts."""
     found: list[Any] = []
     if config.tensorboard:
@@ -190,7 +174,7 @@ def named(config: CallbacksConfig) -> list[Any]:
     return found
 
 
-class Callbacks:
+class CallbackList:
     """Several callbacks as one that never fails.
 
     Args:

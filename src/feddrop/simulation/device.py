@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import wire
-from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, FeddropError, FrameError
+from feddrop.executors.executor import Reply
 from feddrop.learning.batches import Inputs, LocalBatches, taken
 from feddrop.learning.local import Loss, evaluate
 from feddrop.methods.method import Job, MethodFactory, Setup
-from feddrop.subnets.parameters import Params
-from feddrop.wire.sections import pack_sections, unpack_sections
 from feddrop.seeds import derive
+from feddrop.subnets import parameters
+from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import to_device_shape
+from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
 """Test samples a task; fixed, so that sums do not depend on who computes them."""
@@ -39,26 +40,6 @@ class Samples(NamedTuple):
     train_y: Tensor
     test_x: Inputs
     test_y: Tensor
-
-
-class Reply(NamedTuple):
-    """What comes back from a device.
-
-    Attributes:
-        frame: the update.
-        memory: what the device remembers now.
-        error: the reason why there is no update; empty if there is one.
-        seconds: that the device computed, by its own clock.
-        elapsed: seconds from sending to receiving, by the clock of the server; 0 where that is not known.
-        forgot: whether the device no longer has the memory it was to use.
-    """
-
-    frame: bytes = b""
-    memory: bytes = b""
-    error: str = ""
-    seconds: float = 0.0
-    elapsed: float = 0.0
-    forgot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +63,15 @@ class Task:
     measures: Mapping[str, Loss] = field(default_factory=dict)
     threads: int = 1
     torch_device: str = "cpu"
+
+    @property
+    def test_starts(self) -> range:
+        """Where the chunks of the test set begin."""
+        return range(0, len(self.samples.test_y), TEST_CHUNK)
+
+    def start(self) -> Device:
+        """Start the device side that plays all devices."""
+        return Device(self)
 
 
 class Device:
@@ -178,6 +168,6 @@ def check_torch_device(name: str) -> None:
     except Exception as error:  # what a backend that is missing raises is its own affair
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(
-            f"execution.device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device that "
+            f"execution.torch_device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device that "
             "this machine has."
         ) from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.config import Participation
 from feddrop.errors import ConfigError
 from feddrop.radio.tables import brief, read_table
 from feddrop.seeds import derive, permutation
@@ -17,42 +17,10 @@ _LAST = 2**62
 """No run has as many rounds; a table may have more to say that a device stays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParticipationConfig:
-    """Who takes part in a round.
-
-    Attributes:
-        count: number of devices a round, drawn uniformly from the seed; 0 for no limit.
-        share: share of the devices a round, likewise; 0 for no limit.
-        availability: a ``.csv`` file that says when devices are there: columns device, first, last, the rounds from
-            which and to which it is, counted from 1; several rows a device are allowed, and a device without a row is
-            never there. Empty: all are, always.
-
-    Example:
-        >>> import feddrop
-        >>> feddrop.RunConfig.from_toml("participation = { share = 0.1 }").participation.share
-        0.1
-    """
-
-    count: int = 0
-    share: float = 0.0
-    availability: str = ""
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ConfigError(f"participation.count is {self.count}; it must be 1 or more, or 0 for everyone.")
-        if not 0.0 <= self.share <= 1.0:
-            raise ConfigError(
-                f"participation.share is {self.share!r}; it must be a number in (0, 1], or 0 for everyone."
-            )
-        if self.count and self.share:
-            raise ConfigError("participation.count and participation.share are both given; give one of them.")
-
-
-class Participation:
+class Roster:
     """Chooses the devices of a round; a pure function of the seed and the round."""
 
-    def __init__(self, config: ParticipationConfig, devices: int, seed: int) -> None:
+    def __init__(self, config: Participation, devices: int, seed: int) -> None:
         if config.count > devices:
             raise ConfigError(f"participation.count is {config.count}, but there are only {devices} devices.")
         self._devices, self._seed = devices, seed

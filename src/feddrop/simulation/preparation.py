@@ -16,25 +16,25 @@ import torch
 from torch import nn
 
 from feddrop import data, models
-from feddrop.models import flops
-from feddrop.subnets import parameters
-from feddrop.simulation import preflight
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
-from feddrop.simulation.device import Samples, Task, check_torch_device
 from feddrop.errors import ConfigError, one_of, shortened
-from feddrop.executors import EXECUTORS, ExecutorFactory
-from feddrop.models.flops import Flops
+from feddrop.executors import EXECUTORS, Executor, ExecutorFactory
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.means import MeanConfig
 from feddrop.methods import checked
 from feddrop.methods.method import Method, MethodFactory, Setup
-from feddrop.simulation.participation import Participation
+from feddrop.models import flops
+from feddrop.models.flops import Flops
 from feddrop.radio import Measured, gains_from
+from feddrop.seeds import derive
+from feddrop.simulation import preflight
+from feddrop.simulation.device import Samples, Task, check_torch_device
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.rates import GivenRates, RadioRates, Rates, Workload, read_rates
 from feddrop.storage import RoundRecord
-from feddrop.simulation.round import Executor
-from feddrop.seeds import derive
+from feddrop.subnets import parameters
 
 log = logging.getLogger("feddrop")
 
@@ -66,7 +66,7 @@ class Brought(TypedDict, total=False):
     metrics: Mapping[str, Loss] | None
     gains: Measured | npt.ArrayLike | None
     samples: Sequence[int] | None
-    rates: Callable[[Workload, Participation], Rates] | None
+    rates: Callable[[Workload, Roster], Rates] | None
 
 
 NAMES = {name: name for name in Brought.__annotations__} | {"model": "network", "dataset": "data"}
@@ -202,8 +202,8 @@ def _takes(given: Any, count: int) -> bool:
 def prepare(config: RunConfig, brought: Brought) -> Prepared:
     """Check and build everything; what cannot work is an error here, before anything is written."""
     if config.execution.executor != "ray":  # a cluster's workers say so themselves: its GPUs are not here
-        check_torch_device(config.execution.device)
-    dataset = brought.get("dataset") or data.load(
+        check_torch_device(config.execution.torch_device)
+    dataset = brought.get("dataset") or data.load_dataset(
         config.data.name, path=config.data.path or None, train_limit=config.data.train_limit or None
     )
     samples, parts = brought.get("samples"), list[npt.NDArray[Any]]()
@@ -221,7 +221,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
     method = checked(task.factory(setup), "method")
     counted = flops.count(setup.model, dataset.example)
     ours = brought.get("method") is None and ":" not in config.method.name
-    trials.check(setup, dataset, brought.get("metrics") or {}, descends=ours)
+    preflight.check(setup, dataset, brought.get("metrics") or {}, descends=ours)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
     rates.decide(1)  # what cannot be decided is an error now
     notes = [
@@ -229,7 +229,7 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
         *_replaced(config, brought, getattr(rates, "takes", ())),
         gains.note(config.rounds) if (gains := _measured(rates)) else "",
         setup.blueprint().note(),
-        trials.note(setup, dataset, samples),
+        preflight.note(setup, dataset, samples),
         counted.note() if config.radio else "",
     ]
     for line in filter(None, notes):
@@ -271,7 +271,7 @@ def device_task(
         train=config.train,
         loss=loss,
         rates=None if decided else read_rates(config.given_rate, devices),
-        mean=config.server.means(),
+        mean=MeanConfig(kind=config.server.mean, trim=config.server.trim),
         seed=config.seed,
     )
     return Task(
@@ -281,7 +281,7 @@ def device_task(
         parts=[torch.from_numpy(part) for part in parts],
         measures={**measures_for(loss), **_metrics(brought)},
         threads=config.execution.threads,
-        torch_device=config.execution.device,
+        torch_device=config.execution.torch_device,
     )
 
 
@@ -332,11 +332,11 @@ def _decider(
     method: Method,
     counted: Flops,
     samples: Sequence[int],
-    own: Callable[[Workload, Participation], Rates] | None,
+    own: Callable[[Workload, Roster], Rates] | None,
     gains: Measured | None,
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
-    chosen = Participation(config.participation, len(samples), config.seed)
+    chosen = Roster(config.participation, len(samples), config.seed)
     chosen.check(config.rounds)
     config.server.check(chosen.most)
 
@@ -350,7 +350,7 @@ def _decider(
         parameters=parameters.count_parameters(setup.model),
         flops=flops_of,
         sizes=method.sizes,
-        dtype=config.execution.wire,
+        dtype=config.execution.dtype,
     )
     if own is not None:
         return own(work, chosen)

@@ -16,19 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, allocate, refit
+from feddrop.config import Radio
+from feddrop.config.parsing import parse_json, read_text
 from feddrop.errors import ConfigError, shortened
 from feddrop.methods.method import Sizes
-from feddrop.simulation.participation import Participation
 from feddrop.radio import Cell, Channels, Measured, covering
 from feddrop.radio import cost as radio_cost
-from feddrop.radio.config import RadioConfig
+from feddrop.radio.build import build_cell
 from feddrop.radio.cost import Cost
 from feddrop.radio.tables import by_device, read_table
 from feddrop.radio.wires import AUTO, ERRORS, choose_wires
-from feddrop.simulation.round import DeviceRound
 from feddrop.seeds import derive
+from feddrop.simulation.participation import Roster
+from feddrop.simulation.round import DeviceRound
 from feddrop.subnets.masks import check_rate
-from feddrop.config.parsing import parse_json, read_text
 from feddrop.wire import frame_bytes
 
 
@@ -67,7 +68,7 @@ class Decision:
 class GivenRates:
     """Rates that the user gave; no radio, no latency, no energy."""
 
-    def __init__(self, rates: Sequence[float], participation: Participation) -> None:
+    def __init__(self, rates: Sequence[float], participation: Roster) -> None:
         self._rates, self._participation = rates, participation
 
     def decide(self, round_: int) -> Decision:
@@ -113,16 +114,16 @@ class RadioRates:
 
     def __init__(
         self,
-        radio: RadioConfig,
+        radio: Radio,
         work: Workload,
-        participation: Participation,
+        participation: Roster,
         seed: int,
         fixed: Sequence[float] | None = None,
         gains: Measured | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self.cell: Cell = radio.cell(len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
+        self.cell: Cell = build_cell(radio, len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         kinds = ERRORS if work.dtype == AUTO else (work.dtype,)
         self._covers = {wire: covers(replace(work, dtype=wire)) for wire in kinds if radio.costs == "measured"}
@@ -178,13 +179,13 @@ class RadioRates:
         tops = np.full(len(wires), self._radio.max_rate) if self._fixed is None else np.asarray(self._fixed)
         full = self._full(wires, tops)
         first = allocation = self._allocate(round_, self._problem(channels, full))
-        if not self._covers or self._radio.method == "fixed":
+        if not self._covers or self._radio.band_scheme == "fixed":
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
             tops, closer = lower, self._full(wires, lower)
             full = {name: np.minimum(full[name], closer[name]) for name in full}  # what covers more covers less too
             problem = replace(self._problem(channels, full), deadline_s=first.problem.deadline_s)
-            if self._radio.method in ("equal", "random"):
+            if self._radio.band_scheme in ("equal", "random"):
                 allocation = refit(allocation, problem)
             else:
                 allocation = self._allocate(round_, replace(problem, max_rate=tops, present=first.active))
@@ -219,7 +220,7 @@ class RadioRates:
     def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
         return allocate(
             problem,
-            self._radio.method,
+            self._radio.band_scheme,
             policy=self._radio.policy,
             seed=derive(self._seed, "shares", round_),
             rate=self._fixed,
@@ -270,7 +271,7 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
     Those are the bits of a frame each way, and the FLOPs of a sample.
     """
     if work.dtype == AUTO:
-        raise ConfigError('execution.wire is "auto", which is chosen for the devices of a [radio] that is simulated.')
+        raise ConfigError('execution.dtype is "auto", which is chosen for the devices of a [radio] that is simulated.')
     if work.sizes is None:
         raise ConfigError(
             "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from feddrop.config import Train
 from feddrop.learning.batches import images_last
-from feddrop.learning.config import TrainConfig
-from feddrop.subnets.parameters import Params, from_model, load_into
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.masks import kept_positions
+from feddrop.subnets.parameters import Params, from_model, load_into
 
 
 def train_plainly(
@@ -27,7 +27,7 @@ def train_plainly(
     *,
     rounds: int,
     seed: int,
-    train: TrainConfig,
+    train: Train,
     rule: str = "delta",
     factor: bool = True,
     count: str = "exact",
@@ -75,7 +75,7 @@ def mask(device_seed: int, name: str, w: Tensor, gamma: float, count: str) -> Te
 
 
 def update(
-    model: nn.Module, w_hat: Params, m: Params, x: Tensor, y: Tensor, train: TrainConfig, device_seed: int, lr: float
+    model: nn.Module, w_hat: Params, m: Params, x: Tensor, y: Tensor, train: Train, device_seed: int, lr: float
 ) -> Params:
     """Train a subnet by SGD on local data and return how far it moved."""
     load_into(model, w_hat)

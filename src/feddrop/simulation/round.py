@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from feddrop import wire
-from feddrop.simulation.device import Reply
 from feddrop.errors import FrameError, RunError, shortened
+from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.subnets.parameters import Params, with_variances
@@ -22,30 +22,6 @@ from feddrop.wire import Header
 
 _TOLD = 5
 """Reasons for which updates were refused that an error names: a fleet has as many as devices."""
-
-
-class Parcel(NamedTuple):
-    """What an executor moves to a device: its number, a frame, and its memory."""
-
-    device: int
-    frame: bytes
-    memory: bytes = b""
-
-
-class Executor(Protocol):
-    """Runs devices: takes parcels, gives replies in the same order, holding only a few at a time."""
-
-    def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
-        """Let devices do what these frames ask for."""
-        ...
-
-    def evaluate(self, params: Params) -> dict[str, float]:
-        """Return the mean loss and every measure of the whole network on the test set."""
-        ...
-
-    def close(self) -> None:
-        """Stop, and free what was held."""
-        ...
 
 
 class Memories(Protocol):

@@ -17,21 +17,21 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from feddrop.subnets import parameters
-from feddrop.simulation.callbacks import Callbacks
-from feddrop.simulation.callbacks import named as named_callbacks
-from feddrop.storage.checkpoints import Checkpoint
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.executors import Executor
 from feddrop.learning.guard import Guard
 from feddrop.learning.server import first_state, server_step
-from feddrop.storage.memories import Memories
 from feddrop.methods.method import Method, State, checked_state
-from feddrop.subnets.parameters import Params
+from feddrop.simulation.callbacks import CallbackList, named_callbacks
 from feddrop.simulation.preparation import NAMES, Brought, check_arguments, prepare
 from feddrop.simulation.rates import Decision
+from feddrop.simulation.round import DeviceRound, run_round
 from feddrop.storage import DeviceRecord, RoundRecord, RunFolder
-from feddrop.simulation.round import DeviceRound, Executor, run_round
+from feddrop.storage.checkpoints import Checkpoint
+from feddrop.storage.memories import Memories
+from feddrop.subnets import parameters
+from feddrop.subnets.parameters import Params
 
 log = logging.getLogger("feddrop")
 
@@ -91,7 +91,7 @@ class Run:
             self._disk.check_config(self.config)
         else:  # now, before any work; and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = Callbacks(callbacks, first=named_callbacks(config.callbacks))
+        self._callbacks = CallbackList(callbacks, first=named_callbacks(config.callbacks))
         self.prepared = prepare(self.config, brought)
         self._method = self.prepared.method
         start = parameters.from_model(self.prepared.model)
@@ -154,7 +154,7 @@ class Run:
             round_=round_,
             rates=decision.rates,
             seed=config.seed,
-            dtype=decision.wires or config.execution.wire,
+            dtype=decision.wires or config.execution.dtype,
             num_samples=self.prepared.samples,
             memories=self._memories,
             guard=guard,

@@ -18,8 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from feddrop.config.parsing import load_json
 from feddrop.errors import RunError
-from feddrop.storage.files import parse, read_whole, trouble, write_atomically
+from feddrop.storage.files import read_whole, trouble, write_atomically
 
 KEPT = 2
 """The last checkpoints that are kept: one may be under way when the process is killed, or be damaged later."""
@@ -66,7 +67,7 @@ def unseal(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         DamagedError: not a bit is used of a file that differs from what was written.
     """
     try:
-        notes = dict(parse(data[8 : 8 + _header(data)])["__metadata__"])
+        notes = dict(load_json(data[8 : 8 + _header(data)])["__metadata__"])
         digest = str(notes.pop("digest"))
         if len(digest) != _DIGITS or _digest(data, _place(data, digest)) != digest:
             raise DamagedError("its checksum does not fit")

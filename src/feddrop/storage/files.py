@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from feddrop.errors import RunError
+from feddrop.errors import RunError, clean
 
 try:
     import fcntl
@@ -38,12 +36,6 @@ _ADVICE = {
     errno.ELOOP: "it is a link. Remove the link, or name another folder",
 }
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-
-
-def clean(text: object, longest: int | None = None) -> str:
-    """Return text fit to be shown: one line, no control characters or terminal escapes, cut at ``longest``."""
-    line = "".join(c if c.isprintable() else " " for c in str(text)).strip()
-    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
 def trouble(what: str, path: Path, error: OSError) -> RunError:
@@ -245,34 +237,6 @@ def _has_ended(path: Path) -> bool:
     return False
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON knows it: numbers of NumPy as numbers, what is not finite as null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if hasattr(value, "tolist"):  # arrays and numbers of NumPy and torch
-        return plain(value.tolist())
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
-
-
-def dump_line(record: Mapping[str, Any]) -> bytes:
-    """Write a record as one line of JSON; NaN and infinity, which JSON has not, become null."""
-    return json.dumps(plain(record), allow_nan=False).encode() + b"\n"
-
-
-def parse(text: str | bytes) -> Any:
-    """Read JSON; NaN and infinity are None. Raises ValueError for whatever is not JSON, however it was made."""
-    try:
-        return json.loads(text, parse_constant=lambda _: None)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
 def append_line(path: Path, line: bytes, size: int) -> None:
     """Append a line to a file of this size and put it on disk; one that fails half-way leaves the file as it was.
 
@@ -296,14 +260,3 @@ def append_line(path: Path, line: bytes, size: int) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise trouble("write", path, error) from None
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of sections as one of dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

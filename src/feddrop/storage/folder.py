@@ -23,28 +23,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.errors import RunError
+from feddrop.config.parsing import json_line, load_json
+from feddrop.errors import RunError, clean
+from feddrop.storage import manifest, recovery
 from feddrop.storage.files import (
     append_line,
-    clean,
-    dump_line,
     is_folder,
     locked,
-    parse,
     read_whole,
     sweep,
     sync_folder,
     trouble,
     write_atomically,
 )
-from feddrop.storage import about, pairs
 from feddrop.storage.records import RoundRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from feddrop.storage.checkpoints import Checkpoint
     from feddrop.config import RunConfig
+    from feddrop.storage.checkpoints import Checkpoint
     from feddrop.storage.memories import Memories
 
 CONFIG, ABOUT, METRICS, REPORT = "config.toml", "run.json", "metrics.jsonl", "report.html"
@@ -108,7 +106,7 @@ class RunFolder:
     def _told(self) -> dict[str, Any]:
         path = self.path / ABOUT
         try:
-            found = parse(self._text(ABOUT, default="{}"))
+            found = load_json(self._text(ABOUT, default="{}"))
         except ValueError as error:
             raise RunError(
                 f"{clean(path)} cannot be read: {ABOUT} is not valid JSON: {clean(error, 120)}. Delete it to read the "
@@ -131,7 +129,7 @@ class RunFolder:
                 continue
             place = f"{clean(where)} line {number}"
             try:
-                record = RoundRecord.from_json(parse(row), place)
+                record = RoundRecord.from_json(load_json(row), place)
             except ValueError as error:
                 if number == len(rows):  # no newline behind it: cut off while writing
                     break
@@ -155,7 +153,7 @@ class RunFolder:
             if found is None:
                 raise RunError(f"{clean(self.path)} holds no checkpoint that can be read. Let it finish a round.")
             return found
-        wanted = pairs.best_round(self.records())
+        wanted = recovery.best_round(self.records())
         if wanted is None:
             raise RunError(f"{clean(self.path)} has no round with a test result. Ask for the last network instead.")
         try:
@@ -169,7 +167,7 @@ class RunFolder:
         Raises:
             RunError: rounds were finished, but nothing is whole enough to go on from.
         """
-        found, _ = pairs.newest_pair(self.path / CHECKPOINTS, self._bytes(), self.memories)
+        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self._bytes(), self.memories)
         return found.round if found else 0
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -217,12 +215,12 @@ class RunFolder:
         self.check_free(overwrite=overwrite)
         if overwrite:
             self._clear()
-        self._write(ABOUT, json.dumps(about.describe(config, facts), indent=1).encode())
+        self._write(ABOUT, json.dumps(manifest.describe(config, facts), indent=1).encode())
         self._write(CONFIG, config.to_toml().encode())
 
     def check_config(self, config: RunConfig) -> None:
         """Raise where the run cannot go on with this configuration."""
-        about.check_config(self.begun(), config, folder=self.path, done=len(pairs.line_ends(self._bytes())))
+        manifest.check_config(self.begun(), config, folder=self.path, done=len(recovery.line_ends(self._bytes())))
 
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
         """Go on with a run: hold it to how it was started, and return the newest checkpoint that is whole.
@@ -235,8 +233,8 @@ class RunFolder:
             RunError: it was started from something else, or nothing in it is whole enough to go on.
         """
         before, data = self.begun(), self._bytes()
-        now = about.check(before, config, facts, folder=self.path, done=len(pairs.line_ends(data)))
-        found, size = pairs.newest_pair(self.path / CHECKPOINTS, data, self.memories)
+        now = manifest.check(before, config, facts, folder=self.path, done=len(recovery.line_ends(data)))
+        found, size = recovery.newest_pair(self.path / CHECKPOINTS, data, self.memories)
         self._cut(data[:size], found)
         if now["config"] != before.get("config") or not (self.path / CONFIG).exists():
             self._write(CONFIG, config.to_toml().encode())
@@ -249,7 +247,7 @@ class RunFolder:
         from feddrop.storage.checkpoints import save_checkpoint
 
         self._check_place()
-        line = dump_line(record.to_json())
+        line = json_line(record.to_json())
         append_line(self.path / METRICS, line, self._size)
         self._size += len(line)
         self._digest.update(line)
@@ -259,7 +257,7 @@ class RunFolder:
         kept = save_checkpoint(
             self.path / CHECKPOINTS,
             record.round,
-            {**groups, pairs.INDEX: {"rounds": index}} if len(index) else groups,
+            {**groups, recovery.INDEX: {"rounds": index}} if len(index) else groups,
             notes={"metrics": self._digest.hexdigest()},
             best=self._best[1] if self._best else 0,
         )
@@ -272,14 +270,14 @@ class RunFolder:
         if data != self._bytes():
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
-        if found and not pairs.written_before(found, data):
+        if found and not recovery.written_before(found, data):
             log.warning("%s was changed since it was written.", clean(self.path / METRICS))
-        self._best = pairs.best_round(self.records())
+        self._best = recovery.best_round(self.records())
         if found:
             prune(self.path / CHECKPOINTS, found.round, self._best[1] if self._best else 0)
         if (self.path / MEMORIES).is_dir():
             round_ = found.round if found else 0
-            self.memories.restore(round_, pairs.memory_indices(self.path / CHECKPOINTS, round_))
+            self.memories.restore(round_, recovery.memory_indices(self.path / CHECKPOINTS, round_))
 
     def _cut_short(self) -> RunError:
         return RunError(

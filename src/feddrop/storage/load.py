@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.errors import RunError
-from feddrop.storage.files import clean, is_folder
+from feddrop.errors import RunError, clean
 from feddrop.storage import tables
+from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
 

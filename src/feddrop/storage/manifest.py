@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.errors import RunError
-from feddrop.storage.files import clean, flat, plain
+from feddrop.config.parsing import flat, json_value
+from feddrop.errors import RunError, clean
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
@@ -46,7 +46,7 @@ def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``run.json`` says of a new run: the facts given, versions, machine, configuration and its digest."""
     return {
         "id": secrets.token_hex(8),
-        **plain(facts),
+        **json_value(facts),
         "files_crc32": _contents(config),
         **versions(),
         "cpu": platform.processor() or platform.machine(),
@@ -98,7 +98,7 @@ def check(
         RunError: network, data, partition, a setting or a file that it names differ, or more rounds are done than asked
             for; the message names it and what to do.
     """
-    now, where = plain(facts), clean(folder)
+    now, where = json_value(facts), clean(folder)
     changed = check_config(before, config, folder=folder, done=done)
     for key, what in SAME.items():
         if key in now and before.get(key, now[key]) != now[key]:  # a run of an older version has fewer facts

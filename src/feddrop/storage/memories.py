@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from feddrop.storage.checkpoints import DamagedError, content, read_sealed, seal
 from feddrop.errors import RunError
+from feddrop.storage.checkpoints import DamagedError, content, read_sealed, seal
 from feddrop.storage.files import sync_folder, write_atomically
 
 Index = npt.NDArray[np.int32]

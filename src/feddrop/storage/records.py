@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from feddrop.errors import RunError
-from feddrop.storage.files import clean, plain
-from feddrop.learning.config import GROWN
+from feddrop.config.parsing import json_value
+from feddrop.config.train import GROWN
+from feddrop.errors import RunError, clean
 
 _EDITED = "Was it edited by hand?"
 
@@ -45,7 +45,7 @@ class _Record(Mapping[str, Any]):
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain values, ready for JSON: None for what is not known or not finite."""
-        return {key: plain(self[key]) for key in self}
+        return {key: json_value(self[key]) for key in self}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop.errors import RunError
-from feddrop.storage.files import clean, parse
+from feddrop.config.parsing import load_json
+from feddrop.errors import RunError, clean
 from feddrop.storage.records import RoundRecord
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def line_ends(data: bytes) -> list[int]:
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
         try:
-            if RoundRecord.from_json(parse(data[at:end])).round != len(ends) + 1:
+            if RoundRecord.from_json(load_json(data[at:end])).round != len(ends) + 1:
                 break
         except (ValueError, RunError):
             break

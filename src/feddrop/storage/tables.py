@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.errors import ConfigError, RunError
-from feddrop.storage.files import clean, write_atomically
+from feddrop.errors import ConfigError, RunError, clean
+from feddrop.storage.files import write_atomically
 from feddrop.storage.records import DeviceRecord, RoundRecord, kinds
 
 if TYPE_CHECKING:

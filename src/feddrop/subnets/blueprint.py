@@ -6,8 +6,8 @@ from functools import cached_property
 
 from torch import nn
 
-from feddrop.subnets import parameters
 from feddrop.errors import ConfigError, one_of
+from feddrop.subnets import parameters
 from feddrop.subnets.probe import Example
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import UnitGraph
@@ -46,7 +46,9 @@ class Blueprint:
             for p in module.parameters(recurse=False)
             if id(p) in first and layer not in self.layers
         }
-        rest = {name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()}
+        rest = {
+            name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()
+        }
         self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
         self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}
         self.linear = frozenset(name for name in self.layers if isinstance(model.get_submodule(name), nn.Linear))

@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from torch import nn
 
+from feddrop.config import Subnets
+from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
-from feddrop.errors import ConfigError, one_of
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 from feddrop.subnets.piece import Index, Piece, Subnet, whole
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
-COUNTS = ("exact", "bernoulli")
-LEVELS = ("weight", "unit")
 Choose = Callable[[str, int, float], Index | None]
 """From a group of units, their number and the share to keep, to the sorted units kept; None for all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubnetConfig:
-    """What is dropped, and how it is counted.
-
-    Attributes:
-        level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
-        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each on its own.
-        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers that are dropped.
-        layer_rates: rates of single layers, by name, in place of the device's own rate.
-        biases: whether the biases of dropped layers are dropped too (weight level). Norm parameters never are.
-    """
-
-    level: str = "weight"
-    count: str = "exact"
-    layers: str | tuple[str, ...] = "all"
-    layer_rates: Mapping[str, float] = field(default_factory=dict)
-    biases: bool = False
-
-    def __post_init__(self) -> None:
-        one_of("method.level", self.level, LEVELS)
-        one_of("method.count", self.count, COUNTS)
-        if isinstance(self.layers, str):
-            one_of("method.layers", self.layers, ("all", "linear"))
-        for name, rate in self.layer_rates.items():
-            check_rate(rate, f"method.layer_rates[{name!r}]")
-        if self.biases and self.level == "unit":
-            raise ConfigError(
-                "method.biases has no effect under method.level = 'unit': a unit is dropped with its bias. Remove it."
-            )
-
-
-def cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[int, float], Subnet]:
+def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subnet]:
     """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
     if config.level == "unit":
         cut_units = unit_cutter(blueprint, config)
@@ -74,7 +41,7 @@ def cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[int, float],
     return cut_weights
 
 
-def unit_cutter(blueprint: Blueprint, config: SubnetConfig) -> Callable[[float, Choose], Subnet]:
+def unit_cutter(blueprint: Blueprint, config: Subnets) -> Callable[[float, Choose], Subnet]:
     """Return the function ``(rate, choose) -> Subnet`` at the unit level, whichever units are chosen."""
     rate_of, graph = _rates(blueprint, config), blueprint.units
 
@@ -135,7 +102,7 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     return shares(min((low, high), key=lambda factor: abs(size(factor) - target)))
 
 
-def sizer(blueprint: Blueprint, config: SubnetConfig) -> Callable[[float], dict[str, int]]:
+def sizer(blueprint: Blueprint, config: Subnets) -> Callable[[float], dict[str, int]]:
     """Return the function from a rate to how many values of every tensor are kept, without choosing which.
 
     For ``count="bernoulli"`` these are the expected numbers, rounded.
@@ -170,11 +137,11 @@ def _unit_sizes(blueprint: Blueprint, graph: UnitGraph, shares: Mapping[str, flo
     return sizes
 
 
-def _droppable(blueprint: Blueprint, config: SubnetConfig) -> dict[str, str]:
+def _droppable(blueprint: Blueprint, config: Subnets) -> dict[str, str]:
     return blueprint.weights | blueprint.biases if config.biases else blueprint.weights
 
 
-def _rates(blueprint: Blueprint, config: SubnetConfig) -> Callable[[str, float], float]:
+def _rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], float]:
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
@@ -189,7 +156,7 @@ def _rates(blueprint: Blueprint, config: SubnetConfig) -> Callable[[str, float],
     return rate_of
 
 
-def _check_effect(blueprint: Blueprint, config: SubnetConfig, rate_of: Callable[[str, float], float]) -> None:
+def _check_effect(blueprint: Blueprint, config: Subnets, rate_of: Callable[[str, float], float]) -> None:
     """Raise if no rate would drop anything."""
     able = blueprint.layers
     if config.level == "unit":

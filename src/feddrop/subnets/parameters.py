@@ -44,7 +44,7 @@ def check_learnable(model: nn.Module) -> None:
         if (travels or isinstance(tensor, nn.Parameter)) and tensor.dtype not in _DTYPES:
             raise ConfigError(
                 f"{name!r} of the network is {tensor.dtype}; parameters and float buffers must be float32, float64 or "
-                "float16. Keep them so, and convert them where they are used; execution.wire says how they travel."
+                "float16. Keep them so, and convert them where they are used; execution.dtype says how they travel."
             )
         if travels and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(

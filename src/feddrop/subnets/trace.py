@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddrop.subnets import parameters
 from feddrop.errors import SubnetError
-from feddrop.subnets import rules  # noqa: F401 -- importing registers them
+from feddrop.subnets import (
+    parameters,
+    rules,  # noqa: F401 -- importing registers them
+)
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
 from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from feddrop.config import RunConfig
+from feddrop.config.execution import MOST
+from feddrop.config.execution import ray_address as where
 from feddrop.errors import ConfigError, RunError, within
-from feddrop.executors.config import MOST
-from feddrop.storage.files import locked
-from feddrop.storage import LoadedRun, RunFolder, load_run
-from feddrop.storage.manifest import check_files, check_rounds, digest
 from feddrop.report import write_comparison
+from feddrop.storage import LoadedRun, RunFolder, load_run
+from feddrop.storage.files import locked
+from feddrop.storage.manifest import check_files, check_rounds, digest
 from feddrop.sweeps.engine import Job, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
 from feddrop.sweeps.results import summary, write_results

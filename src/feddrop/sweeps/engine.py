@@ -21,8 +21,8 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
-from feddrop.storage.files import InUseError, locked, read_whole, write_atomically
 from feddrop.storage import RunFolder
+from feddrop.storage.files import InUseError, locked, read_whole, write_atomically
 
 TICK_S = 0.5
 LOCKED_S = 60.0
@@ -137,7 +137,7 @@ def _cpus(config: RunConfig) -> int:
 
 
 def _gpus(config: RunConfig) -> float:
-    return config.execution.gpus or float(config.execution.device.startswith("cuda"))
+    return config.execution.gpus or float(config.execution.torch_device.startswith("cuda"))
 
 
 # --- the side of the workers

@@ -14,9 +14,8 @@ from typing import Any
 import tomli_w
 
 from feddrop.config import RunConfig, locate
+from feddrop.config.parsing import flat, read_toml, user_path
 from feddrop.errors import ConfigError, one_of, shortened
-from feddrop.storage.files import flat
-from feddrop.config.parsing import read_toml, user_path
 
 MOST = 10_000
 """Runs of a sweep, at most: more is a slip."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddrop.storage.files import write_atomically
 from feddrop.storage import RunFolder
+from feddrop.storage.files import write_atomically
 from feddrop.sweeps.engine import Job
 
 _LAST = ("test_accuracy", "test_loss", "train_loss")

@@ -15,15 +15,16 @@ from rich.text import Text
 from torch import nn
 
 from feddrop import data, models
-from feddrop.subnets import parameters
-from feddrop.storage.checkpoints import load_checkpoint
-from feddrop.config import RunConfig
+from feddrop.config import RunConfig, Subnets
+from feddrop.config.methods import LEVELS
+from feddrop.config.parsing import load_json
 from feddrop.errors import ConfigError, RunError
-from feddrop.storage.files import parse, read_whole
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
-from feddrop.subnets.cut import LEVELS, SubnetConfig
+from feddrop.storage.checkpoints import load_checkpoint
+from feddrop.storage.files import read_whole
+from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import Point
 from feddrop.theory.studies import RATES, Study, study, work
@@ -107,7 +108,7 @@ def run_study(
 
 def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subject:
     """Return a new network, and devices that share the data equally."""
-    dataset = _numbers(data.load(name))
+    dataset = _numbers(data.load_dataset(name))
     count = len(dataset.train_y)
     if not 1 <= devices <= count:
         raise ConfigError(
@@ -136,7 +137,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
                 f"{folder} was run with {own} of your own. Use feddrop.theory.study on its network and data."
             )
     model, limit = config.model.name, config.data.train_limit or None
-    dataset = _numbers(data.load(config.data.name, path=config.data.path or None, train_limit=limit))
+    dataset = _numbers(data.load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
     network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
@@ -148,7 +149,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded.round} rounds",
-        notes=_notes(config.method.settings) if isinstance(config.method.settings, SubnetConfig) else (),
+        notes=_notes(config.method.settings) if isinstance(config.method.settings, Subnets) else (),
     )
 
 
@@ -162,7 +163,7 @@ def _numbers(dataset: data.Dataset) -> data.Dataset:
 def _about(path: Path) -> dict[str, Any]:
     """Read ``run.json``, and check the samples of the devices in it."""
     try:
-        about = dict(parse(read_whole(path)))
+        about = dict(load_json(read_whole(path)))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path} cannot be read: {error}. Restore it, or run again.") from None
     samples = about.get("samples")
@@ -171,7 +172,7 @@ def _about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _notes(subnet: SubnetConfig) -> tuple[str, ...]:
+def _notes(subnet: Subnets) -> tuple[str, ...]:
     """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
     own = []
     if subnet.layers != "all":

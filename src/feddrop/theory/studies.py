@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.subnets.cut import LEVELS
+from feddrop.config.methods import LEVELS
 from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
 from feddrop.theory.estimators import Curvature, Point, Slope, Tick, chunk_of, curvature, no_tick, slope
 from feddrop.theory.variance import Curve, Law, measure_law

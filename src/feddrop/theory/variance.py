@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddrop.config.methods import LEVELS
 from feddrop.errors import ConfigError, one_of
 from feddrop.seeds import derive
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import LEVELS
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import FrameError, one_of
-from feddrop.wire.sections import Section, pack_sections, read_sections, sections_bytes
 from feddrop.subnets.piece import Subnet
+from feddrop.wire.sections import Section, pack_sections, read_sections, sections_bytes
 
 MAGIC = b"FDRP"
 VERSION = 2

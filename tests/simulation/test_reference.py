@@ -8,7 +8,7 @@ from feddrop.config import RunConfig
 from feddrop.models import lenet
 from feddrop.simulation.reference import train_plainly
 from feddrop.simulation.run import Run
-from feddrop.seeds import derive, permutation
+from support.reference import fedavg
 from support.simulation import few
 
 RATES = (0.0, 0.2, 0.5, 0.9)
@@ -71,27 +71,6 @@ def test_rate_zero_is_federated_averaging(small, tmp_path):
     for end in ends:
         for name, value in averaged.items():
             torch.testing.assert_close(end[name], value, rtol=1e-4, atol=1e-6)
-
-
-def fedavg(model, data, parts, rounds):
-    """McMahan's algorithm with torch.optim, and nothing of ours but the order of the samples."""
-    w = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for t in range(1, rounds + 1):
-        total = {name: torch.zeros_like(p) for name, p in w.items()}
-        for k, part in enumerate(parts):
-            with torch.no_grad():
-                for name, p in model.named_parameters():
-                    p.copy_(w[name])
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            order = part[permutation(derive(derive(0, "device", t, k), "order", 0), len(part))]
-            for batch in torch.from_numpy(order).split(32):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(data.train_x[batch]), data.train_y[batch]).backward()
-                optimizer.step()
-            for name, p in model.named_parameters():
-                total[name] += p.detach() * (len(part) / len(data.train_y))
-        w = total
-    return w
 
 
 class Shared(nn.Module):

@@ -1,22 +1,56 @@
-"""Cells by name: what a key of ``[radio]`` is when nobody gives it.
+"""Cells by name: the value of a ``[radio]`` key that is not given.
 
-A key has the value that was given; else that of the preset; else, where ``propagation`` names a model of TR 38.901,
-what goes with that model; else the paper's.
+A key has the value that was given; else that of the preset; else, if ``propagation`` names a model of TR 38.901, the
+value that belongs to the model; else the paper's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from feddrop.errors import ConfigError, one_of
-from feddrop.radio.cell import PAPER_NOISE_W_HZ
-from feddrop.radio.checks import positive
-from feddrop.radio.devices import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_TX_POWER_W
-from feddrop.radio.places import noise_density
-from feddrop.radio.propagation import MODELS
+
+PAPER_NOISE_W_HZ = 1e-13
+PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
+PAPER_TX_POWER_W = (0.3e-2, 1e-2)
+PAPER_CPU_CONSTANT = (0.3e-26, 1e-26)
+_THERMAL_DBM_HZ = -174.0
+
+
+class Site(NamedTuple):
+    """A site as the evaluations of TR 38.901 assume it.
+
+    Attributes:
+        base_height_m: height of the base station.
+        device_height_m: height of the devices.
+        min_distance_m: smallest distance of a device.
+        radius_m: radius of the disc: half the distance between sites; indoors, half the width of the hall.
+        power_w_hz: transmit power of the base station, in W/Hz.
+    """
+
+    base_height_m: float
+    device_height_m: float
+    min_distance_m: float
+    radius_m: float
+    power_w_hz: float
+
+
+_INDOOR = Site(3.0, 1.0, 0.0, 25.0, 10**2.4 / 1e3 / 20e6)
+SITES: dict[str, Site] = {
+    "uma": Site(25.0, 1.5, 35.0, 250.0, 10**4.4 / 1e3 / 20e6),
+    "umi": Site(10.0, 1.5, 10.0, 100.0, 10**3.3 / 1e3 / 20e6),
+    "inh-mixed": _INDOOR,
+    "inh-open": _INDOOR,
+    "rma": Site(35.0, 1.5, 35.0, 866.0, 10**4.6 / 1e3 / 10e6),
+}
+"""Sites by the name of their propagation model."""
+
+
+def noise_density(figure_db: float) -> float:
+    """Return the noise in W/Hz of a receiver with this noise figure: -174 dBm/Hz plus the figure."""
+    return float(10.0 ** ((_THERMAL_DBM_HZ + figure_db - 30.0) / 10.0))
 
 
 class _OfPreset:
@@ -31,7 +65,7 @@ _PAPER: dict[str, Any] = {
     "policy": "error",
     "bandwidth_hz": 10e6,
     "deadline_s": 8.0,
-    "energy_budget_j": np.inf,
+    "energy_budget_j": math.inf,
     "downlink_power_w": 1.0,
     "base_power_w": 0.0,
     "noise": "density",
@@ -98,17 +132,17 @@ def _of_kinds(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_model(found: Mapping[str, Any], distances: bool) -> dict[str, Any]:
     """Return what goes with a model of propagation."""
-    model = MODELS[one_of("radio.propagation", found["propagation"], MODELS)]
+    site = SITES[one_of("radio.propagation", found["propagation"], SITES)]
     return {
         "carrier_hz": 3.5e9,
-        "radius_m": 0.0 if distances else model.radius_m,
-        "min_distance_m": 0.0 if distances else model.min_distance_m,
-        "base_height_m": model.base_height_m,
-        "device_height_m": model.device_height_m,
+        "radius_m": 0.0 if distances else site.radius_m,
+        "min_distance_m": 0.0 if distances else site.min_distance_m,
+        "base_height_m": site.base_height_m,
+        "device_height_m": site.device_height_m,
         "antenna_gain_db": 8.0,
         "kappa": "drawn",
         "noise_figure_db": (5.0, 7.0),
-        "base_power_w": model.power_w_hz * positive("radio.bandwidth_hz", found["bandwidth_hz"]),
+        "base_power_w": site.power_w_hz * found["bandwidth_hz"],
     }
 
 
@@ -125,7 +159,7 @@ def _noise(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     if found["noise"] == "literal":
         raise ConfigError('radio.noise is "literal", which takes noise_w_hz in W; leave out radio.noise_figure_db.')
     density = noise_density(figures[0])
-    if "noise_w_hz" in given and not np.isclose(float(given["noise_w_hz"]), density, rtol=1e-9, atol=0.0):
+    if "noise_w_hz" in given and not math.isclose(float(given["noise_w_hz"]), density, rel_tol=1e-9):
         raise ConfigError(
             f"radio.noise_w_hz is {given['noise_w_hz']:g} and radio.noise_figure_db {list(figures)}, which makes "
             f"{density:.4g}; give one of them."

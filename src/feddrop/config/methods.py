@@ -1,0 +1,360 @@
+"""``[method]``: the learning methods and their settings; each class is one method."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import tomli_w
+
+from feddrop.config.fields import Section, from_table, plain, setting, to_table
+from feddrop.errors import ConfigError, one_of, shortened
+
+LEVELS = ("weight", "unit")
+COUNTS = ("exact", "bernoulli")
+RULES = ("delta", "model", "holders")
+LAYER_SPARSITIES = ("erk", "er", "uniform")
+THRESHOLDS = ("network", "layer")
+
+
+class MethodSettings(Section):
+    """The settings of a method; ``name`` is the method's name in TOML and on the command line."""
+
+    __slots__ = ()
+    section: ClassVar[str] = "method"
+    name: ClassVar[str] = ""
+    rateless: ClassVar[bool] = False
+    """Whether the method has no use for dropout rates."""
+    by_rounds: ClassVar[str] = ""
+    """The setting, if any, through which the total number of rounds shapes every round."""
+
+    @staticmethod
+    def read(value: Any, name: str) -> MethodSettings:
+        """Read a settings object, a name, or a table with a name and settings."""
+        if isinstance(value, MethodSettings):
+            return value
+        table = dict(value) if isinstance(value, Mapping) else {"name": value}
+        which = table.pop("name", "feddrop")
+        if not isinstance(which, str):
+            raise ConfigError(
+                f"{name} is {shortened(value)}; it must be a name, a table with a name and settings, or an object such "
+                "as feddrop.FedDrop()."
+            )
+        return method_named(which, **table)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the method's name and settings as plain values."""
+        return {"name": self.name, **to_table(self)}
+
+    def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
+        """Return one line for every setting that has no effect in a run of this many rounds."""
+        return self.notices()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedAvg(MethodSettings):
+    """Federated averaging: every device trains the full network. It has no settings."""
+
+    name: ClassVar[str] = "fedavg"
+    rateless: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnets(MethodSettings):
+    """What is dropped, and how it is counted.
+
+    Attributes:
+        level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
+        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each independently.
+        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers to drop from.
+        layer_rates: rates of single layers, by name, in place of the device's rate.
+        biases: whether the biases of dropped layers are dropped too (weight level). Norm parameters never are.
+    """
+
+    level: str = setting("weight", choices=LEVELS)
+    count: str = setting("exact", choices=COUNTS)
+    layers: str | tuple[str, ...] = setting("all")
+    layer_rates: Mapping[str, float] = setting({}, ge=0, lt=1)
+    biases: bool = setting(False, only_with={"level": ("weight",)})
+
+    def check(self) -> None:
+        """A word for layers is one of two."""
+        if isinstance(self.layers, str):
+            one_of("method.layers", self.layers, ("all", "linear"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedDrop(Subnets):
+    """Federated dropout: a random subnet per device and round.
+
+    Attributes:
+        rule: how updates are aggregated: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
+            zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
+            that held it.
+        factor: for ``"delta"``: whether the update of a kept weight is scaled by 1/(1-γ) once more, as the chain rule
+            through ``w * m`` demands; the expected update is then that of the full network.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.RunConfig(method=feddrop.FedDrop(level="unit")).method.level
+        'unit'
+    """
+
+    name: ClassVar[str] = "feddrop"
+
+    rule: str = setting("delta", choices=RULES)
+    factor: bool = setting(True, only_with={"rule": ("delta",)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows(MethodSettings):
+    """Contiguous windows of units.
+
+    Attributes:
+        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers to drop from.
+        layer_rates: rates of single layers, by name, in place of the device's rate.
+    """
+
+    layers: str | tuple[str, ...] = setting("all")
+    layer_rates: Mapping[str, float] = setting({}, ge=0, lt=1)
+
+    def check(self) -> None:
+        """The settings of the unit level apply."""
+        self.subnets()
+
+    def subnets(self) -> Subnets:
+        """Return what is dropped, as the unit level takes it."""
+        return Subnets(level="unit", layers=self.layers, layer_rates=self.layer_rates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeteroFL(Windows):
+    """HeteroFL: every device trains the first units of each layer."""
+
+    name: ClassVar[str] = "heterofl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedRolex(Windows):
+    """FedRolex: as HeteroFL, with a window that moves on by one unit every round."""
+
+    name: ClassVar[str] = "fedrolex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedDST(MethodSettings):
+    """FedDST: one sparse network whose mask the devices readjust.
+
+    Attributes:
+        layer_sparsity: how the sparsity is spread over layers: ``"erk"`` and ``"er"`` (Erdős-Rényi, with and without
+            the kernel) leave small layers denser than large ones; ``"uniform"`` treats all alike.
+        alpha: fraction of a layer's active weights that a device moves in the first readjustment.
+        readjust_every: rounds between readjustments, ΔR.
+        readjust_until: fraction of the rounds after which the mask is fixed.
+        as_released: follow the published code, not the published algorithm: ``alpha`` does not decay, growth may pick
+            (and so zero) active weights, a softmax precedes the loss, and ``"erk"`` and ``"er"`` scale sparsities
+            instead of densities.
+    """
+
+    name: ClassVar[str] = "feddst"
+    by_rounds: ClassVar[str] = "method.readjust_until"
+
+    layer_sparsity: str = setting("erk", choices=LAYER_SPARSITIES)
+    alpha: float = setting(0.01, ge=0, le=1)
+    readjust_every: int = setting(10, ge=1)
+    readjust_until: float = setting(0.5, ge=0, le=1)
+    as_released: bool = setting(False)
+
+    def readjusts(self, round_: int, rounds: int) -> bool:
+        """Return whether devices move their masks in a round."""
+        return round_ % self.readjust_every == 0 and round_ <= self._last(rounds)
+
+    def alpha_at(self, round_: int, rounds: int) -> float:
+        """Return the fraction of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""
+        if self.as_released:
+            return self.alpha
+        return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / self._last(rounds)))
+
+    def effect_notices(self, rounds: int) -> list[str]:
+        """Report a mask that never moves, unless that was asked for."""
+        last = self._last(rounds)
+        if not self.alpha or not self.readjust_until or self.readjust_every <= last:
+            return []
+        return [
+            f"method.alpha has no effect: the mask never moves. The first readjustment would be in round "
+            f"{self.readjust_every} (method.readjust_every), and the last one can be in round {last} "
+            f"(method.readjust_until = {self.readjust_until:g} of {rounds} rounds)."
+        ]
+
+    def _last(self, rounds: int) -> int:
+        return math.floor(self.readjust_until * rounds + 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FIARSE(MethodSettings):
+    """FIARSE: every device trains the largest weights.
+
+    Attributes:
+        threshold: ``"network"`` compares all weights with one θ, so that layers of small weights lose most;
+            ``"layer"`` has one θ per layer and keeps a fraction 1-γ of each, so that a device's computation is known
+            in advance, as the measured costs of a radio require.
+    """
+
+    name: ClassVar[str] = "fiarse"
+
+    threshold: str = setting("network", choices=THRESHOLDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FjORD(MethodSettings):
+    """FjORD: ordered dropout over a fixed set of widths.
+
+    Attributes:
+        widths: fractions p of the units of every hidden layer that are trained, rising to 1.
+        distill: whether every minibatch trains p_max on the targets and a narrower width on the outputs of p_max
+            (self-distillation); costs up to twice the work. Only for classification.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.FjORD(widths=(0.5, 1.0)).widest(rate=0.75)
+        0
+    """
+
+    name: ClassVar[str] = "fjord"
+
+    widths: tuple[float, ...] = setting((0.2, 0.4, 0.6, 0.8, 1.0), gt=0, le=1)
+    distill: bool = setting(False)
+
+    def check(self) -> None:
+        """Widths rise to 1."""
+        rising = all(low < high for low, high in pairwise((0.0, *self.widths)))
+        if not self.widths or not rising or self.widths[-1] != 1.0:
+            raise ConfigError(
+                f"method.widths is {list(self.widths)}; it must be a list of rising numbers above 0, the last being 1."
+            )
+        if self.distill and len(self.widths) == 1:
+            raise ConfigError("method.distill has no effect: method.widths has one width. Remove it, or add widths.")
+
+    def widest(self, rate: float) -> int:
+        """Return the index of the widest width that a rate leaves room for, p ≤ √(1-γ); at least 0."""
+        share = math.sqrt(1.0 - rate) + 1e-9
+        return max(0, sum(width <= share for width in self.widths) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneFL(MethodSettings):
+    """PruneFL: one sparse network that chooses its size; there is no rate.
+
+    Attributes:
+        first_rounds: largest number of rounds in the first stage, in which one device trains alone; 0 for none.
+        first_device: that device; if it does not take part in a round, the next one that does.
+        first_adjust_every: rounds between adjustments in the first stage.
+        adjust_every: rounds between adjustments when all devices train, R.
+        removable: fraction of a layer's active weights that an adjustment may remove, the smallest ones.
+        half_life: rounds in which that fraction halves, once all devices train.
+        max_density: largest fraction of active weights after an adjustment, unless those that are not removable exceed
+            it.
+        bits_per_second: link speed, which sets the cost of sending a weight.
+        flops_per_second: device speed, which sets the cost of training a weight, by the counted FLOPs of its layer.
+        overhead_s: seconds per round that do not depend on the weights.
+        layer_costs: seconds per weight and round of single layers, by name, as measured on a device, in place of both.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.PruneFL(adjust_every=5).removable_at(10_000)
+        0.15
+    """
+
+    name: ClassVar[str] = "prunefl"
+    rateless: ClassVar[bool] = True
+
+    first_rounds: int = setting(10, ge=0)
+    first_device: int = setting(0, ge=0)
+    first_adjust_every: int = setting(5, ge=1)
+    adjust_every: int = setting(10, ge=1)
+    removable: float = setting(0.3, ge=0, lt=1)
+    half_life: float = setting(10_000.0, gt=0)
+    max_density: float = setting(1.0, gt=0, le=1)
+    bits_per_second: float = setting(1e7, gt=0)
+    flops_per_second: float = setting(1e9, gt=0)
+    overhead_s: float = setting(0.1, gt=0)
+    layer_costs: Mapping[str, float] = setting({}, gt=0)
+
+    def removable_at(self, rounds: int) -> float:
+        """Return the fraction of active weights that may go after this many rounds of all devices."""
+        return float(self.removable * 0.5 ** (rounds / self.half_life))
+
+    def adjusts(self, round_: int, began: int) -> bool:
+        """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
+        if began < 0:
+            return round_ % self.first_adjust_every == 0
+        return round_ > began and (round_ - began) % self.adjust_every == 0
+
+    def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
+        """Report settings of the first stage that have no effect."""
+        if not self.first_rounds:
+            return [
+                f"method.{item.name} has no effect: method.first_rounds is 0, so there is no first stage."
+                for item in dataclasses.fields(self)
+                if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default
+            ]
+        if self.first_adjust_every <= self.first_rounds:
+            return []
+        return [
+            f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "
+            f"adjusted for the first time in round {self.first_adjust_every} (method.first_adjust_every)."
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomMethod(MethodSettings):
+    """A method from outside the package, named in TOML as ``"package.module:factory"``.
+
+    Attributes:
+        factory: ``"package.module:factory"``, where ``factory(setup, **settings)`` returns a Method.
+        settings: the factory's keyword arguments.
+    """
+
+    factory: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", {key: plain(entry) for key, entry in self.settings.items()})
+        try:
+            tomli_w.dumps(self.settings)
+        except TypeError as error:
+            raise ConfigError(
+                f"the settings of method {self.factory!r} are {shortened(self.settings)}: {error}"
+            ) from None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name in TOML."""
+        return self.factory
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the method's name and settings as plain values."""
+        return {"name": self.factory, **self.settings}
+
+
+METHODS: Mapping[str, type[MethodSettings]] = {
+    cls.name: cls for cls in (FedAvg, FedDrop, FedDST, FedRolex, FIARSE, FjORD, HeteroFL, PruneFL)
+}
+"""The methods of the package, by name."""
+
+
+def method_named(name: str, **settings: Any) -> MethodSettings:
+    """Return the settings of a method by its name in TOML.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.method_named("feddst", alpha=0.2)
+        FedDST(layer_sparsity='erk', alpha=0.2, readjust_every=10, readjust_until=0.5, as_released=False)
+    """
+    if ":" in name:
+        return CustomMethod(factory=name, settings=settings)
+    return from_table(METHODS[one_of("method", name, METHODS)], settings, "method.")

@@ -1,0 +1,57 @@
+"""``[train]``: local training on a device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from feddrop.config.fields import Section, setting
+
+SCHEDULES = ("constant", "cosine", "linear")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+GROWN = 1000.0
+"""A loss that grows to this many times its previous value, and is not small, has diverged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train(Section):
+    """Local training on a device.
+
+    Attributes:
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; its state is reset every round.
+        lr: learning rate η in the first round.
+        schedule: ``"constant"``, or how the learning rate falls from ``lr`` to ``lr * lr_end`` over the rounds:
+            ``"cosine"`` or ``"linear"``.
+        lr_end: fraction of the learning rate left after the last round (cosine, linear).
+        momentum: momentum within a round (sgd).
+        weight_decay: L2 penalty; decoupled from the gradient for adamw.
+        clip_norm: largest gradient norm of a step, over all weights; 0 for no limit.
+        proximal: μ of FedProx: adds μ/2·‖w - w₀‖² to the loss, where w₀ are the weights at the start of the round.
+        batch_size: samples per step.
+        epochs: passes over the local data per round.
+        loss: ``"cross_entropy"``, ``"mse"``, ``"l1"``, ``"bce"`` or ``"package.module:function"``; if empty, chosen by
+            the data.
+    """
+
+    section: ClassVar[str] = "train"
+
+    optimizer: str = setting("sgd", choices=OPTIMIZERS)
+    lr: float = setting(0.1, gt=0)
+    schedule: str = setting("constant", choices=SCHEDULES)
+    lr_end: float = setting(0.0, ge=0, only_with={"schedule": ("cosine", "linear")})
+    momentum: float = setting(0.0, ge=0, lt=1, only_with={"optimizer": ("sgd",)})
+    weight_decay: float = setting(0.0, ge=0)
+    clip_norm: float = setting(0.0, ge=0)
+    proximal: float = setting(0.0, ge=0)
+    batch_size: int = setting(32, ge=1)
+    epochs: int = setting(1, ge=1)
+    loss: str = setting("")
+
+    def lr_at(self, round_: int, rounds: int) -> float:
+        """Return the learning rate of a round, from 1 to ``rounds``."""
+        if self.schedule == "constant":
+            return self.lr
+        done = (round_ - 1) / rounds
+        left = (1.0 + math.cos(math.pi * done)) / 2.0 if self.schedule == "cosine" else 1.0 - done
+        return self.lr * (self.lr_end + (1.0 - self.lr_end) * left)

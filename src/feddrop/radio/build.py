@@ -1,0 +1,175 @@
+"""Build the cell that a ``[radio]`` section describes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.config.presets import (
+    PAPER_CPU_CONSTANT,
+    PAPER_CPU_HZ,
+    PAPER_NOISE_W_HZ,
+    PAPER_TX_POWER_W,
+    noise_density,
+)
+from feddrop.config.radio import Radio
+from feddrop.errors import ConfigError, FeddropWarning
+from feddrop.radio.cell import Cell
+from feddrop.radio.devices import Drawn, Dynamics, Range, draw_devices, draw_kinds, read_devices
+from feddrop.radio.fading import Fading, Rician, path_loss
+from feddrop.radio.gains import Measured, read_arrays, read_gains
+from feddrop.radio.places import Place
+
+
+def place_of(radio: Radio) -> Place | None:
+    """The site that devices are dropped around; None without a model of propagation."""
+    if not radio.propagation:
+        return None
+    return Place(
+        model=radio.propagation,
+        carrier_hz=radio.carrier_hz,
+        radius_m=radio.radius_m,
+        min_distance_m=radio.min_distance_m,
+        base_height_m=radio.base_height_m,
+        device_height_m=radio.device_height_m,
+        antenna_gain_db=radio.antenna_gain_db,
+        sight=radio.sight,
+        shadowing=radio.shadowing,
+        indoor_share=radio.indoor_share,
+        kappa=None if isinstance(radio.kappa, str) else radio.kappa,
+    )
+
+
+def build_cell(
+    radio: Radio,
+    devices: int,
+    samples: npt.ArrayLike,
+    seed: int,
+    *,
+    folder: str | Path = ".",
+    gains: Measured | None = None,
+) -> Cell:
+    """Build the cell.
+
+    Args:
+        devices: K.
+        samples: samples that a device trains on in a round, a scalar or ``[num_devices]``.
+        seed: root seed, from which the devices are drawn.
+        folder: where the tables are, if their paths are relative.
+        gains: measured gains, in place of those that the configuration names.
+    """
+    table = read_devices(Path(folder) / radio.devices_csv, devices) if radio.devices_csv else {}
+    _check_table(radio, table)
+    drawn = _draw(radio, devices, seed)
+    distances = table.get("distance_m", np.asarray(radio.distances_m))
+    fading = _fading(radio, distances, devices, seed, Path(folder), gains)
+    idle = fading.idle(devices) if isinstance(fading, Measured) else ""
+    for note in filter(None, (noise_note(radio, bool(distances.size) or gains is not None), idle)):
+        warnings.warn(note, FeddropWarning, stacklevel=2)
+    changing = Dynamics(min_devices=radio.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
+    power = radio.base_power_w / devices if radio.base_power_w else radio.downlink_power_w
+    return Cell(
+        cpu_hz=table.get("cpu_hz", drawn.cpu_hz),
+        tx_power_w=table.get("tx_power_w", drawn.tx_power_w),
+        cpu_constant=table.get("cpu_constant", drawn.cpu_constant),
+        budget_j=table.get("budget_j", _own(radio.energy_budget_j, drawn.budget_j)),
+        circuit_j=table.get("circuit_j", np.asarray(radio.circuit_j)),
+        samples=np.asarray(samples, dtype=np.float64),
+        downlink_power_w=np.asarray(power),
+        bandwidth_hz=radio.bandwidth_hz,
+        deadline_s=radio.deadline_s,
+        fading=fading,
+        noise=radio.noise,
+        noise_w_hz=radio.noise_w_hz,
+        downlink_noise_w_hz=noise_density(radio.noise_figure_db[1]) if radio.noise_figure_db else None,
+        bits_per_parameter=radio.bits_per_parameter,
+        flop_per_cycle=_own(radio.flop_per_cycle, drawn.flop_per_cycle),
+        max_rate=radio.max_rate,
+        least_cpu_hz=drawn.least_cpu_hz,
+        dynamics=changing if radio.dynamic else None,
+    )
+
+
+def _check_table(radio: Radio, table: Mapping[str, object]) -> None:
+    """Refuse columns of the devices' table that would have no effect, or leave a setting without one."""
+    anew = [name for name in ("cpu_hz", "tx_power_w") if name in table]
+    if radio.dynamic and anew:
+        raise ConfigError(
+            f"radio.devices_csv gives {' and '.join(anew)}, which radio.dynamic = true draws anew in every round. "
+            "Leave the columns out and give ranges, or set radio.dynamic = false."
+        )
+    if radio.distances_m and "distance_m" in table:
+        raise ConfigError(
+            "radio.devices_csv has a column distance_m, and radio.distances_m is given too; leave out one of them."
+        )
+
+
+def _draw(radio: Radio, devices: int, seed: int) -> Drawn:
+    """Draw the devices: from the kinds that were named, and from the ranges that were given."""
+    paper = {"cpu_hz": PAPER_CPU_HZ, "tx_power_w": PAPER_TX_POWER_W, "cpu_constant": PAPER_CPU_CONSTANT}
+    ranges: dict[str, Range] = {name: getattr(radio, name) or ends for name, ends in paper.items()}
+    drawn = draw_devices(devices, seed=seed, **ranges)
+    if not radio.kinds:
+        return drawn
+    kinds = draw_kinds(radio.kinds, devices, seed=seed)
+    own: dict[str, Any] = {name: getattr(drawn, name) for name in paper if getattr(radio, name)}
+    own |= {"cpu_range": drawn.cpu_range} if radio.cpu_hz else {}
+    own |= {"power_range": drawn.power_range} if radio.tx_power_w else {}
+    return kinds._replace(**own)
+
+
+def noise_note(radio: Radio, real: bool = False) -> str:
+    """One line for whoever has gains of the real world beside the noise of the paper; empty for others.
+
+    Args:
+        real: whether gains, or the distances of devices, come from elsewhere.
+    """
+    real = real or bool(radio.gains_csv or radio.gains_array or radio.distances_m)
+    if not real or radio.noise == "literal" or radio.noise_w_hz != PAPER_NOISE_W_HZ:
+        return ""
+    return (
+        "radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise (4e-21), and the gains are your "
+        "own: for a receiver with a noise figure of 5 dB write radio.noise_w_hz = 1.26e-20."
+    )
+
+
+def _fading(
+    radio: Radio, distances_m: npt.NDArray[np.float64], devices: int, seed: int, folder: Path, gains: Measured | None
+) -> Fading:
+    measured = gains is not None or bool(radio.gains_csv or radio.gains_array)
+    if measured and distances_m.size:
+        raise ConfigError("the gains are measured already; leave out the distances of devices.")
+    if gains is not None:
+        for name in ("gains_csv", "gains_array", "propagation"):
+            if getattr(radio, name):
+                raise ConfigError(f"gains are given, and radio.{name} too; gains come from one of them.")
+        return gains
+    if radio.gains_csv:
+        return read_gains(folder / radio.gains_csv)
+    if radio.gains_array:
+        return read_arrays(folder / radio.gains_array)
+    if place := place_of(radio):
+        return place.drop(devices, seed, distances_m if distances_m.size else None).fading
+    if isinstance(radio.kappa, str):
+        raise ConfigError(f"radio.kappa is {radio.kappa!r}; without radio.propagation it must be a number.")
+    if distances_m.size == 0:
+        return Rician(kappa=radio.kappa, path_loss=np.asarray(radio.path_loss))
+    if isinstance(radio.path_loss, tuple):
+        raise ConfigError("radio.path_loss is a list; with distances it is one number, the gain at reference_m.")
+    loss = path_loss(
+        distances_m,
+        exponent=radio.path_loss_exponent,
+        reference_m=radio.reference_m,
+        at_reference=radio.path_loss,
+    )
+    return Rician(kappa=radio.kappa, path_loss=loss)
+
+
+def _own(given: float, of_kind: npt.NDArray[np.float64] | None) -> Any:
+    """Return what was given, or where that is 0 what the kinds of devices have."""
+    return of_kind if of_kind is not None and given == 0.0 else np.asarray(given)
