@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddrop.config import Server
 from feddrop.data import Dataset
+from feddrop.errors import ConfigError
 from feddrop.learning.local import Loss, call
 from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_own
 from feddrop.methods.method import Setup
@@ -66,3 +68,16 @@ def _tried(model: nn.Module, dataset: Dataset, count: int) -> tuple[Any, Tensor]
     """Return what a network gives for the first samples, and their targets."""
     targets = dataset.train_y[:count].to(next(model.parameters()).device)
     return call(model, probe.samples(model, dataset.example, len(targets))), targets
+
+
+def check_server(server: Server, devices: int) -> None:
+    """Raise if a round of at most this many devices can never satisfy the server's settings."""
+    if server.min_devices > devices:
+        raise ConfigError(
+            f"server.min_devices is {server.min_devices}, but at most {devices} devices take part in a round."
+        )
+    if server.krum and devices < 2 * server.krum + 3:
+        raise ConfigError(
+            f"server.krum is {server.krum}, which needs at least {2 * server.krum + 3} updates per round, but at most "
+            f"{devices} devices take part. Lower it, or let more take part."
+        )

@@ -23,7 +23,7 @@ from feddrop.executors import EXECUTORS, Executor, ExecutorFactory
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.means import MeanConfig
-from feddrop.methods import checked
+from feddrop.methods import checked, factory_of
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -276,7 +276,7 @@ def device_task(
     )
     return Task(
         setup=setup,
-        factory=brought.get("method") or config.method.factory(),
+        factory=brought.get("method") or factory_of(config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         measures={**measures_for(loss), **_metrics(brought)},
@@ -338,7 +338,7 @@ def _decider(
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Roster(config.participation, len(samples), config.seed)
     chosen.check(config.rounds)
-    config.server.check(chosen.most)
+    preflight.check_server(config.server, chosen.most)
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
         """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""

@@ -188,7 +188,7 @@ def _by_rounds(config: RunConfig) -> str:
     """Name the setting through which the number of rounds decides what each of them does; empty where none does."""
     if config.train.schedule != "constant":
         return "train.schedule"
-    return str(getattr(config.method.settings, "by_rounds", ""))
+    return config.method.by_rounds
 
 
 def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[str, tuple[Any, Any]]:

@@ -149,7 +149,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         samples=[count for count in about["samples"] if count],
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded.round} rounds",
-        notes=_notes(config.method.settings) if isinstance(config.method.settings, Subnets) else (),
+        notes=_notes(config.method) if isinstance(config.method, Subnets) else (),
     )
 
 
