@@ -192,7 +192,10 @@ def test_of_many_that_find_a_lock_left_one_gets_it(tmp_path):
 
 
 def test_import_without_fcntl():
-    code = "import sys; sys.modules['fcntl'] = None; import feddrop.storage.files, feddrop.simulation.run; print(feddrop.storage.files.fcntl)"
+    code = (
+        "import sys; sys.modules['fcntl'] = None; import feddrop.storage.files, feddrop.simulation.run; "
+        "print(feddrop.storage.files.fcntl)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "None"
 

@@ -666,7 +666,10 @@ def test_the_page_does_what_it_says(trained, tmp_path, monkeypatch):
 
 
 def test_records_load_no_torch():
-    code = "import sys, feddrop.storage, feddrop.simulation.callbacks; print('torch' in sys.modules, 'pandas' in sys.modules)"
+    code = (
+        "import sys, feddrop.storage, feddrop.simulation.callbacks; "
+        "print('torch' in sys.modules, 'pandas' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -150,8 +150,8 @@ def check_rounds(config: RunConfig, done: int, folder: object) -> None:
 def check_files(before: Mapping[str, Any], config: RunConfig, folder: object) -> None:
     """Raise if a file that the configuration names has changed since the run started."""
     known = before.get("files_crc32")
-    for key, crc in _files_crc32(config).items() if isinstance(known, dict) else ():
-        if known.get(key) != crc:
+    for key, crc in _files_crc32(config).items():
+        if isinstance(known, dict) and known.get(key) != crc:
             name = f"{clean(config.files()[key])} ({key} of {clean(folder)})"
             raise RunError(f"{name} was changed or removed since the run started. Restore it, or start a new run.")
 
