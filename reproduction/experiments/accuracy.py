@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import draw_seeds, legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
@@ -14,7 +15,7 @@ from reproduction.framework.published import RATES, TABLE
 from reproduction.framework.scales import MOVING, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import LAST, Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,15 +189,15 @@ def _moved(result: Result) -> str:
 
 
 def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
-    falls: list[Point] = []
-    peaks: list[Point] = []
+    falls: list[Comparison] = []
+    peaks: list[Comparison] = []
     missing: list[float | None] = [None] * len(scale.seeds)
     for partition in ("iid", "dirichlet"):
         row = lines[Row("underfitting", partition, "feddrop")]
         rates = scale.repeated["underfitting", partition]
         falls += [
-            Point(
-                at=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
+            Comparison(
+                label=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
                 differences=matched(row[low], row[high]),
                 pool=partition,
             )
@@ -204,8 +205,8 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
         ]
         row = lines[Row("overfitting", partition, "feddrop")]
         peaks += [
-            Point(
-                at=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
+            Comparison(
+                label=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
                 differences=matched(row.get(PEAK, missing), row.get(other, missing)),
                 pool=f"{partition}, {other:g}",
             )
@@ -238,9 +239,9 @@ def _against(scale: Scale, lines: Table, scenario: str) -> dict[float, Pair]:
     return {rate: (ours[rate], theirs[rate]) for rate in scale.moving_rates}
 
 
-def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Point:
+def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Comparison:
     order = "FedDrop below FedDST" if below else "FedDrop above FedDST"
-    return Point(at=f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
+    return Comparison(f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
 
 
 def _draw(lines: Table) -> Figure:

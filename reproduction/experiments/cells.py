@@ -10,10 +10,10 @@ import numpy as np
 
 from feddrop import models
 from feddrop.allocation import allocate, diagnose
-from feddrop.config import Radio
+from feddrop.config import Model, Radio
 from feddrop.errors import InfeasibleError
 from feddrop.models.flops import forward_flops
-from feddrop.radio import cost
+from feddrop.radio import build_cell, cost
 from feddrop.seeds import derive
 from reproduction.framework.scales import DEVICES, Setting
 
@@ -50,7 +50,7 @@ def radio(
 def mean_rate(setting: Setting, config: Radio, seed: int = 0) -> float:
     """Return the mean rate of a scheme over the first rounds; 1 if a round is infeasible."""
     parameters, flops = size_of(setting)
-    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    cell = build_cell(config, DEVICES, samples_of(setting), derive(seed, "cell"))
     channels = cell.draw(list(ROUNDS), derive(seed, "channels"))
     try:
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
@@ -68,14 +68,14 @@ def played(setting: Setting, config: Radio, seed: int, rounds: int) -> dict[str,
         ``objectives``, by round.
     """
     parameters, flops = size_of(setting)
-    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    cell = build_cell(config, DEVICES, samples_of(setting), derive(seed, "cell"))
     objectives, rates, held = [], [], []
     found = None
     for round_ in range(1, rounds + 1):
         channels = cell.draw(round_, derive(seed, "channels"))
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops, choose=config.chooses)
         seeded = derive(seed, "shares", round_)
-        found = allocate(problem, config.method, policy=config.policy, seed=seeded, warm=found)
+        found = allocate(problem, config.band_scheme, policy=config.policy, seed=seeded, warm=found)
         objectives.append(float(found.objective))
         rates.append(float(np.mean(found.rate, where=found.active)))
         binding = [str(word) for word in found.binding[found.active]]
@@ -97,7 +97,7 @@ def whole_network(setting: Setting, seed: int, rounds: int) -> tuple[list[float]
     """
     parameters, flops = size_of(setting)
     config = radio(setting, scheme="fixed")
-    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    cell = build_cell(config, DEVICES, samples_of(setting), derive(seed, "cell"))
     seconds, joules = [], []
     for round_ in range(1, rounds + 1):
         channels = cell.draw(round_, derive(seed, "channels"))
@@ -112,7 +112,7 @@ def whole_network(setting: Setting, seed: int, rounds: int) -> tuple[list[float]
 def feasible_rounds(setting: Setting, config: Radio, seed: int, rounds: int) -> int:
     """Count the rounds of a run of the figures in which no device must be left out."""
     parameters, flops = size_of(setting)
-    cell = config.cell(DEVICES, samples_of(setting), derive(seed, "cell"))
+    cell = build_cell(config, DEVICES, samples_of(setting), derive(seed, "cell"))
     drawn = (cell.draw(round_, derive(seed, "channels")) for round_ in range(1, rounds + 1))
     return sum(diagnose(cell.problem(one, parameters=parameters, forward_flops=flops)) is None for one in drawn)
 
@@ -144,5 +144,5 @@ def size_of(setting: Setting) -> tuple[int, int]:
 
 @lru_cache
 def _size(name: str, width: float, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-    model = models.build(models.Model(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
+    model = models.build(Model(name, width=width), models.Shapes.of(shape, classes), seed=0)
     return models.count_parameters(model), forward_flops(model, shape)

@@ -12,7 +12,7 @@ from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import ROUNDS, whole_network
 from reproduction.experiments.curves import CONVERGED, HALF, SHARES, WINDOW, Curves, Reading, curves_of
 from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, no_dropout, runs_of, with_seeds
-from reproduction.framework.asked import judge_rounds
+from reproduction.experiments.round_claims import judge_rounds
 from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import SCENARIOS, Scale

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.compare import first_reached, running_mean, spent_until
 from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
 from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.framework.scales import Scale
@@ -66,22 +67,14 @@ class Curves(NamedTuple):
     base_s: float
 
 
-def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean over WINDOW rounds, from the WINDOW-th on; over all rounds if there are fewer."""
-    window = min(WINDOW, len(accuracy))
-    return np.convolve(accuracy, np.ones(window) / window, mode="valid")
-
-
 def convergence_round(result: Result, plateau: float, share: float) -> float:
     """Return the first round at which the running mean of test accuracy reaches a share of the plateau, or infinity."""
-    smooth = running_mean(result.values("test_accuracy"))
-    reached = np.flatnonzero(smooth >= share * plateau)
-    return reached[0] + len(result.series["test_accuracy"]) - len(smooth) + 1.0 if len(reached) else np.inf
+    return first_reached(result.values("test_accuracy"), share * plateau, WINDOW)
 
 
 def plateau_of(result: Result) -> float:
     """Return the best running mean of test accuracy."""
-    return float(running_mean(result.values("test_accuracy")).max())
+    return float(running_mean(result.values("test_accuracy"), WINDOW).max())
 
 
 def reading(result: Result | None, plateau: float | None) -> Reading | None:
@@ -106,8 +99,7 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
 
 
 def _until(spent: npt.NDArray[np.float64], rounds: tuple[float, ...]) -> tuple[float, ...]:
-    clock = np.cumsum(spent)
-    return tuple(np.inf if np.isinf(r) else float(clock[int(r) - 1]) for r in rounds)
+    return tuple(spent_until(spent, r).until for r in rounds)
 
 
 def curves_of(

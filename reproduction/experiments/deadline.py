@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import deadline_for, mean_rate, radio
 from reproduction.experiments.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
@@ -22,7 +23,7 @@ from reproduction.framework.experiment import (
 )
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +152,7 @@ def _smaller_theta(scale: Scale, find: Lookup) -> Verdict:
         mine = percents(by_seed(find, tight_spot(scale, scenario).runs["exact"], scale.seeds))
         for cap, config in smaller:
             gains = matched(mine, percents(by_seed(find, config, scale.seeds)))
-            points.append(Point(at=f"{scenario}, θ = {cap:g}", differences=gains, pool=scenario))
+            points.append(Comparison(f"{scenario}, θ = {cap:g}", differences=gains, pool=scenario))
     note = f"θ of the random shares; the proposed scheme keeps {usual:g}: what it minimises is then no larger"
     return verdict("smaller-theta", points, note)
 
@@ -170,31 +171,31 @@ def _draw(panel: Axes, ends: Ends) -> None:
 
 
 def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
-    above: list[Point] = []
-    equal: list[Point] = []
-    grows: list[Point] = []
-    gain: list[Point] = []
-    alike: list[Point] = []
-    whole: list[Point] = []
+    above: list[Comparison] = []
+    equal: list[Comparison] = []
+    grows: list[Comparison] = []
+    gain: list[Comparison] = []
+    alike: list[Comparison] = []
+    whole: list[Comparison] = []
     for scenario, ends in found.items():
         mine, theirs, even = ends.schemes["exact"], ends.schemes["random"], ends.schemes["equal"]
         chosen = [i for i, spot in enumerate(ends.spots) if spot.repeated]
         for i in chosen:
             at = f"{scenario}, {ends.spots[i].x:g} s"
-            above.append(Point(at=at, differences=matched(mine[i], theirs[i]), pool=scenario))
-            equal.append(Point(at=at, differences=matched(mine[i], even[i]), pool=scenario))
-            whole.append(Point(at=at, differences=matched(mine[i], ends.base), pool=scenario))
+            above.append(Comparison(at, differences=matched(mine[i], theirs[i]), pool=scenario))
+            equal.append(Comparison(at, differences=matched(mine[i], even[i]), pool=scenario))
+            whole.append(Comparison(at, differences=matched(mine[i], ends.base), pool=scenario))
         first, last = chosen[0], chosen[-1]
         span = f"{scenario}, {ends.spots[last].x:g} against {ends.spots[first].x:g} s"
-        grows.append(Point(at=span, differences=matched(mine[last], mine[first]), pool=scenario))
+        grows.append(Comparison(span, differences=matched(mine[last], mine[first]), pool=scenario))
         gains = [[_minus(a, b) for a, b in zip(mine[i], theirs[i], strict=True)] for i in (last, first)]
-        gain.append(Point(at=span, differences=matched(*gains), pool=scenario))
+        gain.append(Comparison(span, differences=matched(*gains), pool=scenario))
         alike.append(
-            Point(
-                at=f"{scenario}, {ends.loose_s:g} s",
+            Comparison(
+                label=f"{scenario}, {ends.loose_s:g} s",
                 differences=matched(ends.loose, ends.base),
                 pool=scenario,
-                within=ALMOST_EQUAL,
+                tolerance=ALMOST_EQUAL,
             )
         )
     nothing = (
@@ -204,7 +205,7 @@ def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
     return [
         verdict("accuracy-scheme", above),
         verdict("equal-split", equal),
-        verdict("accuracy-overfit", [replace(point) for point in whole if point.at.startswith("overfitting")]),
+        verdict("accuracy-overfit", [replace(point) for point in whole if point.label.startswith("overfitting")]),
         verdict("accuracy-whole", whole),
         verdict("accuracy-grows", grows),
         verdict("gain-grows", gain),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of
@@ -16,7 +17,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,22 +103,22 @@ def _draw(panel: Axes, pairs: list[Pair]) -> None:
 
 
 def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
-    above: list[Point] = []
-    faster: list[Point] = []
-    wider: list[Point] = []
+    above: list[Comparison] = []
+    faster: list[Comparison] = []
+    wider: list[Comparison] = []
     for scenario, pairs in found.items():
         for pair in pairs:
             at = f"{scenario}, {pair.deadline_s:g} s"
-            above.append(Point(at=at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
+            above.append(Comparison(at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
             later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
             known = tuple(value for value in later if value is not None)
-            faster.append(Point(at=at, differences=known, unit="rounds", pool=scenario, grain=1.0))
+            faster.append(Comparison(at, differences=known, unit="rounds", pool=scenario, step=1.0))
         gaps = [
             [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
             for p in (pairs[-1], pairs[0])
         ]
         span = f"{scenario}, {pairs[-1].deadline_s:g} against {pairs[0].deadline_s:g} s"
-        wider.append(Point(at=span, differences=matched(*gaps), pool=scenario))
+        wider.append(Comparison(span, differences=matched(*gaps), pool=scenario))
     level = f"rounds to {SHARES[CONVERGED]:.0%} of the best 5-round mean that the same seed reaches with non-IID data"
     return [verdict("iid-above", above), verdict("iid-faster", faster, level), verdict("iid-gap", wider)]
 

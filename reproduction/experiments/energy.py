@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, played, radio, samples_of, size_of
 from reproduction.experiments.resources import with_seeds
@@ -14,7 +15,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 SCHEMES = {
     "exact": "proposed (exact)",
@@ -97,13 +98,13 @@ def _verdicts(found: dict[str, list[Result | None]], facts: dict[str, Any]) -> l
     ends = {scheme: percents(results) for scheme, results in found.items()}
     exact, paper = (np.array(facts[scheme]["objectives"]) for scheme in ("exact", "primal-dual"))
     worst = float(np.max(np.abs(paper / exact - 1.0)))
-    same = Point(at="Σ w/(1-γ) of Algorithm 1 against the optimum, round by round", certain=worst <= SAME)
+    same = Comparison("Σ w/(1-γ) of Algorithm 1 against the optimum, round by round", certain=worst <= SAME)
     note = (
         f"largest difference in {exact.size} rounds: {worst:.1e} of the optimum; step sizes, clipping and the stop "
         "rule are ours, and it stops by a bound on what is left to gain"
     )
     above = [
-        Point(at=f"against {SCHEMES[other]}", differences=matched(ends["exact"], ends[other]), pool=other)
+        Comparison(f"against {SCHEMES[other]}", differences=matched(ends["exact"], ends[other]), pool=other)
         for other in ("random", "equal")
     ]
     return [verdict("algorithm-optimal", [same], note), verdict("energy-scheme", above)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.accuracy import PEAK
 from reproduction.experiments.resources import latency_spots, with_seeds
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 RATE = 0.2
 DEEP = (
@@ -109,7 +110,7 @@ def _deep(scale: Scale) -> tuple[RunConfig, RunConfig]:
 
 def _verdict(scale: Scale, find: Lookup) -> Verdict:
     ours, whole = (percents(by_seed(find, config, scale.seeds)) for config in _deep(scale))
-    return verdict("overfit-all-layers", [Point(at=f"rate {RATE:g} against 0", differences=matched(ours, whole))])
+    return verdict("overfit-all-layers", [Comparison(f"rate {RATE:g} against 0", differences=matched(ours, whole))])
 
 
 def make(scale: Scale, find: Lookup) -> Page:

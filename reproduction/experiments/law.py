@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from feddrop import data, models
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
 from feddrop.theory import Point as Place
@@ -20,7 +21,7 @@ from reproduction.experiments.cells import feasible_rounds, radio
 from reproduction.experiments.resources import latency_spots
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +126,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
             *_lemma1(facts),
             verdict(
                 "bound-holds",
-                [Point(at=f"LeNet at its start, rate {rate:g}", certain=a <= b) for rate, a, b in pairs],
+                [Comparison(f"LeNet at its start, rate {rate:g}", certain=a <= b) for rate, a, b in pairs],
                 note,
             ),
             verdict("slower-with-rate", points),
@@ -152,7 +153,7 @@ def _fed(facts: dict[str, Any]) -> str:
 def _theta(facts: dict[str, Any]) -> Verdict:
     rounds, rows = facts["fed"]["rounds"], facts["fed"]["feasible"]
     (name, key), (ours, our_key) = THETAS.items()
-    point = Point(at=f"θ by {name}: {ENOUGH:.0%} of figure 3's rounds are feasible", certain=_enough(rows[0], rounds))
+    point = Comparison(f"θ by {name}: {ENOUGH:.0%} of figure 3's rounds are feasible", certain=_enough(rows[0], rounds))
     word = "can" if _enough(rows[1], rounds) else "cannot"
     note = (
         f"can be fed means that {ENOUGH:.0%} of figure 3's rounds are feasible at every deadline; θ is "
@@ -176,11 +177,11 @@ def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
         if rate > LARGEST:
             continue
         at = f"weight level, rate {rate:g}"
-        bound.append(Point(at=at, certain=measured <= most))
+        bound.append(Comparison(at, certain=measured <= most))
         bias_error = np.nan if bias_error is None else bias_error
-        biased.append(Point(at=at, estimate=(bias, bias_error), unit="of ‖bias‖²", digits=5, within=0.0))
+        biased.append(Comparison(at, estimate=(bias, bias_error), unit="of ‖bias‖²", digits=5, tolerance=0.0))
         relative = float(np.hypot(error / measured, curve["factor"]["error"] / curve["factor"]["value"]))
-        follows.append(Point(at=at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", within=RIGHT))
+        follows.append(Comparison(at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", tolerance=RIGHT))
         shares.append(bias / measured)
     loose = f"by a factor of {min(m / v for m, v in zip(law['lemma1'], curve['measured'], strict=True)):,.0f} and more"
     second = (
@@ -193,7 +194,7 @@ def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
     ]
 
 
-def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
+def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Comparison]]:
     """Compare test losses half-way through the table's runs: training losses are those of different subnets."""
 
     def half(rate: float) -> list[float | None]:
@@ -203,8 +204,8 @@ def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
     losses = {rate: half(rate) for rate in scale.rates}
     first = [f"{row[0]:.2f} at {rate:g}" for rate, row in losses.items() if row[0] is not None]
     points = [
-        Point(
-            at=f"test loss half-way, rate {high:g} against {low:g}",
+        Comparison(
+            label=f"test loss half-way, rate {high:g} against {low:g}",
             differences=matched(losses[high], losses[low]),
             unit="nats",
             pool="loss",

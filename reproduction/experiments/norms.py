@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table, spread
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,8 +101,8 @@ def _means(facts: dict[str, Any], rate: float) -> list[float | None]:
 
 def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float]]]) -> list[Verdict]:
     falls = [
-        Point(
-            at=f"rate {rate:g}: first half of the rounds against the second",
+        Comparison(
+            label=f"rate {rate:g}: first half of the rounds against the second",
             differences=tuple(first - second for first, second in halves[rate]),
             unit="of ‖g‖²",
             digits=4,
@@ -110,8 +111,8 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
         for rate in RATES
     ]
     larger = [
-        Point(
-            at=f"mean over the rounds, rate {high:g} against {low:g}",
+        Comparison(
+            label=f"mean over the rounds, rate {high:g} against {low:g}",
             differences=matched(_means(facts, high), _means(facts, low)),
             unit="of ‖g‖²",
             digits=4,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.compare import Comparison
 from feddrop.config import RunConfig
 from reproduction.experiments import dynamic
 from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
@@ -21,7 +22,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import DEVICES, SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result, key_of
-from reproduction.framework.verdicts import Point, verdict
+from reproduction.framework.verdicts import verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -187,12 +188,12 @@ def _means(every: list[tuple[float, ...]]) -> list[str]:
     return [f"{np.mean([one[column] for one in every]):+.2f}" for column in range(2)] if every else []
 
 
-def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Point:
+def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Comparison:
     """Ask whether the curve misses runs by less when they are put on it by the objective than by the mean rate."""
     found = [missed(curve, group) for curve, group in zip(curves, by, strict=True)]
     closer = tuple(float(np.mean([abs(one[1]) - abs(one[0]) for one in row])) for row in found if row)
     ran = sum(len(curve) >= LEAST_CURVE and bool(group) for curve, group in zip(curves, by, strict=True))
-    return Point(at=at, differences=closer, pool=at, ran=ran)
+    return Comparison(at, differences=closer, pool=at, ran=ran)
 
 
 def _flat(by_seed: list[list[Dot]]) -> list[Dot]:

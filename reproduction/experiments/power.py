@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddrop.allocation import Allocation, PowerProblem, allocate
+from feddrop.compare import LEAST_SEEDS, Answer, Comparison, matched
 from feddrop.config import Radio, RunConfig
 from feddrop.errors import InfeasibleError
+from feddrop.radio import build_cell
 from feddrop.seeds import derive
 from reproduction.experiments.cells import played, radio
 from reproduction.experiments.energy import configs as where_energy_binds
+from reproduction.experiments.joint_design import FORWARD_FLOPS, PARAMETERS
 from reproduction.experiments.resources import with_seeds
 from reproduction.experiments.rivals import alternate, at_part
 from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
-from reproduction.framework.finding import FORWARD_FLOPS, PARAMETERS
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import LEAST_SEEDS, Answer, Point, matched, verdict
+from reproduction.framework.verdicts import verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +99,7 @@ def study(config: Radio, parts: tuple[float, ...], rounds: int) -> dict[str, Any
         part of that on the air; and for every scheme a row by budget: the mean cost over the rounds, None where a round
         is infeasible.
     """
-    cell = config.cell(DEVICES, SAMPLES, derive(0, "cell"))
+    cell = build_cell(config, DEVICES, SAMPLES, derive(0, "cell"))
     channels = [cell.draw(round_, derive(0, "channels")) for round_ in range(1, rounds + 1)]
     parameters, flops = PARAMETERS, FORWARD_FLOPS
 
@@ -192,7 +194,7 @@ def _accuracy(scale: Scale, find: Lookup, facts: dict[str, Any]) -> str:
     chosen = configs(scale)
     ends = {key: percents(by_seed(find, config, scale.seeds)) for key, config in chosen.items()}
     points = [
-        Point(at=f"{budget:g} J", differences=matched(ends[budget, "joint"], ends[budget, "paper"]), pool="accuracy")
+        Comparison(f"{budget:g} J", differences=matched(ends[budget, "joint"], ends[budget, "paper"]), pool="accuracy")
         for budget in BUDGETS_J
     ]
     rows = []

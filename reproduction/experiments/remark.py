@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from feddrop import models, wire
-from feddrop.config import RunConfig, method_named
+from feddrop.compare import Comparison
+from feddrop.config import FedDrop, FedDST, Model, RunConfig
+from feddrop.methods import build_method
 from feddrop.methods.method import Payload, Setup
 from feddrop.models.flops import forward_flops
 from feddrop.radio import overheads
@@ -18,7 +20,7 @@ from feddrop.subnets.piece import Subnet, whole
 from reproduction.experiments.accuracy import Row, config_of
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
-from reproduction.framework.verdicts import Point, verdict
+from reproduction.framework.verdicts import verdict
 
 RATES = (0.1, 0.2, 0.4)
 SHAPE, CLASSES = (3, 32, 32), 100
@@ -46,7 +48,7 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     """
     start = parameters.from_model(model)
     setup = Setup(model=model, example=torch.zeros(1, *SHAPE), rounds=100, rates=[rate])
-    ours, method = (method_named(name).factory()(setup) for name in ("feddrop", "feddst"))
+    ours, method = (build_method(settings, setup) for settings in (FedDrop(), FedDST()))
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
     dropped = _bytes(ours.cut(job), rate)
     sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
@@ -82,7 +84,7 @@ def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
 
 def _model(scale: Scale, scenario: str) -> nn.Module:
     chosen = scale.settings[scenario].model
-    return models.build(models.Model(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
+    return models.build(Model(chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
 
 
 def measure(scale: Scale) -> dict[str, Any]:
@@ -119,14 +121,14 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
         at = f"{case['network']}, γ = {case['rate']:g}"
         total = {entry["method"]: sum(entry["frames"]) for entry in case["methods"]}
         points += [
-            Point(at=f"{at}: all layers dropped, against {other}", certain=total["FedDrop"] < total[other])
+            Comparison(f"{at}: all layers dropped, against {other}", certain=total["FedDrop"] < total[other])
             for other in ("PruneFL", "FedDST")
         ]
         for entry in case["methods"]:
             cells = [_pair(f, m) for f, m in zip(entry["formula"], entry["frames"], strict=True)]
             rows.append([at, entry["method"], *(text for cell in cells for text in cell), f"{entry['flops']:,.0f}"])
     for at, (drop, dst) in as_trained(scale, find).items():
-        points.append(Point(at=f"{at}: as trained in the table, against FedDST", certain=drop < dst))
+        points.append(Comparison(f"{at}: as trained in the table, against FedDST", certain=drop < dst))
         trained.append([at, f"{drop:,.0f}", f"{dst:,.0f}", f"{drop / dst - 1:+.2%}"])
     header = ["", "method", "down, formula", "down, frames", "up, formula", "up, frames", "forward FLOPs"]
     text = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.resources import with_seeds
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, percents
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, matched, verdict
+from reproduction.framework.verdicts import verdict
 
 WEAK, PATH_LOSS, WEAK_LOSS = 3, 1e-3, 1e-4
 CAP = 0.5
@@ -55,7 +56,7 @@ def make(scale: Scale, find: Lookup) -> Page:
     ends = {name: percents(results) for name, results in found.items()}
     without = ends.pop(WITHOUT)
     points = [
-        Point(at=f"{name}, against leaving out", differences=matched(mine, without)) for name, mine in ends.items()
+        Comparison(f"{name}, against leaving out", differences=matched(mine, without)) for name, mine in ends.items()
     ]
     return Page(text=text, verdicts=[verdict("weak-devices", points)])
 

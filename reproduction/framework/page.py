@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.storage.files import write_atomically
-from reproduction.framework import glance
-from reproduction.framework.experiment import Experiment, Page, markdown_table
-from reproduction.framework.published import CLAIMS, NOT_COVERED, Claim
-from reproduction.framework.scales import Scale
-from reproduction.framework.verdicts import (
+from feddrop.compare import (
     FAILS,
     FEW_SEEDS,
     HOLDS,
@@ -24,42 +19,46 @@ from reproduction.framework.verdicts import (
     UNDECIDED,
     YES,
     Answer,
-    Point,
-    Verdict,
+    Comparison,
+    outcome,
     reason,
-    sum_up,
-    verdict,
 )
+from feddrop.storage.files import write_atomically
+from reproduction.framework import claims_figure
+from reproduction.framework.experiment import Experiment, Page, markdown_table
+from reproduction.framework.published import CLAIMS, NOT_COVERED, Claim
+from reproduction.framework.scales import Scale
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TESTED = "property tests, see [the allocator](allocate.md)"
 _ALLOCATOR = (
-    verdict("convex", [Point(at="midpoints of random pairs of feasible points", certain=True)], _TESTED),
+    verdict("convex", [Comparison("midpoints of random pairs of feasible points", certain=True)], _TESTED),
     verdict(
         "channel-rate",
         [
-            Point(at="two devices that differ in both links alike", certain=True),
-            Point(at="a device whose links both improve", certain=True),
+            Comparison("two devices that differ in both links alike", certain=True),
+            Comparison("a device whose links both improve", certain=True),
         ],
         f"{_TESTED}; if the downlink alone improves, the share may grow",
     ),
     verdict(
         "share-opposite",
         [
-            Point(at="a device whose costs stay the same", certain=True),
-            Point(at="two devices that differ in their data", certain=True),
-            Point(at="two devices that differ in their channel", certain=False),
+            Comparison("a device whose costs stay the same", certain=True),
+            Comparison("two devices that differ in their data", certain=True),
+            Comparison("two devices that differ in their channel", certain=False),
         ],
         f"{_TESTED}; a worse channel gets a larger share and a higher rate, as the claim before this one says",
     ),
-    verdict("cpu-not-monotone", [Point(at="the paper's cell, where energy binds", certain=True)], _TESTED),
+    verdict("cpu-not-monotone", [Comparison("the paper's cell, where energy binds", certain=True)], _TESTED),
     verdict(
         "complexity",
         [
-            Point(at="a pass of the loop", certain=True),
-            Point(at="the whole loop: nothing bounds the number of passes", certain=False),
+            Comparison("a pass of the loop", certain=True),
+            Comparison("the whole loop: nothing bounds the number of passes", certain=False),
         ],
         "the exact solver needs a handful of O(K) passes",
     ),
@@ -81,7 +80,7 @@ _RULE = (
     "corrected for: "
 )
 MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
-_GLANCE = "claims.png"
+_FIGURE = "claims.png"
 EVIDENCE = "The evidence, point by point"
 
 
@@ -95,7 +94,7 @@ class Judged(NamedTuple):
     @property
     def outcome(self) -> str:
         """Holds, holds in part, undecided or does not hold."""
-        return sum_up([answer.says for answer in self.answers])
+        return outcome(self.answers)
 
     @property
     def shown(self) -> str:
@@ -142,7 +141,7 @@ def write_pages(
     ]
     figures = {name: figure for page in pages.values() for name, figure in _drawn(page).items()}
     if judged:
-        figures[_GLANCE] = glance.draw([(one.claim.text, one.answers) for one in judged])
+        figures[_FIGURE] = claims_figure.draw([(one.claim.text, one.answers) for one in judged])
     for name, figure in figures.items():
         (out / "img").mkdir(parents=True, exist_ok=True)
         figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
@@ -183,7 +182,7 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
         f"{counts(judged)}\n",
         "A dot is a point at which a claim was asked: how many margins its difference is beyond 0, to the right as the "
         "claim says. What is grey is within the noise; a square has no chance in it.\n",
-        f"![Every point of every claim](img/paper-{_GLANCE})\n",
+        f"![Every point of every claim](img/paper-{_FIGURE})\n",
         markdown_table(["claim", "where", "outcome", "points", "note"], rows) + "\n",
         "### How claims are judged\n",
         f"{_RULE}{_by_chance(judged)}\n",
@@ -197,8 +196,8 @@ def _with_chance(judged: Sequence[Judged]) -> list[tuple[Claim, Answer]]:
     found: dict[int, tuple[Claim, Answer]] = {}
     for one in judged:
         for answer in one.answers:
-            if answer.point.certain is None:
-                found.setdefault(id(answer.point), (one.claim, answer))
+            if answer.comparison.certain is None:
+                found.setdefault(id(answer.comparison), (one.claim, answer))
     return list(found.values())
 
 
@@ -213,7 +212,7 @@ def _evidence(judged: Sequence[Judged]) -> list[str]:
     rows = []
     for claim, answer in _with_chance(judged):
         says = f"{answer.why}, points to {answer.leaning}" if answer.leaning else answer.why or answer.says
-        rows.append([claim.name, answer.point.at, *_numbers(answer), says])
+        rows.append([claim.name, answer.comparison.label, *_numbers(answer), says])
     if not rows:
         return []
     text = (
@@ -227,12 +226,12 @@ def _evidence(judged: Sequence[Judged]) -> list[str]:
 
 def _numbers(answer: Answer) -> list[str]:
     """Write difference, error and margin, and the number of seeds; nothing where there is none."""
-    unit, digits = answer.point.unit, answer.point.digits
+    unit, digits = answer.comparison.unit, answer.comparison.digits
     mean, *others = (
         "" if math.isnan(value) else f"{value:{sign}.{digits}f}"
         for value, sign in ((answer.mean, "+"), (answer.error, ""), (answer.margin, ""))
     )
-    mean = f"{answer.point.bound} {mean}".strip()
+    mean = f"{answer.comparison.sign} {mean}".strip()
     return [f"{mean} {unit}" if mean and unit != "points" else mean, *others, str(answer.seeds or "")]
 
 

@@ -19,7 +19,7 @@ _NOISES = {"density": "a density: variance = density · B", "literal": "a varian
 
 def training(config: RunConfig) -> str:
     """Say what is trained, and how."""
-    train, data, method = config.train, config.data, config.method.settings
+    train, data, method = config.train, config.data, config.method
     images = f"{data.train_limit:,} images" if data.train_limit else "all images"
     width = "" if config.model.width == 1 else f" at {config.model.width:g} of its width"
     momentum = f", momentum {train.momentum:g}" if train.momentum else ""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduction.framework.asked import differences, until
+from reproduction.framework.console import overview, verdicts
 from rich.console import Console
 
 from feddrop.config import to_table
@@ -55,8 +57,6 @@ from reproduction.experiments.converge import measure as measure_whole
 from reproduction.experiments.curves import Reading, convergence_round, curves_of, plateau_of, reading
 from reproduction.experiments.objective import Dot
 from reproduction.experiments.resources import latency_spots
-from reproduction.framework.asked import differences, until
-from reproduction.framework.console import overview, verdicts
 from reproduction.framework.page import judge
 from reproduction.framework.published import CLAIMS, RATES, TABLE
 from reproduction.framework.store import Result, Store, key_of
