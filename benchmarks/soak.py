@@ -58,7 +58,7 @@ timeout_s = {timeout_s}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How often each fault is injected; runs are killed ``serial_kills`` times, or ``other_kills`` per other executor."""
+    """How often each fault is injected; ``other_kills`` is per executor other than serial."""
 
     frames: int
     files: int
