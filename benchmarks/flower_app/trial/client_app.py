@@ -39,9 +39,7 @@ def train(message: Message, context: Context) -> Message:
     time.sleep(float(settings.get("byte-s", 0.0)) * len(frame))
     reply = honest(message, context)
     answer, notes = unpack(reply.content)
-    computing = float(settings.get("compute-byte-s", 0.0)) * len(
-        frame
-    )  # smaller subnets compute faster
+    computing = float(settings.get("compute-byte-s", 0.0)) * len(frame)  # smaller subnets compute faster
     time.sleep(computing)
     notes["seconds"] = float(notes.get("seconds", 0.0)) + computing
     time.sleep(float(settings.get("byte-s", 0.0)) * len(answer))
