@@ -17,11 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-<<<<<<< HEAD
-from feddrop import Reply, Setup, Task, Train
-=======
 from feddrop import FedDrop, Reply, Setup, Task, Train, build_method
->>>>>>> docs2
 from feddrop.executors import Serial
 from feddrop.models import Shapes, build
 from feddrop.simulation.device import Samples
@@ -53,11 +49,7 @@ def measure(devices: int) -> tuple[float, float, int, float]:
     x, y = torch.randn(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64)
     task = Task(
         setup=Setup(model=build("lenet", SHAPES, seed=0), example=x, rounds=1, train=Train(batch_size=1)),
-<<<<<<< HEAD
-        factory=named("feddrop").factory(),
-=======
         factory=partial(build_method, FedDrop()),
->>>>>>> docs2
         samples=Samples(x, y, x, y),
         parts=[torch.zeros(1, dtype=torch.int64)] * devices,
     )

@@ -20,14 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from power_cases import conic
 
 from feddrop.allocation import PowerProblem, allocate
 from feddrop.radio import Cell
-<<<<<<< HEAD
-=======
 from support.power_cases import conic
->>>>>>> docs2
 
 SMALL = "--small" in sys.argv
 MODEL = {"parameters": 69_656, "forward_flops": 1_318_560}

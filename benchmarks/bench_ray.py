@@ -16,11 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-<<<<<<< HEAD
-from feddrop import Setup, Task, Train
-=======
 from feddrop import FedDrop, Setup, Task, Train, build_method
->>>>>>> docs2
 from feddrop.executors import Executor, Processes, Ray, Serial
 from feddrop.models import Shapes, build
 from feddrop.simulation.device import Samples

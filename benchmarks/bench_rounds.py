@@ -19,11 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-<<<<<<< HEAD
-from feddrop import Method, Setup, Task, Train
-=======
 from feddrop import FedDrop, Method, Setup, Task, Train, build_method
->>>>>>> docs2
 from feddrop.executors import Executor, Processes, Serial
 from feddrop.models import Shapes, build
 from feddrop.seeds import derive, permutation
@@ -35,11 +31,7 @@ SMALL = "--small" in sys.argv
 DEVICES, SAMPLES, BATCH, REPEATS = (2, 64, 32, 1) if SMALL else (10, 1000, 32, 7)
 SHAPES = Shapes.of((3, 32, 32), 100)
 CONFIG = Train(lr=0.01, batch_size=BATCH)
-<<<<<<< HEAD
-FACTORY = named("feddrop").factory()
-=======
 FACTORY = partial(build_method, FedDrop())
->>>>>>> docs2
 
 
 def textbook(model: nn.Sequential) -> nn.Sequential:

@@ -15,12 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-<<<<<<< HEAD
-from feddrop import Job, wire
-from feddrop.config import Model, Subnets
-=======
 from feddrop import Job, Model, wire
->>>>>>> docs2
+from feddrop.config import Subnets
 from feddrop.models import Shapes, build
 from feddrop.simulation.round import push
 from feddrop.subnets import parameters
@@ -30,11 +26,7 @@ from feddrop.subnets.units import shrink
 
 SMALL = "--small" in sys.argv
 REPEATS = 1 if SMALL else 5
-<<<<<<< HEAD
-MODEL = Model(name="alexnet", width=0.1 if SMALL else 1.0)
-=======
 MODEL = Model("alexnet", width=0.1 if SMALL else 1.0)
->>>>>>> docs2
 
 
 def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -25,14 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-<<<<<<< HEAD
-from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
-=======
 from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
 from support.power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
->>>>>>> docs2
-
-from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
 
 DEVICES = {False: (1, 2, 3, 10, 30, 100), True: (1, 2, 3, 5, 10, 30)}
 """Numbers of devices, by whether the noise is that of the sub-band."""

@@ -18,10 +18,6 @@ import torch
 
 import feddrop
 from feddrop import wire
-<<<<<<< HEAD
-from feddrop.config import Train
-=======
->>>>>>> docs2
 from feddrop.methods.method import Setup, Spec
 from feddrop.simulation.round import pull, push
 from feddrop.subnets import parameters
@@ -66,15 +62,9 @@ def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
 def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
     """Yield jobs and updates of every dtype, with and without payload, each with the function that decodes it."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
-<<<<<<< HEAD
-    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=Train())
-    method = feddrop.feddrop(setup, feddrop.FedDrop())
-    whole = parameters.from_model(model)
-=======
     setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=feddrop.Train())
     method = feddrop.build_method(feddrop.FedDrop(), setup)
     params = parameters.from_model(model)
->>>>>>> docs2
     payload = {
         "bits": torch.tensor([True, False, True]),
         "scores": torch.rand(2, 3),

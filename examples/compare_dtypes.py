@@ -28,11 +28,7 @@ def outcome(cell: str, dtype: str, seed: int, rounds: int) -> tuple[float, float
     settings = [
         *CELLS[cell],
         *SMALL,
-<<<<<<< HEAD:examples/compare_wires.py
-        f"execution.dtype={wire}",
-=======
         f"execution.dtype={dtype}",
->>>>>>> docs2:examples/compare_dtypes.py
         f"seed={seed}",
         f"rounds={rounds}",
         f"eval_every={rounds}",
