@@ -28,7 +28,7 @@ from reproduction.framework.page import Judged, counts
 from reproduction.framework.published import RATES, TABLE
 from reproduction.framework.scales import SCENARIOS, Scale
 
-WIDTH = 130
+WIDTH = 120
 
 
 def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str, dict[str, Any]]) -> str:
@@ -135,14 +135,14 @@ def _facts(scale: Scale, find: Lookup, facts: dict[str, dict[str, Any]]) -> dict
         "the paper's peak": f"{peak:.1f}",
         "theta": f"{facts['theory']['theta']['rate']:.2g}",
         "theta measured": f"{facts['theory']['theta_measured']['rate']:.2g}",
-        "empty bounds": f"{sum(bound > 0 for bound in facts['theory']['bound'])} of {len(facts['theory']['bound'])}",
-        "held by the deadline": f"{np.mean(facts['energy']['exact']['held_deadline']):.0%}",
-        "held by energy": f"{np.mean(facts['energy']['exact']['held_energy']):.0%}",
+        "vacuous bounds": f"{sum(bound > 0 for bound in facts['theory']['bound'])} of {len(facts['theory']['bound'])}",
+        "limited by the deadline": f"{np.mean(facts['energy']['exact']['held_deadline']):.0%}",
+        "limited by energy": f"{np.mean(facts['energy']['exact']['held_energy']):.0%}",
         "lenet moves, still": _moves(scale, find, moving=False),
         "lenet moves, moving": _moves(scale, find, moving=True),
         "random shares, by objective": by_objective,
         "random shares, by rate": by_rate,
-        "whole network, s": f"{np.mean(facts['rounds-latency']['underfitting']['seconds']):.1f}",
+        "full network, s": f"{np.mean(facts['rounds-latency']['underfitting']['seconds']):.1f}",
     }
 
 
@@ -152,4 +152,4 @@ def _moves(scale: Scale, find: Lookup, *, moving: bool) -> str:
     if not found:
         return "not run"
     least, most = min(found), max(found)
-    return f"{least:,}" + f" to {most:,}" * (most > least) + f" a run ({len(found)} runs)"
+    return f"{least:,}" + f" to {most:,}" * (most > least) + f" per run ({len(found)} runs)"

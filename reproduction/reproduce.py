@@ -96,7 +96,7 @@ def reproduce(
     if len(picked) == len(EXPERIMENTS) and scale.name == FINDINGS_SCALE:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "findings.md", _findings(scale, store, judged).encode())
-    command = " ".join(["feddrop paper", *(names or ["all"])])
+    command = " ".join(["python -m reproduction", *(names or ["all"])])
     page = write_pages(pages, judged, scale, out, command=command, about=_about(picked, scale, store))
     if failure is not None:
         raise failure
@@ -114,7 +114,7 @@ def _about(picked: list[Experiment], scale: Scale, store: Store) -> str:
     if not wanted:
         return "It needs no training."
     found = [result for config in wanted.values() if (result := store.get(config)) is not None]
-    took = f"their rounds took {sum(result.wall_s for result in found) / 3600:.1f} hours in all."
+    took = f"their rounds took {sum(result.wall_s for result in found) / 3600:.1f} hours in total."
     if len(found) == len(wanted):
         return f"All {len(found)} training runs are finished; {took}"
     return (

@@ -1,10 +1,10 @@
 """When does the joint design of rates and shares pay?
 
-``python -m reproduction.experiments.joint_design [PICTURE]`` answers with a table, and a picture if asked.
+``python -m reproduction.experiments.joint_design [PICTURE]`` prints a table and draws a picture if asked.
 
-For several kinds of cell, all with ten devices that train LeNet, it draws cells and rounds, allocates by the optimum,
-by an equal split and by a random one, and prints what dropout costs: Σ w γ/(1-γ), the term of the paper's bound that
-rates and shares decide. Under the paper's own table, read literally, an equal split is all but optimal.
+For several kinds of cell, all with ten devices that train LeNet, it draws cells and rounds, allocates the optimum, an
+equal split and a random one, and prints the cost of dropout Σ w γ/(1-γ), the term of the paper's bound that rates and
+shares determine. Under the paper's parameters, read literally, an equal split is almost optimal.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Scenario:
     """A kind of cell.
 
     Attributes:
-        name: what is special about it.
+        name: what distinguishes it.
         noise: noise convention.
         deadline_s: T0, chosen so that dropout is needed.
         budget_j: E0.
-        spread_db: path loss of a device is uniform within so many decibels around the paper's.
-        uneven: whether devices hold uneven parts of the samples (Dirichlet(1)) rather than equal ones.
+        spread_db: path losses are uniform within this many decibels around the paper's.
+        uneven: whether the samples are split by Dirichlet(1) instead of equally.
     """
 
     name: str
@@ -66,7 +66,7 @@ SCENARIOS = (
 
 
 def measure(scenario: Scenario, *, cells: int = CELLS, rounds: int = ROUNDS, seed: int = 0) -> dict[str, float]:
-    """Mean of Σ w γ/(1-γ) by scheme, over the rounds in which all schemes are feasible, and the part that these are."""
+    """Return the mean of Σ w γ/(1-γ) by scheme over the rounds feasible for all, and the share of such rounds."""
     totals = dict.fromkeys(SCHEMES, 0.0)
     counted = 0
     for number in range(cells):
@@ -85,15 +85,15 @@ def measure(scenario: Scenario, *, cells: int = CELLS, rounds: int = ROUNDS, see
         )
         problem = cell.problem(cell.draw(range(rounds), root), parameters=PARAMETERS, forward_flops=FORWARD_FLOPS)
         found = {name: allocate(problem, name, policy="leave-out", seed=derive(root, "split")) for name in SCHEMES}
-        whole = ~np.any([result.left_out.any(axis=-1) for result in found.values()], axis=0)
-        counted += int(whole.sum())
+        feasible = ~np.any([result.left_out.any(axis=-1) for result in found.values()], axis=0)
+        counted += int(feasible.sum())
         for name, result in found.items():
-            totals[name] += float(np.sum((np.asarray(result.objective) - 1.0)[whole]))
+            totals[name] += float(np.sum((np.asarray(result.objective) - 1.0)[feasible]))
     return {name: total / max(1, counted) for name, total in totals.items()} | {"feasible": counted / (cells * rounds)}
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """The results in Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| cell | optimum | equal split | random split | equal over optimum | feasible rounds |",
         "|---|---|---|---|---|---|",
@@ -108,7 +108,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def draw(results: dict[str, dict[str, float]], spreads: dict[str, list[tuple[float, float]]]) -> Any:
-    """Draw the table as bars, and what an equal split costs over the optimum against the spread of path loss."""
+    """Draw the table, and the cost of an equal split relative to the optimum against the spread of path loss."""
     from feddrop.report.style import GRID, INK, MUTED, SERIES, blank_figure
 
     figure = blank_figure(11.0, 4.4, dpi=144)
@@ -124,7 +124,7 @@ def draw(results: dict[str, dict[str, float]], spreads: dict[str, list[tuple[flo
     left.invert_yaxis()
     left.set_xscale("log")
     left.grid(axis="x", which="both", color=GRID)
-    left.set_xlabel("what dropout costs, Σ w γ/(1-γ)")
+    left.set_xlabel("cost of dropout, Σ w γ/(1-γ)")
     left.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3)
     for (noise, points), style in zip(spreads.items(), ("-", "--", ":"), strict=True):
         right.plot(*zip(*points, strict=True), style, marker="o", ms=3, color=INK, label=noise)
@@ -138,7 +138,7 @@ def draw(results: dict[str, dict[str, float]], spreads: dict[str, list[tuple[flo
 
 
 def main(picture: str | None = None) -> None:
-    """Print the table and, if asked, write the picture."""
+    """Print the table and, if a file is given, draw the picture."""
     results = {scenario.name: measure(scenario) for scenario in SCENARIOS}
     print(table(results))
     if picture is None:

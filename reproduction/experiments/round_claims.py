@@ -51,10 +51,10 @@ def judge_rounds(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdi
             falls.append(ask(span, exact[first], exact[last]))
             for i in dict.fromkeys((first, last)):
                 fewer.append(ask(f"{where}, {_x(of, i)} {_unit(axis)}", random[i], exact[i]))
-    same = "the run without dropout does not depend on the resource, so that this is the claim above in other words"
+    same = "the run without dropout does not depend on the resource, so this is the same as the claim on rounds"
     verdicts = [verdict(claim, falls), verdict("fewer-rounds", fewer), verdict("gap-narrows", falls, same)]
     if claim == "rounds-latency":
-        passes = "counted as the paper does, (1-γ) of a pass by the whole network; dense kernels save none of it"
+        passes = "counted as in the paper, (1-γ) of a pass of the full network; dense kernels save nothing"
         verdicts += [
             _time(curves),
             _overhead(curves, "less-overhead", "megabytes", "bytes", "MB"),
@@ -97,7 +97,7 @@ def _overhead(curves: dict[str, Curves], claim: str, what: str, word: str, unit:
             for name, other in (("bandwidth-aware", of.schemes["random"][i]), ("no dropout", of.base)):
                 largest = max((per_round(what)(r)[0] for r in (*mine, *other) if r is not None), default=0.0)
                 for when, amount, step in (
-                    ("a round", per_round(what), 0.0),
+                    ("per round", per_round(what), 0.0),
                     ("to half-way", until(HALF, what), largest),
                 ):
                     at = f"{scenario}, {_x(of, i)} s: {word} {when}, against {name}"
@@ -124,7 +124,7 @@ def _phases(of: Curves) -> Verdict:
     slopes = f"slope from {_x(of, low)} to {_x(of, middle)} s against {_x(of, middle)} to {_x(of, high)} s"
     where = f"overfitting, half-way: {slopes}"
     step = 1.0 / (x[1] - x[0]) + 1.0 / (x[2] - x[1])
-    slope = Comparison(where, tuple(found), bounds=tuple(bounds), unit="rounds a second", step=step, ran=ran)
+    slope = Comparison(where, tuple(found), bounds=tuple(bounds), unit="rounds per second", step=step, ran=ran)
     return verdict("two-phases", [slope])
 
 

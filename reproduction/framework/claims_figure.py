@@ -1,4 +1,4 @@
-"""All claims at a glance: every point that was judged, by how far its difference is beyond its margin."""
+"""All claims in one figure: every comparison, by its difference in margins."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FAR = 30.0
-"""Beyond so many margins it does not matter how many; what is certain stands there too."""
+"""Margins at which the axis ends; certain answers are drawn there."""
 _ROW, _LINE = 0.34, 66
-"""Height of a claim in inches, and letters a line of it."""
+"""Height of a row in inches, and characters per line of its label."""
 
 
 def beyond(answer: Answer) -> float:
-    """Return how many margins a point is beyond 0: above 1 it says yes, below -1 no; NaN where it was not judged.
+    """Return the difference in margins: above 1 means yes, below -1 no; NaN if it was not judged.
 
-    One that asks for likeness is as far from no as its difference is from the tolerance.
+    With a tolerance, the distance of the difference from the tolerance takes its place.
     """
     asked = answer.comparison
     if asked.certain is not None:
@@ -35,7 +35,7 @@ def beyond(answer: Answer) -> float:
 
 
 def draw(claims: Sequence[tuple[str, Sequence[Answer]]]) -> Figure:
-    """Draw a row a claim and a dot a point, a square where there is no chance; and how many points were not judged."""
+    """Draw one row per claim: a dot per comparison (a square if certain), and the number that was not judged."""
     from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, WIDE, blank_figure, soften
 
     figure = blank_figure(WIDE, 1.0 + _ROW * len(claims), dpi=150)

@@ -18,7 +18,6 @@ from feddrop.config import Radio
 from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio.files import as_json, as_text, load, rows
 from feddrop.report.allocation import draw, save
-from reproduction.framework.finding import main as finding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOML = """
@@ -234,15 +233,6 @@ def test_pictures_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="has no ending"):
         save(allocate(problem), tmp_path / "split", names)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):
-    from reproduction.experiments import finding as module
-
-    monkeypatch.setattr(module.measure, "__kwdefaults__", {"cells": 2, "rounds": 2, "seed": 0})
-    finding(str(tmp_path / "f.png"))
-    assert "paper's table, literal noise" in capsys.readouterr().out
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_problem(tmp_path):

@@ -75,16 +75,6 @@ def test_run_report_and_resume(tmp_path):
     assert (tmp_path / "comparison.html").exists()
 
 
-def test_paper_shows_what_it_made(tmp_path):
-    done = feddrop("paper", "overhead", "--scale", "smoke", cwd=tmp_path, env={**os.environ, "COLUMNS": "160"})
-    assert done.returncode == 0, done.stderr
-    assert "made by feddrop paper overhead --scale smoke. It needs no training." in done.stdout
-    assert "FedDrop sends less than PruneFL and FedDST" in done.stdout
-    assert "(+0.42%)" in done.stdout
-    assert "runs/paper/smoke/paper.md" in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} <= {"results", "runs"}  # nothing beside the folders it has
-
-
 def test_json_is_for_machines(tmp_path):
     lines = feddrop("run", *SMALL, "--out", "r", "--json", cwd=tmp_path).stdout.splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
@@ -190,11 +180,6 @@ def test_a_file_of_another_command_is_told_from_a_typing_error(here, command, fi
     code, _, err = here(command, str(EXAMPLES / file))
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
-
-
-def test_a_name_that_the_paper_does_not_have_leaves_no_folder(here):
-    assert here("paper", "overheads")[0] == 2
-    assert not Path("runs").exists()
 
 
 def test_help_shows_no_default_where_there_is_none():
