@@ -20,7 +20,6 @@ import pytest
 import feddrop
 from feddrop.cli import app
 from feddrop.cli.failures import guarded
-from reproduction.experiments import EXPERIMENTS
 from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
 # Why a command is not run here, by how it begins.
@@ -29,9 +28,6 @@ LOOKED_AT = {
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
-    "feddrop paper accuracy": "trains for hours on a cluster that the reader has",
-    "feddrop paper power": "takes a minute; test_paper.py makes the page at its smallest scale",
-    "feddrop paper all": "takes hours, or draws the whole page; test_paper.py does it at its smallest scale",
 }
 # Programs of others: who runs them, or why they are not run.
 OTHERS = {
@@ -64,8 +60,6 @@ FORMS = {
 def filled(command: str) -> list[str]:
     """The words of a command; of a form, with all that may be left out, once."""
     words = shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", command) if " [" in command else command)
-    form = words[1:2] == ["paper"] and "NAME" in words
-    words = [word for word in words if not (form and word == "NAME")]
     return [FORMS.get(word, word) for word in words]
 
 
@@ -138,7 +132,6 @@ def test_commands_of_ours_work(page, reader, capsys):
             app([words[1], "--help"], exit_on_error=False, result_action="return_value")
             known = capsys.readouterr().out
             assert all(word in known for word in words if word.startswith("--")), command
-            assert words[1] != "paper" or words[2] in ("all", *(experiment.name for experiment in EXPERIMENTS)), command
             continue
         capsys.readouterr()
         run_it(smaller(words), reader)

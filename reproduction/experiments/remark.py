@@ -134,8 +134,8 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
     text = (
         f"Bytes per device per round if all layers are dropped and FedDST's mask moves every ΔR = {ADJUST_EVERY} "
         "rounds; in brackets, frames relative to the formula. Frames contain all biases and a header of 64 bytes, "
-        "which the formula omits. PruneFL's new mask must also reach the devices, which the remark does not count. PruneFL's "
-        "frames are real, but it was not trained here.\n\n"
+        "which the formula omits. PruneFL's new mask must also reach the devices, which the remark does not count. "
+        "PruneFL's frames are real, but it was not trained here.\n\n"
         + markdown_table(header, rows)
         + "\n\n**As trained in the table**, non-IID, first seed, FedDST with the α of its paper, both ways. On "
         "AlexNet, FedDrop drops fully-connected layers only while FedDST's mask covers all, so equal rates are not "

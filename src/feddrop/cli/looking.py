@@ -1,4 +1,4 @@
-"""``feddrop report``, ``feddrop export``, ``feddrop data`` and ``feddrop paper``: what is there, to look at."""
+"""``feddrop report``, ``feddrop export`` and ``feddrop data``: what is there, to look at."""
 
 from __future__ import annotations
 

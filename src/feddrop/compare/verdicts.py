@@ -18,8 +18,8 @@ count as spread. A bound therefore counts as at most the mean of the differences
 bound if there are only bounds), and adds no degree of freedom. A more favourable bound never turns *yes* into
 *undecided*, nor *no*.
 
-A comparison with a ``tolerance`` asks whether two things are alike: *yes* if the distance of d from 0, plus m, is at most the tolerance, *no*
-if that distance less m is above it. One that involves no chance (a count of bytes, an algebraic fact) is ``certain``. An
+A comparison with a ``tolerance`` asks whether two things are alike: *yes* if abs(d) + m is at most the tolerance, *no*
+if abs(d) - m is above it. A comparison without chance (a count of bytes, an algebraic fact) is ``certain``. An
 ``estimate`` from many draws instead of seeds has a margin of twice its standard error.
 """
 
