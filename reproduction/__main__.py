@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from feddrop.cli.failures import guarded
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 
 app = App(name="python -m reproduction", version_flags=[], suppress_keyboard_interrupt=False)
 
@@ -20,7 +20,7 @@ app = App(name="python -m reproduction", version_flags=[], suppress_keyboard_int
 def paper(
     *names: str,
     scale: str = "cpu",
-    results: Path = HERE / "results",
+    results: Path | None = None,
     work: Path = Path("runs/paper"),
     out: Path | None = None,
     workers: int | None = None,
@@ -37,7 +37,7 @@ def paper(
     scale:
         "cpu" (two cores, hours), "paper" (days, with --torch-device cuda) or "smoke" (embedded data, minutes).
     results:
-        Folder of finished runs, which are not trained again.
+        Folder of finished runs, which are not trained again. Default: reproduction/results.
     work:
         Folder of unfinished runs; the same command resumes them.
     out:
@@ -61,6 +61,7 @@ def paper(
     from reproduction.experiments import EXPERIMENTS
     from reproduction.framework.scales import NAMES
 
+    results = results or RESULTS
     one_of("scale", scale, NAMES)
     if workers is not None:
         within("workers", workers, 1, 1024)

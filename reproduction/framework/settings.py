@@ -29,8 +29,8 @@ def training(config: RunConfig) -> str:
         how = f"dropped: {layers}, {method.count} counts; rule <code>{method.rule}</code>{factor}"
     else:
         how = f"{config.method.name}: {method.layer_sparsity}, α = {method.alpha:g}, readjusted every "
-        how += f"{method.readjust_every} rounds to {method.readjust_until:.0%} of them"
-        how += ", as its code was released" * method.as_released
+        how += f"{method.readjust_every} rounds in the first {method.readjust_until:.0%} of them"
+        how += ", as in its released code" * method.as_released
     return (
         f"{config.model.name}{width}, initial weights: {config.model.init}; {data.name}, {images}, {data.devices} "
         f"devices; {config.rounds} rounds, {train.epochs} local epoch{'s' * (train.epochs > 1)}, batch "

@@ -7,7 +7,7 @@ import re
 
 from second_reading import NETWORKS, PAGE, ROOT, RUNS, SECTIONS, bands_of, curve_of, ratio_error, rows_of, spots_of
 
-DST = "feddst: erk, α = {}, readjusted every {} rounds to 50% of them.</p>"
+DST = "feddst: erk, α = {}, readjusted every {} rounds in the first 50% of them.</p>"
 DROPS = "dropped: weights of {} layers{}, exact counts; rule <code>delta</code> with the factor 1/(1-γ).</p>"
 LENET = (
     "<p>lenet, initial weights: torch; cifar100, {} images, 10 devices; {} rounds, 1 local epoch, batch 32, learning "
