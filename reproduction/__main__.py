@@ -38,7 +38,7 @@ def paper(
     from rich.markdown import Markdown
 
     from feddrop.cli.folders import writable
-    from feddrop.cli.sweeping import address_of
+    from feddrop.cli.sweeps import address_of
     from feddrop.errors import one_of, within
     from reproduction.experiments import EXPERIMENTS
     from reproduction.framework.console import overview, run, verdicts

@@ -12,7 +12,7 @@ import torch
 from feddrop import data, models
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
-from feddrop.theory import Point as Place
+from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import lemma2, study
 from feddrop.theory.variance import Masks
 from reproduction.experiments.accuracy import Row, config_of
