@@ -98,6 +98,12 @@ def test_picture_shows_every_level(found, tmp_path):
     assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory, monkeypatch):
+    """The command writes into the current folder."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
 def call(*arguments: str) -> None:
     app(["theory", *arguments], result_action="return_value")
 
