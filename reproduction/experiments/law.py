@@ -13,7 +13,7 @@ from feddrop import data, models
 from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
-from feddrop.theory import Point as Place
+from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import lemma2, study
 from feddrop.theory.variance import Masks
 from reproduction.experiments.accuracy import Row, config_of

@@ -48,7 +48,7 @@ def along(config: RunConfig) -> list[float]:
     """Train, and return ‖g‖² of the global network before the first round and after every third."""
     from feddrop.simulation.run import Run
     from feddrop.subnets.parameters import load_into
-    from feddrop.theory import Point as Place
+    from feddrop.theory import EstimatePoint as Place
 
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder) / "run")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
-from feddrop.sweeps import Job, rounds_done, train_all
+from feddrop.sweeps import SweepJob, rounds_done, train_all
 from reproduction.framework.store import Store, key_of
 
 Watcher = Callable[[int, int], None]
@@ -33,7 +33,7 @@ def sweep(
     wanted = {key_of(config): config for config in configs}
     total = sum(config.rounds for config in wanted.values())
     missing = {
-        str(store.folder(config)): Job(name=str(store.folder(config)), config=config, folder=store.folder(config))
+        str(store.folder(config)): SweepJob(name=str(store.folder(config)), config=config, folder=store.folder(config))
         for config in wanted.values()
         if store.get(config) is None
     }

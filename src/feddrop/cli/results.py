@@ -1,4 +1,4 @@
-"""``feddrop report``, ``feddrop export`` and ``feddrop data``: what is there, to look at."""
+"""``feddrop report``, ``feddrop export`` and ``feddrop data``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from feddrop.cli.output import Json, say
-
-_FLAG = Parameter(negative=(), show_default=False)
+from feddrop.cli.output import FLAG, Json, say
 
 
 def report(folders: list[Path], /, *, out: Path | None = None) -> None:
@@ -19,9 +15,9 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
     Parameters
     ----------
     folders:
-        One run folder, or several to compare: runs that differ only in their seed are drawn as one, with their spread.
+        One run folder, or several to compare. Runs that differ only in their seed are drawn as one, with their spread.
     out:
-        Where to write. Default: report.html in the run folder, or comparison.html here.
+        Output file. Default: report.html in the run folder, or comparison.html in the current folder.
     """
     from feddrop.report import write_comparison, write_report
 
@@ -31,25 +27,25 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
         say(f"Comparison: {write_comparison(folders, out or Path('comparison.html'))}")
 
 
-def export(folder: Path, *, out: Path, devices: Annotated[bool, _FLAG] = False) -> None:
-    """Write the rounds of a run as a table for other programs.
+def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -> None:
+    """Export the rounds of a run as a table.
 
     Parameters
     ----------
     folder:
         Run folder.
     out:
-        Where to write; its ending says how: .parquet or .csv.
+        Output file, .parquet or .csv.
     devices:
-        A row a device and round, instead of a row a round.
+        One row per device per round, not one per round.
     """
     from feddrop.storage import export as write
 
     say(f"Table: {write(folder, out, devices=devices)}")
 
 
-def data(name: str, *, path: Path | None = None, download: Annotated[bool, _FLAG] = False, json_: Json = False) -> None:
-    """Show a data set, or fetch it.
+def data(name: str, *, path: Path | None = None, download: Annotated[bool, FLAG] = False, json_: Json = False) -> None:
+    """Describe or download a data set.
 
     Parameters
     ----------
@@ -58,7 +54,7 @@ def data(name: str, *, path: Path | None = None, download: Annotated[bool, _FLAG
     path:
         The archive or file, or its folder.
     download:
-        Fetch it from its official site into the cache folder.
+        Download it from its official site into the cache folder.
     json_:
         Print JSON.
     """

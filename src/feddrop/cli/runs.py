@@ -17,7 +17,7 @@ from feddrop.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from feddrop.simulation.run import Run
 
-_OWN = {"network": "model=...", "data": "dataset=..."}
+_ARGUMENTS = {"network": "model=...", "data": "dataset=..."}
 
 
 def run(
@@ -36,14 +36,14 @@ def run(
     Parameters
     ----------
     config:
-        TOML configuration; without one, the embedded digits are learned by ten devices at rate 0.3.
+        TOML configuration. Default: ten devices learn the embedded digits at rate 0.3.
     set_:
-        Change one setting, e.g. --set train.lr=0.05 --set data.devices=20; may be repeated. `feddrop config` lists
-        them all.
+        Change a setting, e.g. --set train.lr=0.05 --set data.devices=20; may be repeated. `feddrop config` lists all
+        settings.
     method:
         Short for --set method=...
     rate:
-        Short for --set rate=...: a number, or a file of one rate a device.
+        Short for --set rate=...: a number, or a file with one rate per device.
     rounds:
         Short for --set rounds=...
     seed:
@@ -51,7 +51,7 @@ def run(
     out:
         Run folder, new or empty. Default: runs/DATA-MODEL-TIME.
     json_:
-        Print one JSON line a round and nothing else.
+        Print one JSON line per round and nothing else.
     """
     changes = [*set_, *_shorthands(set_, method=method, rate=rate, rounds=rounds, seed=seed)]
     from feddrop.config import RunConfig
@@ -69,55 +69,55 @@ def resume(
     set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     json_: Json = False,
 ) -> None:
-    """Go on with a run where it stopped; the outcome is that of a run never interrupted.
+    """Continue a stopped run; the result is bit-identical to that of an uninterrupted run.
 
     Parameters
     ----------
     folder:
         Run folder.
     set_:
-        Change one setting that does not alter what a round does, e.g. --set execution.workers=4 or --set rounds=200;
-        may be repeated. It stays for later.
+        Change a setting that does not affect the result of a round, e.g. --set execution.workers=4 or --set rounds=200;
+        may be repeated. The change is saved.
     json_:
-        Print one JSON line a round and nothing else.
+        Print one JSON line per round and nothing else.
     """
     from feddrop.config import RunConfig
     from feddrop.simulation.run import Run, read_config
 
     settings = read_config(folder)
-    _refuse_own(folder)
+    _require_python(folder)
     if set_:
         settings = RunConfig.from_toml(settings.to_toml(), set_)
     _drive(lambda: Run(settings, folder, resume=True), folder, json_)
 
 
 def _shorthands(changes: list[str], **given: str | None) -> list[str]:
-    """Turn ``--rate 0.9`` into ``rate=0.9``; what is said twice is an error."""
+    """Turn ``--rate 0.9`` into ``rate=0.9``; a setting that is given twice is an error."""
     said = {change.partition("=")[0].strip() for change in changes}
     for key, value in given.items():
         if value is not None and key in said:
-            raise ConfigError(f"{key} is given twice, by --{key} and by --set {key}=... Leave out one of them.")
+            raise ConfigError(f"{key} is given twice, by --{key} and by --set {key}=... Remove one of them.")
     return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
-def _refuse_own(folder: Path) -> None:
-    """Say where to resume a run whose network or data came from Python."""
+def _require_python(folder: Path) -> None:
+    """Raise a RunError if a run with custom objects must be resumed from Python."""
     from feddrop.storage import RunFolder
 
     about = RunFolder(folder).about()
-    own = about.get("own")
+    own = about.get("custom")
     if about.get("command") == "flwr run":
-        raise RunError(f"{folder} is a run over Flower's nodes. The same `flwr run` goes on with it.")
+        raise RunError(f"{folder} is a run on Flower nodes. Continue it with the same `flwr run`.")
     if isinstance(own, list) and own:
-        wanted = ", ".join([repr(str(folder)), *(_OWN.get(str(what), f"{what}=...") for what in own)])
+        wanted = ", ".join([repr(str(folder)), *(_ARGUMENTS.get(str(what), f"{what}=...") for what in own)])
         raise RunError(
-            f"{folder} was started from Python with {' and '.join(map(str, own))} of its own, which no file holds. "
-            f"Resume it from Python: feddrop.resume({wanted})."
+            f"{folder} was started from Python with a custom {' and '.join(map(str, own))}, which is not saved. Resume "
+            f"it from Python: feddrop.resume({wanted})."
         )
 
 
 def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
-    """Run to the end or to Ctrl-C, showing every round, and write the report."""
+    """Run until the end or Ctrl-C, show every round, and write the report."""
     from feddrop.cli.live import show_run
     from feddrop.report import write_report
 
@@ -133,7 +133,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
         if stop:
             raise KeyboardInterrupt
         stop.append(number)
-        note("\nStopping after this round (Ctrl-C again: at once) ...")
+        note("\nStopping after this round; Ctrl-C again stops now ...")
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
@@ -149,5 +149,5 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     page = write_report(folder)
     if not as_json:
         if job.round < job.config.rounds:
-            say(f"Stopped after round {job.round} of {job.config.rounds}. Go on with: feddrop resume {folder}")
+            say(f"Stopped after round {job.round} of {job.config.rounds}. Continue with: feddrop resume {folder}")
         say(f"Report: {page}")
