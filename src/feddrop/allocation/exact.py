@@ -98,7 +98,7 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
                 np.copyto(part, curve.least * (BAND / least), where=tight)
                 np.copyto(part, curve.most() * (BAND / most), where=loose)
     return finish(
-        problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
+        problem, share=share, active=active, scheme="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
 
 

@@ -192,7 +192,7 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         problem,
         share=share,
         active=active,
-        method="exact",
+        scheme="exact",
         status=Status.OPTIMAL,
         iterations=passes,
         price=price,

@@ -51,7 +51,7 @@ def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
         problem,
         share=share,
         active=active,
-        method="exact",
+        scheme="exact",
         status=Status.OPTIMAL,
         iterations=passes,
         price=price,

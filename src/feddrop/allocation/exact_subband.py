@@ -42,7 +42,7 @@ def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
         share = np.where(loose, free * (BAND / most), share)
         price = np.where(loose, 0.0, 1.0 / s**2)
     return finish(
-        problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
+        problem, share=share, active=active, scheme="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
 
 

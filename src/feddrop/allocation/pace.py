@@ -42,7 +42,7 @@ _SECONDS, _JOULES = 1e60, 1e100
 """Deadlines and budgets stay between these and their inverses, so that parts of them are numbers."""
 
 
-class Link(NamedTuple):
+class PacedLink(NamedTuple):
     """What the air takes of the full model, at some shares.
 
     Attributes:
@@ -127,7 +127,7 @@ class Needs(NamedTuple):
         return self.down + self.up / x, self.radio * (self.slow_grown / x), tau, self.clock / tau**2
 
 
-def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -> Needs:
+def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1.0) -> Needs:
     """Work out what devices need.
 
     Args:
@@ -303,7 +303,7 @@ def chosen(
     x: FloatArray,
     c: Needs,
     stretch: FloatArray | float = 1.0,
-    air: Link | None = None,
+    air: PacedLink | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Clock in hertz and power in watts, exactly at a limit where they are at one.
 

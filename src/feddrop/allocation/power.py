@@ -61,7 +61,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddrop.allocation.pace import MARGIN, Link, Pace, needs, pace, reach
+from feddrop.allocation.pace import MARGIN, PacedLink, Pace, needs, pace, reach
 from feddrop.allocation.problem import BoolArray, FloatArray, Problem, coerce, refuse
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link
@@ -130,10 +130,10 @@ class PowerProblem:
             low, high = getattr(self, least), getattr(self, most)
             refuse(least, low, low <= high, f"at most {most}", self.shape)
 
-    def link(self, share: FloatArray) -> Link:
+    def link(self, share: FloatArray) -> PacedLink:
         """What the air takes of the full model at these shares."""
         snr = self.gain_to_noise
-        return Link(self.download_s / share, 1.0, self._nats() / share, 1.0 / snr, 0.0, *self._limits(snr))
+        return PacedLink(self.download_s / share, 1.0, self._nats() / share, 1.0 / snr, 0.0, *self._limits(snr))
 
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
         """The paper's P1 that is left when clock and power are given."""
@@ -178,12 +178,12 @@ class SubbandPowerProblem(PowerProblem):
 
     download_snr: FloatArray
 
-    def link(self, share: FloatArray) -> Link:
+    def link(self, share: FloatArray) -> PacedLink:
         """What the air takes of the full model at these shares."""
         snr = self.gain_to_noise / share
         down = link(self.download_snr, share)
         nats = self._nats() / share
-        return Link(self._push_s() * down.cost, down.fall, nats, 1.0 / snr, 1.0, *self._limits(snr))
+        return PacedLink(self._push_s() * down.cost, down.fall, nats, 1.0 / snr, 1.0, *self._limits(snr))
 
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
         """The paper's P1 that is left when clock and power are given."""

@@ -192,7 +192,7 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
             problem,
             share=share * np.minimum(1.0, BAND / band),
             active=active,
-            method="exact",
+            scheme="exact",
             status=Status.OPTIMAL,
             iterations=passes,
             price=np.exp(log_price),
