@@ -130,9 +130,7 @@ def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
     return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 
-def settle(
-    problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = False
-) -> tuple[AnyKind, BoolArray]:
+def settle(problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = False) -> tuple[AnyKind, BoolArray]:
     """Make a problem feasible by the policy.
 
     Args:

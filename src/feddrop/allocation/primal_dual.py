@@ -320,7 +320,10 @@ def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tupl
             )
         found[name] = value
     floor = _FLOOR * weighty
-    lam, nu = np.maximum(_of(weighty > 0, found["deadline"]), floor), np.maximum(_of(weighty > 0, found["energy"]), floor)
+    lam, nu = (
+        np.maximum(_of(weighty > 0, found["deadline"]), floor),
+        np.maximum(_of(weighty > 0, found["energy"]), floor),
+    )
     return lam, nu, found["band"]
 
 
