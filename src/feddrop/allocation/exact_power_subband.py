@@ -1,7 +1,7 @@
 """The optimum of rate, share, power and clock under subband noise.
 
-The share has no closed form: for each device, Newton's method in log ρ finds where the marginal value of band equals its
-price, with the best clock and power at every step. The outer search for the price is that of the other solvers.
+The share has no closed form: for each device, Newton's method in log ρ finds where the marginal value of band equals
+its price, with the best clock and power at every step. The outer search for the price is that of the other solvers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def log_phi(x: FloatArray) -> FloatArray:
 
 
 def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
-    """Return the logarithm of the x at which log φ has this value: up to 4e-6 above it after 3 passes, exact after 5."""
+    """Return the logarithm of the x at which log φ has this value; 3 passes are up to 4e-6 too high, 5 are exact."""
     # log φ is convex in log x: from the right of the root, Newton's steps decrease to it.
     q = above(value)
     for _ in range(passes):

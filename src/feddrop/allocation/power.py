@@ -61,7 +61,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddrop.allocation.pace import MARGIN, PacedLink, Pace, needs, pace, reach
+from feddrop.allocation.pace import MARGIN, Pace, PacedLink, needs, pace, reach
 from feddrop.allocation.problem import BoolArray, FloatArray, Problem, coerce, refuse
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link

@@ -71,7 +71,7 @@ class _FullSpeed(NamedTuple):
     rest: FloatArray
 
     def at(self, root: FloatArray) -> tuple[BoolArray, FloatArray, BoolArray]:
-        """Return which devices are at full speed at the price root², their 1/share, and whether it follows the price."""
+        """Return which devices are at full speed at the price root², their 1/share, and where it follows the price."""
         wish = root * self.alone
         r = np.minimum(np.maximum(wish, self.least), self.most)
         alone = r * self.tilt >= self.rest

@@ -157,7 +157,7 @@ class PrimalDual:
     name: ClassVar[str] = "primal-dual"
 
     tolerance: float = 5e-5
-    steps: StepRule = RelativeSteps()  # noqa: RUF009 -- it is frozen
+    steps: StepRule = RelativeSteps()
     start: FirstMultipliers | Allocation | None = None
     max_passes: int = 20_000
     check_every: int = 10
@@ -165,8 +165,8 @@ class PrimalDual:
     def __post_init__(self) -> None:
         if not (self.tolerance > 0 and self.max_passes >= 1 and self.check_every >= 1):
             raise ConfigError(
-                f"tolerance, max_passes and check_every are {self.tolerance}, {self.max_passes} and {self.check_every}; "
-                "they must be positive."
+                f"tolerance is {self.tolerance}, max_passes {self.max_passes} and check_every {self.check_every}; they "
+                "must be positive."
             )
 
     def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
@@ -176,8 +176,8 @@ class PrimalDual:
                 "The closed forms of the scheme 'primal-dual' hold neither under subband noise nor if power and clock "
                 "are chosen; use the scheme 'exact'."
             )
-        problem, active = settle(problem, policy)
-        p = _scaled(problem, active)
+        settled, active = settle(problem, policy)
+        p = _scaled(settled, active)
         count = total(_of(active, np.ones(())))
         # Devices without samples weigh nothing, but need their share all the same.
         weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
@@ -204,7 +204,7 @@ class PrimalDual:
                 mu, lam, nu = self.steps(Pass(number, mu, lam, nu, rho, band, late, spent, free))
                 mu, lam, nu = np.maximum(mu, _SMALL), np.maximum(lam, floor), np.maximum(nu, floor)
         return finish(
-            problem,
+            settled,
             share=best.share,
             active=active,
             scheme=self.name,
@@ -295,8 +295,8 @@ def _first(
     multipliers = start.multipliers
     if multipliers is None or start.share.shape != weighty.shape:
         raise ConfigError(
-            f"the allocation to start from has the scheme {start.scheme!r} and shape {list(start.share.shape)}; it must "
-            f"have the scheme 'exact' or 'primal-dual' and shape {list(weighty.shape)}."
+            f"the allocation to start from is by {start.scheme!r} and has shape {list(start.share.shape)}; it must be by "
+            f"'exact' or 'primal-dual' and have shape {list(weighty.shape)}."
         )
     z = 1.0 / (1.0 - np.where(start.active, start.rate, 0.0))
     few = _WARM * weighty

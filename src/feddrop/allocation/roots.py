@@ -56,7 +56,7 @@ def root(
         usable = (np.abs(step - inside) <= 2.0**-40 * scale) & (np.abs(step - x) <= 0.5 * before)
         new = np.where(found, x, np.where(usable, inside, 0.5 * (low + high)))
         before = np.abs(new - x)
-        # Freeze converged entries; bisection would move them. A short step means convergence, a short bisection does not.
+        # Freeze converged entries; bisection would move them. A short bisection is not convergence.
         found = found | ((before <= tolerance * scale) & (usable | (high - low <= 2.0**-50 * scale)))
         x = new
         if found.all():

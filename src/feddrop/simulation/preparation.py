@@ -27,7 +27,7 @@ from feddrop.methods import checked, factory_of
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.models import flops
 from feddrop.models.flops import Flops
-from feddrop.radio import Measured, gains_from
+from feddrop.radio import MeasuredGains, gains_from
 from feddrop.seeds import derive
 from feddrop.simulation import preflight
 from feddrop.simulation.device import Samples, Task, check_torch_device
@@ -64,7 +64,7 @@ class Brought(TypedDict, total=False):
     executor: ExecutorFactory | None
     loss: Loss | None
     metrics: Mapping[str, Loss] | None
-    gains: Measured | npt.ArrayLike | None
+    gains: MeasuredGains | npt.ArrayLike | None
     samples: Sequence[int] | None
     rates: Callable[[Workload, Roster], Rates] | None
 
@@ -309,7 +309,7 @@ def _replaced(config: RunConfig, brought: Brought, taken: Sequence[str]) -> list
     return lines
 
 
-def _gains(config: RunConfig, brought: Brought) -> Measured | None:
+def _gains(config: RunConfig, brought: Brought) -> MeasuredGains | None:
     """Return the gains that a user brought; without a radio they are an error."""
     given = brought.get("gains")
     if given is None:
@@ -318,12 +318,12 @@ def _gains(config: RunConfig, brought: Brought) -> Measured | None:
         raise ConfigError("gains are given, which have no effect without a radio. Add a [radio] section.")
     if brought.get("rates") is not None:
         raise ConfigError("gains and rates are both given; gains have no effect where rates= decides. Remove one.")
-    return given if isinstance(given, Measured) else gains_from(given)
+    return given if isinstance(given, MeasuredGains) else gains_from(given)
 
 
-def _measured(rates: Rates) -> Measured | None:
+def _measured(rates: Rates) -> MeasuredGains | None:
     """Return the measured gains that a cell takes its channels from, if it does."""
-    return rates.cell.fading if isinstance(rates, RadioRates) and isinstance(rates.cell.fading, Measured) else None
+    return rates.cell.fading if isinstance(rates, RadioRates) and isinstance(rates.cell.fading, MeasuredGains) else None
 
 
 def _decider(
@@ -333,7 +333,7 @@ def _decider(
     counted: Flops,
     samples: Sequence[int],
     own: Callable[[Workload, Roster], Rates] | None,
-    gains: Measured | None,
+    gains: MeasuredGains | None,
 ) -> Rates:
     """Return who decides the rates: the user's own decider, or the cell where there is a radio, else the user."""
     chosen = Roster(config.participation, len(samples), config.seed)

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Allocation, AnyProblem, allocate, refit
+from feddrop.allocation import Allocation, AnyProblem, allocate, refit, scheme_named
 from feddrop.config import Radio
 from feddrop.config.parsing import parse_json, read_text
 from feddrop.errors import ConfigError, shortened
 from feddrop.methods.method import Sizes
-from feddrop.radio import Cell, Channels, Measured, covering
+from feddrop.radio import Cell, Channels, MeasuredGains, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
 from feddrop.radio.cost import Cost
+from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
 from feddrop.radio.tables import by_device, read_table
-from feddrop.radio.wires import AUTO, ERRORS, choose_wires
 from feddrop.seeds import derive
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
@@ -94,7 +94,7 @@ class Workload:
         flops: FLOPs of one sample, forward and with the backward pass, of a subnet that keeps so many values of every
             tensor; None for the whole network.
         sizes: what a subnet of a rate holds; None where the method cannot say.
-        dtype: how values travel; ``"auto"`` to choose it for every device, see :mod:`feddrop.radio.wires`.
+        dtype: how values travel; ``"auto"`` to choose it for every device, see :mod:`feddrop.radio.dtypes`.
     """
 
     samples: Sequence[int]
@@ -119,7 +119,7 @@ class RadioRates:
         participation: Roster,
         seed: int,
         fixed: Sequence[float] | None = None,
-        gains: Measured | None = None,
+        gains: MeasuredGains | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
@@ -151,7 +151,7 @@ class RadioRates:
             return self._tight(round_, channels, wires)
 
         count, given = self.cell.devices, self._work.dtype
-        wires, allocation = choose_wires(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
+        wires, allocation = choose_dtypes(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
         chosen = self._chosen(allocation, channels)
@@ -218,14 +218,8 @@ class RadioRates:
         return replace(channels, present=present)
 
     def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
-        return allocate(
-            problem,
-            self._radio.band_scheme,
-            policy=self._radio.policy,
-            seed=derive(self._seed, "shares", round_),
-            rate=self._fixed,
-            warm=self._last[1] if self._last else None,
-        )
+        scheme = scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
+        return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, wires: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:
         """The figures of the full model, as long as the rate of each device is at most its top."""
