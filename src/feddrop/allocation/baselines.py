@@ -84,7 +84,7 @@ class Fixed:
             given = np.asarray(self.rate, dtype=np.float64)
             rates = np.broadcast_to(given, problem.shape)
         except (TypeError, ValueError):
-            raise ConfigError(f"The fixed rate is {self.rate!r}; it must be a number, or one for each device.") from None
+            raise ConfigError(f"The fixed rate is {self.rate!r}; it must be a number, or one per device.") from None
         caps = np.broadcast_to(problem.max_rate, problem.shape)
         for place in np.argwhere(~((rates >= 0) & (rates <= caps)))[:1]:
             where = tuple(place)

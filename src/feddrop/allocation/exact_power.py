@@ -105,7 +105,7 @@ class _Block:
         return _State(r, np.log(deadline / energy), h.per_q * turns, r_moves, moves / h.per_q)
 
     def ends(self, price: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """Return where the deadline's load is smaller even at the slowest, and where it is larger even at full speed."""
+        """Return where the deadline's load is smaller even at the slowest, and larger even at full speed."""
         on_d, on_e, tau, watts = self.full
         r = self.wish(on_d, price)[0]
         late = r * on_d + tau >= r * on_e + watts
