@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddrop.allocation import allocate
+from feddrop.allocation import Random, allocate
 from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
@@ -249,7 +249,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     decision = rates.decide(1)
     wires = ["float32"] * rates.cell.devices
     told = rates._problem(decision.channels, rates._full(wires, np.full(len(wires), 0.9)))
-    again = allocate(told, "random", seed=derive(0, "shares", 1))
+    again = allocate(told, Random(derive(0, "shares", 1)))
     assert decision.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(decision.shares.values()) == again.share.tolist()
     assert all(rate <= worst for rate, worst in zip(decision.rates.values(), again.rate, strict=True))

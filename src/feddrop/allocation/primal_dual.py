@@ -295,8 +295,8 @@ def _first(
     multipliers = start.multipliers
     if multipliers is None or start.share.shape != weighty.shape:
         raise ConfigError(
-            f"the allocation to start from is by {start.scheme!r}, shape {list(start.share.shape)}; it must be by 'exact' "
-            f"or 'primal-dual', shape {list(weighty.shape)}."
+            f"the allocation to start from is by {start.scheme!r}, shape {list(start.share.shape)}; it must be by "
+            f"'exact' or 'primal-dual', shape {list(weighty.shape)}."
         )
     z = 1.0 / (1.0 - np.where(start.active, start.rate, 0.0))
     few = _WARM * weighty

@@ -2,7 +2,7 @@
 
 A kind's Ω is its measured power above idle over f³ at the highest clock, with all listed cores busy. Its FLOPs per
 cycle are float32 and of all these cores, as measured rather than advertised (the Jetsons' are peaks).
-``docs/cells.md`` names the sources. Real power grows more slowly than f³, so that Ω f³ is too low below the highest clock.
+``docs/cells.md`` names the sources. Real power grows more slowly than f³, so Ω f³ is too low below the highest clock.
 """
 
 from __future__ import annotations
