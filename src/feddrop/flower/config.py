@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 from feddrop.config import RunConfig, from_table
 from feddrop.errors import ConfigError, one_of
-from feddrop.simulation.rates import read_rates
+from feddrop.simulation.preflight import check_config
+from feddrop.simulation.schemes import read_rates
 
 PLANNINGS = ("given", "declared", "measured")
 POLICIES = ("error", "leave-out", "stretch")
@@ -77,6 +78,7 @@ def read_settings(given: Mapping[str, str | int | float | bool]) -> tuple[RunCon
     fleet = from_table(FleetConfig, own, _PREFIX)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in given.items()}
     config = RunConfig.from_toml("", [f"{key}={text}" for key, text in texts.items() if not key.startswith(_PREFIX)])
+    check_config(config)
     if config.execution.executor != "serial":
         raise ConfigError(
             f"execution.executor is {config.execution.executor!r}, which has no effect under Flower: its nodes compute."
