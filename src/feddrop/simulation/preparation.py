@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.means import MeanConfig
-from feddrop.methods import checked, factory_of
+from feddrop.methods import build_method, checked
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -52,6 +53,7 @@ class Prepared:
         scheme: chooses their rates.
         params: the initial network.
         state: the method's initial state.
+        gains: the measured gains of the cell, if it has any.
     """
 
     config: RunConfig
@@ -66,17 +68,12 @@ class Prepared:
     scheme: RateScheme
     params: Params
     state: State
+    gains: Measured | None
 
     @property
     def model(self) -> nn.Module:
         """The network, as a template: it is never trained itself."""
         return self.task.setup.model
-
-    @property
-    def gains(self) -> Measured | None:
-        """The measured gains of the cell, if it has any."""
-        fading = self.scheme.cell.fading if isinstance(self.scheme, CellRates) else None
-        return fading if isinstance(fading, Measured) else None
 
     def start_executor(self) -> Executor:
         """Start the executor, which runs the devices."""
@@ -105,6 +102,8 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     counted = flops.count(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
+    scheme = build_scheme(config, custom, work, roster, task.setup.rates)
+    gains = scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, Measured) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -116,12 +115,13 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         method=method,
         flops=counted,
         roster=roster,
-        scheme=build_scheme(config, custom, work, roster, task.setup.rates),
+        scheme=scheme,
         params=params,
         state=checked_state(method.init(params), "init"),
+        gains=gains,
     )
     preflight.check(run)
-    for line in filter(None, preflight.notices(run)):
+    for line in preflight.notices(run):
         log.warning(line)
     return run
 
@@ -154,7 +154,7 @@ def device_task(
     )
     return Task(
         setup=setup,
-        factory=custom.method or factory_of(config.method),
+        factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         measures={**measures_for(loss), **(custom.metrics or {})},
