@@ -197,7 +197,7 @@ class Pool(Generic[W]):
         return True
 
     def _started(self, worker: W) -> None:
-        """Receive a worker's report that it has started, or restart it: for ever, if it is late and others are ready."""
+        """Receive a worker's report that it has started, or restart it; without limit while others are ready."""
         try:
             worker.receive()
         except WorkerLostError as lost:

@@ -123,7 +123,7 @@ class ProcessWorker:
         self.ready = False
 
     def tick(self, seconds: float) -> None:
-        """Advance the timeout, in the watchdog's thread. A worker whose answer waits to be collected never times out."""
+        """Advance the timeout, in the watchdog's thread; an answer that waits to be collected stops the clock."""
         with self._lock:
             self._left -= seconds
             if self._left <= 0 and self._link is not None and (self._receiving or not self._link.poll()):
