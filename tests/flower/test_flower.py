@@ -34,7 +34,7 @@ from feddrop.flower.planning import Costs, NodeRates, line, lowest
 from feddrop.flower.server import _sum_up
 from feddrop.methods.method import Sizes
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import Workload
+from feddrop.simulation.schemes import Workload
 from feddrop.storage import RunFolder
 from feddrop.storage import folder as folders
 from support.grid import FakeGrid

@@ -576,7 +576,7 @@ def test_gains_of_your_own_are_an_argument_of_a_run(tmp_path):
     assert ours[0].objective < theirs[0].objective
     job = Run(config, tmp_path / "c", gains=good)
     next(iter(job))
-    np.testing.assert_array_equal(job.prepared.rates.decide(2).channels.uplink, good[1])
+    np.testing.assert_array_equal(job.prepared.scheme.decide(2).channels.uplink, good[1])
     with pytest.raises(Exception, match=r"started with gains of your own: feddrop.resume\(folder, gains=...\)"):
         resume(tmp_path / "c")
     with pytest.raises(Exception, match="gains"):

@@ -13,7 +13,7 @@ import feddrop
 from feddrop.config import FedAvg
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
-from feddrop.simulation.rates import GivenRates
+from feddrop.simulation.schemes import GivenRates
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
 

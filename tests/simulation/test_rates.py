@@ -12,7 +12,8 @@ from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.methods.method import Sizes
 from feddrop.seeds import derive
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import RadioRates, Workload, covers
+from feddrop.simulation.cell_rates import CellRates, covers
+from feddrop.simulation.schemes import Workload
 from feddrop.simulation.run import Run, resume, run
 from feddrop.wire import frame_bytes
 
@@ -68,7 +69,7 @@ def test_measured_latency_by_hand(tmp_path):
     config = RunConfig.from_toml("", [*BASE, "rounds=1", "radio.deadline_s=0.5"])
     job = Run(config, tmp_path / "run")
     (record,) = list(job)
-    cell, decision = job.prepared.rates.cell, job.prepared.rates.decide(1)
+    cell, decision = job.prepared.scheme.cell, job.prepared.scheme.decide(1)
     device = record["devices"][2]
     down, up = cell.bits_per_second(decision.channels, decision.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
@@ -140,7 +141,7 @@ def test_covering_is_close(tmp_path):
         sizes=method_named("feddrop").factory()(setup).sizes,
         dtype="float32",
     )
-    control = RadioRates(Radio(noise="density"), work, Roster(Participation(), 3, 0), 0)
+    control = CellRates(Radio(noise="density"), work, Roster(Participation(), 3, 0), 0)
     for top, slack in ((0.0, 1.001), (0.3, 1.005), (0.5, 1.01), (0.9, 1.06)):
         assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
 
@@ -179,7 +180,7 @@ def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
     def objectives(deadline_s, scheme):
         settings = ["method.layers=linear", f"radio.deadline_s={deadline_s}", f"radio.scheme={scheme}"]
         job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / f"{deadline_s}-{scheme}")
-        return np.array([job.prepared.rates.decide(round_).objective for round_ in range(1, 6)])
+        return np.array([job.prepared.scheme.decide(round_).objective for round_ in range(1, 6)])
 
     for deadline_s in (0.3, 0.4, 0.5):
         joint, equal = objectives(deadline_s, "exact"), objectives(deadline_s, "equal")
@@ -189,7 +190,7 @@ def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
 
 def decided(tmp_path, *settings):
     config = RunConfig.from_toml("", ["rounds=1", "data.train_limit=300", *settings])
-    return Run(config, tmp_path / f"{len(list(tmp_path.iterdir()))}").prepared.rates.decide(1)
+    return Run(config, tmp_path / f"{len(list(tmp_path.iterdir()))}").prepared.scheme.decide(1)
 
 
 def test_closer_covers_come_to_an_end(tmp_path):
@@ -221,18 +222,18 @@ def test_fixed_rates_are_billed_at_those_rates(tmp_path):
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
     """Primal-dual warm starts are replayed round by round, each once, and in order."""
     job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
-    real, seen = job.prepared.rates._decide, []
+    real, seen = job.prepared.scheme._decide, []
     first = real(1)
 
     def decide(round_):
         seen.append(round_)
-        job.prepared.rates._last = (round_, first.allocation)
+        job.prepared.scheme._last = (round_, first.allocation)
         return first
 
-    job.prepared.rates._last = None
-    monkeypatch.setattr(job.prepared.rates, "_decide", decide)
-    job.prepared.rates.decide(3000)
-    job.prepared.rates.decide(3001)
+    job.prepared.scheme._last = None
+    monkeypatch.setattr(job.prepared.scheme, "_decide", decide)
+    job.prepared.scheme.decide(3000)
+    job.prepared.scheme.decide(3001)
     assert seen == list(range(1, 3002))
 
 
@@ -245,7 +246,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     """They are drawn once: drawing them again at lower and lower rates would make them ever fairer."""
     settings = ["radio.deadline_s=0.6", "radio.scheme=random"]
     job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
-    rates = job.prepared.rates
+    rates = job.prepared.scheme
     decision = rates.decide(1)
     wires = ["float32"] * rates.cell.devices
     told = rates._problem(decision.channels, rates._full(wires, np.full(len(wires), 0.9)))

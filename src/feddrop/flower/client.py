@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -24,26 +24,37 @@ from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
+from feddrop.learning.local import Loss
+from feddrop.methods.method import MethodFactory
 from feddrop.seeds import derive
+from feddrop.simulation import preflight
+from feddrop.simulation.custom import CustomObjects, Network
 from feddrop.simulation.device import Device
-from feddrop.simulation.preparation import Brought, check_arguments, device_task
+from feddrop.simulation.preparation import device_task
 
 Own = Callable[[Context], Dataset | tuple[Any, Any]]
 """A node's own data: inputs and targets, or a whole data set, of which the training half is used."""
 
-_BROUGHT = ("loss", "method", "model")
-"""What a device is told by its user: the rest is the server's."""
 _NODES = 4
 """Nodes that a process holds ready: a SuperNode's has one, an actor of the simulation plays several."""
 
 
-def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: Unpack[Brought]) -> ClientApp:
+def client_app(
+    data: Own | None = None,
+    *,
+    mods: Sequence[Any] = (),
+    model: Network | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+) -> ClientApp:
     """Return a ClientApp for any method.
 
     Args:
         data: ``context -> (inputs, targets)``, what this node holds; without it, its part of ``data.name``.
         mods: Flower's own modifiers.
-        **brought: model, method, loss: the same as the server's, where they are not named in the app's configuration.
+        model: a custom network, or a function from a seed to one; the same as the server's.
+        method: a function ``setup -> Method``; the same as the server's.
+        loss: a function ``(outputs, targets) -> mean loss``; the same as the server's.
 
     Example:
         >>> import feddrop.flower, torch
@@ -52,7 +63,8 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
         ...     model=lambda seed: torch.nn.Linear(8, 3),
         ... )
     """
-    check_arguments(brought, _BROUGHT)
+    custom = CustomObjects(model=model, method=method, loss=loss)
+    preflight.check_custom(custom)
     app = ClientApp(mods=list(mods))
     ready: dict[tuple[Any, ...], Node] = {}
 
@@ -61,7 +73,7 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
         if key not in ready:
             while len(ready) >= _NODES:
                 del ready[next(iter(ready))]
-            ready[key] = Node(context, data, brought)
+            ready[key] = Node(context, data, custom)
         return ready[key]
 
     @app.query()
@@ -87,16 +99,16 @@ class Node:
         introduction: what it says of itself.
     """
 
-    def __init__(self, context: Context, own: Own | None, brought: Brought) -> None:
+    def __init__(self, context: Context, own: Own | None, custom: CustomObjects) -> None:
         config, fleet = read_settings(context.run_config)
         self._number = _number(context.node_config, config.data.devices)
         if fleet.planning != "given":
-            brought = {**brought, "rates": _decided}
+            custom = replace(custom, rates=_decided)
         if own is None:
             dataset, parts = _shared(replace(config, rounds=1).to_toml(), config.data.path)
         else:
             dataset, parts = _alone(own(context), self._number)
-        self._device = Device(device_task(config, dataset, parts, brought, devices=config.data.devices), self._number)
+        self._device = Device(device_task(config, dataset, parts, custom, devices=config.data.devices), self._number)
         home = context.node_config.get("memory") or _home() / "feddrop"
         self._memory = NodeMemory(Path(str(home)) / f"device-{self._number}")
         told = {name: context.node_config.get(name.replace("_", "-"), 0.0) for name in DECLARED}

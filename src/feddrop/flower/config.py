@@ -9,7 +9,8 @@ from typing import ClassVar
 from feddrop.config import RunConfig, from_table
 from feddrop.config.fields import Settings, setting
 from feddrop.errors import ConfigError
-from feddrop.simulation.rates import read_rates
+from feddrop.simulation.preflight import check_config
+from feddrop.simulation.schemes import read_rates
 
 PLANNINGS = ("given", "declared", "measured")
 POLICIES = ("error", "leave-out", "stretch")
@@ -65,6 +66,7 @@ def read_settings(given: Mapping[str, str | int | float | bool]) -> tuple[RunCon
     fleet = from_table(FleetConfig, fleet_table, _PREFIX)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in given.items()}
     config = RunConfig.from_toml("", [f"{key}={text}" for key, text in texts.items() if not key.startswith(_PREFIX)])
+    check_config(config)
     if problem := next(_problems(config, fleet), ""):
         raise ConfigError(problem)
     if config.radio is None:

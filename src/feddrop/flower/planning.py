@@ -25,8 +25,8 @@ import numpy.typing as npt
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.flower.fleet import Fleet
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import Decision, Workload
 from feddrop.simulation.round import DeviceRound
+from feddrop.simulation.schemes import Plan, Workload
 from feddrop.wire import frame_bytes
 
 STEPS = 256
@@ -136,7 +136,7 @@ class NodeRates:
         self.history: dict[int, deque[MeasuredSpeeds]] = {}
         self._round = 0
 
-    def decide(self, round_: int) -> Decision:
+    def decide(self, round_: int) -> Plan:
         """Choose the rates of a round."""
         self._round = round_
         chosen = self._participation.chosen(round_).tolist()
@@ -159,7 +159,7 @@ class NodeRates:
             if device not in out
         }
         weights = {device: float(self._fleet.samples[device]) for device in rates}
-        return Decision(
+        return Plan(
             rates=rates,
             binding={device: found[device][1] if device in found else "none" for device in rates},
             left_out=out,
@@ -188,10 +188,10 @@ class NodeRates:
             flop_s=1.0 / node.introduction.flops_per_s,
         )
 
-    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return measured seconds and those that were planned for, and add them to the history."""
         found: dict[int, dict[str, Any]] = {}
-        for device in decision.left_out:  # drop its oldest measurement, so that it is eventually tried again
+        for device in plan.left_out:  # drop its oldest measurement, so that it is eventually tried again
             if self.history.get(device):
                 self.history[device].popleft()
         for entry in devices:

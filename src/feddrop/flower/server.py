@@ -11,23 +11,27 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from feddrop.config.parsing import load_json
+from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
+from feddrop.learning.local import Loss
+from feddrop.methods.method import MethodFactory
 from feddrop.report import write_report
+from feddrop.simulation import preflight
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.preparation import Brought, check_arguments
-from feddrop.simulation.rates import Rates, Workload, read_rates
 from feddrop.simulation.run import Run
+from feddrop.simulation.schemes import RateScheme, Workload, read_rates
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.files import read_whole, write_atomically
 from feddrop.storage.manifest import refuse
@@ -37,29 +41,45 @@ log = logging.getLogger("feddrop")
 FLEET = "fleet.json"
 """What was measured of the nodes, beside the run's own files."""
 _COMMAND = "flwr run"
-_BROUGHT = ("dataset", "gains", "loss", "method", "metrics", "model", "rates")
-"""What a user may bring; samples and who computes are the nodes' own."""
 
 
-def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> ServerApp:
+def server_app(
+    *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    rates: SchemeFactory | None = None,
+    callbacks: Sequence[Any] = (),
+) -> ServerApp:
     """Return a ServerApp that trains what the app's configuration says.
 
     Args:
-        callbacks: who hears of every round.
-        **brought: model, dataset (an example and the server's test set), method, loss, metrics, rates or gains
-            of your own.
+        model: a custom network, as :func:`feddrop.run` takes it.
+        dataset: custom data: an example and the server's test set.
+        method: a custom method.
+        loss: a custom loss.
+        metrics: custom metrics by name.
+        gains: measured gains of the cell.
+        rates: a custom scheme.
+        callbacks: objects called after every round.
 
     Example:
         >>> import feddrop.flower
         >>> app = feddrop.flower.server_app()
     """
-    check_arguments(brought, _BROUGHT)
+    custom = CustomObjects(
+        model=model, dataset=dataset, method=method, loss=loss, metrics=metrics, gains=gains, rates=rates
+    )
+    preflight.check_custom(custom)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _speak()
-        train(grid, context.run_config, callbacks=callbacks, **brought)
+        train(grid, context.run_config, callbacks=callbacks, **custom.given())
 
     return app
 
@@ -68,20 +88,31 @@ def train(
     grid: Grid,
     settings: Mapping[str, str | int | float | bool],
     *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
-    **brought: Unpack[Brought],
 ) -> Run:
     """Train over the nodes of a grid, and write the report. A folder that holds an unfinished run is gone on with.
 
     Args:
         grid: Flower's, or anything with its functions.
         settings: the app's configuration; see :class:`feddrop.flower.FleetConfig`.
-        callbacks: who hears of every round.
-        **brought: what you bring yourself.
+        model: a custom network, as :func:`feddrop.run` takes it.
+        dataset: custom data: an example and the server's test set.
+        method: a custom method.
+        loss: a custom loss.
+        metrics: custom metrics by name.
+        gains: measured gains of the cell.
+        rates: a custom scheme.
+        callbacks: objects called after every round.
     """
-    check_arguments(brought, _BROUGHT)
     config, treated = read_settings(settings)
-    if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
+    if treated.planning != "given" and rates is not None:  # now, before nodes are waited for
         raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
     folder = Path(treated.out)
     disk = RunFolder(folder)
@@ -98,15 +129,27 @@ def train(
     samples = counts or list(fleet.samples)  # a run is resumed with those that it was started with
     planners: list[NodeRates] = []
 
-    def planner(work: Workload, participation: Roster) -> Rates:
+    def planner(work: Workload, participation: Roster) -> RateScheme:
         first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
         planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
         return planners[-1]
 
-    own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
-    if treated.planning != "given":
-        own["rates"] = planner
-    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command=_COMMAND, **own)
+    run = Run(
+        config,
+        folder,
+        resume=bool(about),
+        model=model,
+        dataset=dataset,
+        method=method,
+        executor=lambda task: Messenger(task, fleet),
+        loss=loss,
+        metrics=metrics,
+        gains=gains,
+        samples=samples,
+        rates=rates if treated.planning == "given" else planner,
+        callbacks=callbacks,
+        command=_COMMAND,
+    )
     samples[:] = fleet.samples  # who came later counts from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model))
