@@ -184,7 +184,7 @@ class _Theirs:
 
 
 class _Joined:
-    """A running cluster. Joining requires a token, since whoever can join can run code on all its machines."""
+    """A running cluster. Joining requires a token, since joining allows running code on all its machines."""
 
     def __init__(self, ray: Any, address: str) -> None:
         self._ray = ray

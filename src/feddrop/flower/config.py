@@ -85,6 +85,6 @@ def _problems(config: RunConfig, fleet: FleetConfig) -> Iterator[str]:
     if fleet.min_nodes > devices:
         yield f"flower.min_nodes is {fleet.min_nodes}; it must be at most data.devices = {devices}."
     if planning != "given" and config.radio is not None:
-        yield f"[radio] has no effect with flower.planning = {planning!r}; the deadline is flower.deadline_s. Remove it."
+        yield f"[radio] has no effect with flower.planning = {planning!r}: use flower.deadline_s. Remove it."
     if planning == "declared" and config.rate is not None:
         yield "rate has no effect with flower.planning = 'declared'. Remove it."

@@ -11,10 +11,10 @@ from dataclasses import MISSING, dataclass, fields
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
-from feddrop import wire
 from feddrop.config.fields import Settings, setting
 from feddrop.errors import ConfigError, FrameError, clean, shortened
 from feddrop.subnets import parameters
+from feddrop.wire.frame import VERSION
 
 Note = str | int | float | bool
 STYPE = "feddrop.frame"
@@ -50,7 +50,7 @@ def unpack(content: RecordDict, most: float = math.inf) -> tuple[bytes, dict[str
 
 def network_digest(model: nn.Module) -> str:
     """Return a digest of a network's names and shapes and of the frame format."""
-    text = json.dumps([wire.VERSION, parameters.shapes(model)])
+    text = json.dumps([VERSION, parameters.shapes(model)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -91,8 +91,8 @@ class Costs:
         """Compute the costs from the method's subnet sizes."""
         if work.sizes is None:
             raise ConfigError(
-                "with these settings the method cannot predict the size of a subnet, which planning needs. Use an exact "
-                'count, no layer rates and a threshold per layer, or flower.planning = "given".'
+                "with these settings the method cannot predict the size of a subnet, which planning needs. Use an "
+                'exact count, no layer rates and a threshold per layer, or flower.planning = "given".'
             )
         rates = np.linspace(0.0, max_rate, STEPS + 1)
         sizes = [work.sizes(float(rate)) for rate in rates]
