@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"feddrop.flower.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name != "flwr":
+        if str(error.name).partition(".")[0] != "flwr":
             raise
         raise ConfigError(
             "flwr is not installed, and feddrop.flower needs it: pip install 'feddrop[flower]'."
