@@ -66,13 +66,20 @@ def clean(text: object, longest: int | None = None) -> str:
 
 
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
-    """Return ``given`` if it is allowed, else raise a ConfigError that names the nearest allowed word."""
+    """Return ``given`` if it is allowed; otherwise raise a ConfigError that names the nearest allowed word."""
     words = sorted(allowed)
     if given in words:
         return given
+    raise ConfigError(not_one_of(what, given, words))
+
+
+def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool = False) -> str:
+    """Return the message for a word that is not allowed, with the nearest one that is."""
+    words = sorted(allowed)
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}.{hint}")
+    custom = ' or "package.module:name"' if or_custom else ""
+    return f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}{custom}.{hint}"
 
 
 def within(what: str, given: float, low: float, high: float) -> float:

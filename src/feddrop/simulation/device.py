@@ -69,6 +69,15 @@ class Task:
         """The first sample of each chunk of the test set."""
         return range(0, len(self.samples.test_y), TEST_CHUNK)
 
+    @property
+    def network_bytes(self) -> int:
+        """Size of the full network."""
+        return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
+
+    def with_samples(self, samples: Samples) -> Task:
+        """Return the same task over other data."""
+        return replace(self, samples=samples)
+
     def start(self) -> Device:
         """Start a device side that plays all devices."""
         return Device(self)
