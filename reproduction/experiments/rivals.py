@@ -116,13 +116,13 @@ def _chosen(found: Allocation, problem: PowerProblem) -> tuple[FloatArray, Float
 
 
 def _of(
-    problem: PowerProblem, found: Allocation, cpu_hz: FloatArray, tx_power_w: FloatArray, method: str
+    problem: PowerProblem, found: Allocation, cpu_hz: FloatArray, tx_power_w: FloatArray, scheme: str
 ) -> Allocation:
     """An answer to the paper's problem as one to the open one; its price is not that of the open problem."""
     return replace(
         found,
         problem=problem,
-        method=method,
+        scheme=scheme,
         status=Status.FEASIBLE,
         price=None,
         cpu_hz=np.where(found.active, cpu_hz, 0.0),

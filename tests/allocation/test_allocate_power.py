@@ -13,7 +13,7 @@ from feddrop.allocation import Fixed, PowerProblem, SubbandPowerProblem, allocat
 from feddrop.allocation.pace import hurry, needs, pace
 from feddrop.allocation.phi import inverse_log_phi, log_phi
 from feddrop.errors import ConfigError, InfeasibleError
-from feddrop.radio import Cell
+from feddrop.radio import Cell, build_cell
 from reproduction.experiments.rivals import alternate, at_part
 from support.power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
@@ -350,7 +350,8 @@ def test_least_shares_are_those_of_halving_where_computing_leaves_next_to_nothin
 
 
 def urban(budget_j, deadline_s):
-    cell = feddrop.Radio(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
+    radio = feddrop.Radio(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s)
+    cell = build_cell(radio, 10, 2000, 0)
     cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))
     return cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
 

@@ -364,15 +364,15 @@ def test_what_a_microcontroller_cannot_do_is_explained():
     [
         ({"preset": "suburb"}, "radio.preset is 'suburb'"),
         ({"propagation": "uam"}, "radio.propagation is 'uam'; it must be one of"),
-        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without a model of propagation"),
+        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without radio.propagation"),
         ({"shadowing": False}, "radio.shadowing is False, which has no effect"),
         ({"indoor_share": 0.5}, "radio.indoor_share is 0.5, which has no effect"),
         ({"kappa": "drawn"}, "radio.kappa is 'drawn'; without radio.propagation it must be a number"),
         ({"preset": "urban-micro", "kappa": "dawn"}, "radio.kappa is 'dawn'"),
-        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: radio.propagation"),
+        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: path loss comes from"),
         ({"preset": "urban-micro", "gains_csv": "a.csv", "propagation": "umi"}, "gains_csv and radio.propagation"),
         ({"gains_array": "a.npy", "gains_csv": "a.csv"}, "gains_csv and radio.gains_array are both given"),
-        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "leave out radius_m"),
+        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "remove radio.radius_m"),
         ({"preset": "indoor", "noise_w_hz": 1e-19, "noise_figure_db": (5.0, 7.0)}, "give one of them"),
         ({"noise_figure_db": (5.0,)}, "it must be two numbers"),
         ({"noise_figure_db": (5.0, 7.0), "noise": "literal"}, 'radio.noise is "literal"'),
@@ -583,15 +583,15 @@ def test_gains_of_your_own_are_an_argument_of_a_run(tmp_path):
     assert ours[0].objective < theirs[0].objective
     job = Run(config, tmp_path / "c", gains=good)
     next(iter(job))
-    np.testing.assert_array_equal(job.prepared.rates.decide(2).channels.uplink, good[1])
-    with pytest.raises(Exception, match=r"started with gains of your own: feddrop.resume\(folder, gains=...\)"):
+    np.testing.assert_array_equal(job.prepared.scheme.decide(2).channels.uplink, good[1])
+    with pytest.raises(Exception, match=r"Give the same again: feddrop.resume\(folder, gains=...\)"):
         resume(tmp_path / "c")
     with pytest.raises(Exception, match="gains"):
         resume(tmp_path / "c", gains=poor)
     assert [r.objective for r in resume(tmp_path / "c", gains=good)] == [r.objective for r in ours]
     for settings, message in (
         (["rate=0.3"], "gains .* no effect"),
-        (["radio.preset=indoor"], "gains and radio.propagation are both given"),
+        (["radio.preset=indoor"], "radio.propagation are both given"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(RunConfig.from_toml("", [*SMALL, *settings]), tmp_path / "d", gains=good)
