@@ -17,6 +17,7 @@ import pytest
 from feddrop.allocation import allocate
 from feddrop.config import Radio, RunConfig, from_table, to_table
 from feddrop.config.presets import PRESETS, SITES, noise_density
+from feddrop.config.radio import DEVICE_KINDS
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError
 from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
@@ -330,6 +331,11 @@ def test_who_has_a_lowest_clock():
     assert (slow.cpu_hz < 0.3e9).any()
     paper = build_cell(Radio(control=("rate", "share", "cpu")), 5, 10, seed=0)
     assert (paper.problem(paper.draw(1, 0), **LENET, choose=("cpu",)).least_cpu_hz == 0).all()
+
+
+def test_every_kind_and_group_is_declared():
+    assert (*KINDS, *GROUPS) == DEVICE_KINDS
+    assert tuple(MODELS) == tuple(SITES)
 
 
 @pytest.mark.parametrize("name", KINDS)
