@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddrop import models
-from feddrop.allocation import allocate, diagnose
+from feddrop.allocation import Fixed, allocate, diagnose, scheme_named
 from feddrop.config import Model, Radio
 from feddrop.errors import InfeasibleError
 from feddrop.models.flops import forward_flops
@@ -54,7 +54,7 @@ def mean_rate(setting: Setting, config: Radio, seed: int = 0) -> float:
     channels = cell.draw(list(ROUNDS), derive(seed, "channels"))
     try:
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops)
-        found = allocate(problem, config.scheme, seed=derive(seed, "shares"))
+        found = allocate(problem, scheme_named(config.scheme, seed=derive(seed, "shares")))
     except InfeasibleError:
         return 1.0
     return float(np.mean(found.rate))
@@ -75,7 +75,7 @@ def played(setting: Setting, config: Radio, seed: int, rounds: int) -> dict[str,
         channels = cell.draw(round_, derive(seed, "channels"))
         problem = cell.problem(channels, parameters=parameters, forward_flops=flops, choose=config.chooses)
         seeded = derive(seed, "shares", round_)
-        found = allocate(problem, config.band_scheme, policy=config.policy, seed=seeded, warm=found)
+        found = allocate(problem, scheme_named(config.band_scheme, seed=seeded), policy=config.policy, warm=found)
         objectives.append(float(found.objective))
         rates.append(float(np.mean(found.rate, where=found.active)))
         binding = [str(word) for word in found.binding[found.active]]
@@ -102,7 +102,7 @@ def full_network(setting: Setting, seed: int, rounds: int) -> tuple[list[float],
     for round_ in range(1, rounds + 1):
         channels = cell.draw(round_, derive(seed, "channels"))
         hasty = replace(cell, deadline_s=1e-3).problem(channels, parameters=parameters, forward_flops=flops)
-        found = allocate(hasty, "fixed", policy="stretch", rate=[0.0] * DEVICES)
+        found = allocate(hasty, Fixed(0.0), policy="stretch")
         spent = cost(cell, channels, found.rate, found.share, parameters=parameters, forward_flops=flops)
         seconds.append(float(np.max(spent.latency_s)))
         joules.append(float(np.sum(spent.energy_j)))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.allocation import allocate
+from feddrop.allocation import allocate, scheme_named
 from feddrop.radio import Cell, convolution_flops, linear_flops
 from feddrop.seeds import derive, generator
 
@@ -84,7 +84,8 @@ def measure(scenario: Scenario, *, cells: int = CELLS, rounds: int = ROUNDS, see
             path_loss=path_loss,
         )
         problem = cell.problem(cell.draw(range(rounds), root), parameters=PARAMETERS, forward_flops=FORWARD_FLOPS)
-        found = {name: allocate(problem, name, policy="leave-out", seed=derive(root, "split")) for name in SCHEMES}
+        schemes = {name: scheme_named(name, seed=derive(root, "split")) for name in SCHEMES}
+        found = {name: allocate(problem, scheme, policy="leave-out") for name, scheme in schemes.items()}
         feasible = ~np.any([result.left_out.any(axis=-1) for result in found.values()], axis=0)
         counted += int(feasible.sum())
         for name, result in found.items():

@@ -4,7 +4,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from feddrop.simulation.schemes import read_rates
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from feddrop.config import METHODS, RunConfig, method_named
 from feddrop.config.run import sections_of
 from feddrop.errors import ConfigError
 from feddrop.simulation.preflight import check_config
+from feddrop.simulation.schemes import read_rates
 from support.bad_toml import BAD_TOML
 
 

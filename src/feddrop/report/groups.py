@@ -80,7 +80,7 @@ def grouped(runs: Sequence[RunLog]) -> list[Group]:
     settings: dict[tuple[str, int], dict[str, Any]] = {}
     seeds: list[tuple[str, Any]] = []
     for run, flat_ in zip(runs, completed([run.config for run in runs]), strict=True):
-        own = {key: run.info.get(key) for key in ("network", "data", "own")}
+        own = {key: run.info.get(key) for key in ("network", "data", "custom")}
         seed = flat_.pop("seed", None)
         same = repr((sorted(flat_.items(), key=lambda item: item[0]), own))
         key = (same, seeds.count((same, seed)))

@@ -82,7 +82,7 @@ def _words(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Words]:
     for r, k, entry in _cells(rounds, devices):
         table["binding"][r, k] = entry.binding or ""
         table["status"][r, k] = _status(entry)
-        table["wire"][r, k] = entry.wire or ""
+        table["wire"][r, k] = entry.dtype or ""
     return table
 
 

@@ -269,7 +269,7 @@ def _setup(run: RunLog) -> Html:
     again = Html("")
     if command:
         again = el("div", el("h3", "Run it again"), el("pre", el("code", command)), class_="panel wide")
-    elif run.info.get("own"):
-        own = " and ".join(map(str, run.info["own"])) if isinstance(run.info["own"], list) else ""
+    elif run.info.get("custom"):
+        own = " and ".join(map(str, run.info["custom"])) if isinstance(run.info["custom"], list) else ""
         again = el("div", el("p", f"Started from Python, with {own} of the caller's own."), class_="panel wide")
     return section("Setup", "", again, el("div", *panels, class_="panels wide"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.errors import clean
-from feddrop.radio.wires import ERRORS
+from feddrop.radio.dtypes import ERRORS
 from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table
 from feddrop.report.maps import HOLDS

@@ -115,7 +115,7 @@ def load_model(
     values = run.checkpoint(best=best).groups.get("params", {})
     if model is not None:
         network = models.copied(model, config.seed)
-    elif "network" in (about.get("own") or []):
+    elif "network" in (about.get("custom") or []):
         raise RunError(
             f"{clean(run.path)} trained a network of your own ({clean(about.get('network'), 60)}). Give it: "
             "feddrop.load_model(folder, model)."

@@ -72,7 +72,7 @@ class DeviceRecord(_Record):
         measured_energy_j: joules, likewise.
         tx_power_w: watts that it sends with, where the allocator chose them.
         cpu_hz: clock that it computes at, likewise.
-        wire: how its values travelled, where that was chosen: ``"float32"``, ``"float16"`` or ``"int8"``.
+        dtype: how its values travelled, if that was chosen: ``"float32"``, ``"float16"`` or ``"int8"``.
         suspicious: why its update stands out; None if it does not.
     """
 
@@ -93,7 +93,7 @@ class DeviceRecord(_Record):
     measured_energy_j: float | None = None
     tx_power_w: float | None = None
     cpu_hz: float | None = None
-    wire: str | None = None
+    dtype: str | None = None
     suspicious: str | None = None
 
     @classmethod
@@ -115,7 +115,7 @@ class DeviceRecord(_Record):
 
 _RARE = frozenset(
     {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
-    | {"tx_power_w", "cpu_hz", "wire", "suspicious"}
+    | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
 )
 
 

@@ -82,7 +82,7 @@ Rule = Callable[["Coupling", Call], Sequence[Units | None]]
 """Joins what an operation couples and returns what the dimensions of its first result follow."""
 
 _OWN: list[tuple[re.Pattern[str], Rule]] = []
-_BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
+BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
 
 
 def register_rule(operations: str, rule: Rule) -> None:
@@ -106,20 +106,10 @@ def register_rule(operations: str, rule: Rule) -> None:
     rule_of.cache_clear()
 
 
-def built_in(operations: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that makes a function the rule of some operations, unless another is registered."""
-
-    def add(rule: Rule) -> Rule:
-        _BUILT_IN.append((re.compile(operations), rule))
-        return rule
-
-    return add
-
-
 @lru_cache(maxsize=1024)
 def rule_of(op: str) -> Rule | None:
     """Return the rule of an operation: the latest that was registered, else the built-in one."""
-    return next((rule for pattern, rule in (*_OWN, *_BUILT_IN) if pattern.fullmatch(op)), None)
+    return next((rule for pattern, rule in (*_OWN, *BUILT_IN) if pattern.fullmatch(op)), None)
 
 
 class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
