@@ -20,7 +20,7 @@ from torch import nn
 
 from feddrop import Method, Setup, Task, Train
 from feddrop.executors import Executor, Processes, Serial
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
@@ -35,7 +35,7 @@ FACTORY = named("feddrop").factory()
 
 def textbook(model: nn.Sequential) -> nn.Sequential:
     """Return the same layers with each activation before its pool, sharing no weights."""
-    layers = dict(build("lenet", SHAPES, seed=0).named_children())
+    layers = dict(build_model("lenet", SHAPES, seed=0).named_children())
     for stage in ("1", "2"):
         layers[f"pool{stage}"], layers[f"act{stage}"] = layers[f"act{stage}"], layers[f"pool{stage}"]
     twin = nn.Sequential(*layers.values())
@@ -97,7 +97,7 @@ def watched(seconds: list[float]) -> Callable[[Setup], Method]:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    model = build("lenet", SHAPES, seed=0)
+    model = build_model("lenet", SHAPES, seed=0)
     task = task_of(model)
     samples, parts = task.samples, task.parts
     method, whole = FACTORY(task.setup), parameters.from_model(model)

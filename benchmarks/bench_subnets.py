@@ -14,7 +14,7 @@ from torch import nn
 
 from feddrop import Job, wire
 from feddrop.config import Model, Subnets
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.simulation.round import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
@@ -48,7 +48,7 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     console = Console()
-    model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
+    model = build_model(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
     whole = parameters.from_model(model)
     blueprint = Blueprint(model, (3, 32, 32))
     cut = cutter(blueprint, Subnets(level="unit"))

@@ -180,11 +180,11 @@ def test_cifar_from_every_form_and_place(tiny, tmp_path, monkeypatch):
     ]
     monkeypatch.setenv("FEDDROP_DATA", str(packed))
     seen.append(data.load_dataset(name))
-    assert data.locate(name) == packed / source.archive
+    assert data.locate_dataset(name) == packed / source.archive
     monkeypatch.setenv("FEDDROP_DATA", str(tmp_path))  # has nothing: the cache is next
-    assert data.locate(name) is None
+    assert data.locate_dataset(name) is None
     cached = write(sources.cache_folder(), {source.archive: pack(source, files)}) / source.archive
-    assert data.locate(name) == cached
+    assert data.locate_dataset(name) == cached
     seen.append(data.load_dataset(name))
 
     # The slow obvious twin: byte by byte from the format's description.

@@ -15,7 +15,7 @@ LINEAR_ON_DIABETES = 0.4956
 """Mean squared error of a linear fit on the test fifth; docs/data.md has it too."""
 
 
-@pytest.mark.parametrize("module", ["data.adapters", "data.arrays", "data.sources", "models.named"])
+@pytest.mark.parametrize("module", ["data.adapters", "data.arrays", "data.sources", "models.registry"])
 def test_examples_in_docstrings(module):
     found = doctest.testmod(importlib.import_module(f"feddrop.{module}"))
     assert found.attempted > 0

@@ -157,7 +157,7 @@ def test_parts_that_are_given():
     assert [part.tolist() for part in check_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
     assert [part.tolist() for part in check_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
     digits = data.load_dataset("digits", image_size=8)
-    found = data.spread(digits, Data(), seed=0, parts=given)
+    found = data.partition_dataset(digits, Data(), seed=0, parts=given)
     assert [len(part) for part in found] == [2, 1, 2, 3]
 
 

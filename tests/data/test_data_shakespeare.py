@@ -103,7 +103,7 @@ def test_every_form_and_place_reads_the_same(tmp_path, monkeypatch):
             assert found == expected
         if name[0] != "d":
             monkeypatch.setenv("FEDDROP_DATA", str(root))
-            assert data.locate("shakespeare") == place
+            assert data.locate_dataset("shakespeare") == place
             assert data.load_dataset("shakespeare").crc32() == expected
 
 
@@ -151,7 +151,7 @@ def test_it_is_downloaded_and_checked(tmp_path, monkeypatch):
     source = replace(sources.SOURCES["shakespeare"], base=(tmp_path / "site").as_uri() + "/", files=sums)
     monkeypatch.setitem(sources.SOURCES, "shakespeare", source)
     assert len(data.load_dataset("shakespeare", download=True).train_x) == 10
-    assert data.locate("shakespeare") == sources.cache_folder() / "shakespeare" / "input.txt"
+    assert data.locate_dataset("shakespeare") == sources.cache_folder() / "shakespeare" / "input.txt"
 
 
 def test_train_limit_is_spread_over_roles(tmp_path):

@@ -12,7 +12,7 @@ from feddrop.config import FedAvg, Train
 from feddrop.executors import Serial
 from feddrop.learning.local import accuracy
 from feddrop.methods import feddrop as subnets
-from feddrop.methods.fedavg import build as fedavg
+from feddrop.methods.fedavg import build_fedavg as fedavg
 from feddrop.methods.method import Setup
 from feddrop.simulation.device import Samples, Task
 from feddrop.simulation.round import Forgetful, run_round

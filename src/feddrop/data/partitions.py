@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feddrop.config.data import PARTITIONS
 from feddrop.errors import ConfigError, DataError, one_of
-from feddrop.seeds import derive, generator, permutation, words
+from feddrop.seeds import derive, generator, permutation, philox_words
 
 if TYPE_CHECKING:
     from feddrop.config import Data
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Index = npt.NDArray[np.int64]
 
 
-def spread(dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None) -> list[Index]:
+def partition_dataset(dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None) -> list[Index]:
     """Spread the training samples of a data set over the devices, as its configuration or the user says.
 
     Args:
@@ -192,7 +192,7 @@ def _rescued(parts: list[Index], seed: int) -> list[Index]:
     sizes = np.array([len(part) for part in parts])
     for device in np.flatnonzero(sizes == 0).tolist():
         donor = int(sizes.argmax())
-        pick = int(words(derive(seed, "rescue", device), 1)[0]) % len(parts[donor])
+        pick = int(philox_words(derive(seed, "rescue", device), 1)[0]) % len(parts[donor])
         parts[device] = parts[donor][pick : pick + 1]
         parts[donor] = np.delete(parts[donor], pick)
         sizes[donor] -= 1
@@ -242,7 +242,7 @@ def _classes(labels: Index, devices: int, classes_per_device: int, seed: int) ->
     holders: list[list[int]] = [[] for _ in present]
     for device in range(devices):
         held = np.array([len(who) for who in holders])
-        order = np.lexsort((words(derive(seed, "hold", device), len(present)), held))
+        order = np.lexsort((philox_words(derive(seed, "hold", device), len(present)), held))
         for which in order[:classes_per_device].tolist():
             holders[which].append(device)
     pieces: list[list[Index]] = [[] for _ in range(devices)]

@@ -206,7 +206,7 @@ def load_dataset(
     if name == "digits":
         (x, y), (test_x, test_y), names = digits()
     else:
-        place = locate(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
+        place = locate_dataset(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
         source = SOURCES[name]
         if isinstance(source, Shakespeare):
             return _shakespeare(source, place, train_limit)
@@ -215,7 +215,7 @@ def load_dataset(
     return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names)
 
 
-def locate(name: str, *, path: str | Path | None = None) -> Path | None:
+def locate_dataset(name: str, *, path: str | Path | None = None) -> Path | None:
     """Where :func:`load` finds the files of a data set; None if it does not (or needs none: digits, diabetes)."""
     if one_of("data set", name, DATASETS) in EMBEDDED:
         return None

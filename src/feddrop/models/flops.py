@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
-from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
+from feddrop.subnets.probe import Example, describe_example, random_state_kept, example_inputs, tensors_in, twin
 
 
 class Work(NamedTuple):
@@ -62,7 +62,7 @@ class Flops:
     sizes: Mapping[str, int]
 
     @property
-    def whole(self) -> Work:
+    def full(self) -> Work:
         """The whole network's."""
         return self.of({})
 
@@ -90,7 +90,7 @@ class Flops:
         return f"FLOPs do not include {named}: no formula is known. Add it with torch's register_flop_formula."
 
 
-def count(model: nn.Module, example: Example) -> Flops:
+def count_flops(model: nn.Module, example: Example) -> Flops:
     """Count the FLOPs of one sample, forward and backward.
 
     The network runs in evaluation mode on a copy that shares its parameters; it is left as it was.
@@ -104,7 +104,7 @@ def count(model: nn.Module, example: Example) -> Flops:
         ConfigError: the network does not take such samples.
     """
     copy = twin(model)
-    inputs = samples(copy, example, 1)
+    inputs = example_inputs(copy, example, 1)
     counter = _Counter(copy)
     try:
         with torch.enable_grad(), random_state_kept(copy), _plain_kernels(), counter:
@@ -115,7 +115,7 @@ def count(model: nn.Module, example: Example) -> Flops:
                 learned = [p for p in copy.parameters() if p.requires_grad]
                 torch.autograd.grad(total, learned, allow_unused=True)
     except Exception as error:
-        raise ConfigError(f"The network does not take {described(example)}: {error}") from error
+        raise ConfigError(f"The network does not take {describe_example(example)}: {error}") from error
     known = dict(copy.named_parameters())
     weights = parameters.weights(copy)
     named = [name for name in known if name in weights or name in counter.work]
@@ -129,13 +129,13 @@ def count(model: nn.Module, example: Example) -> Flops:
 
 def forward_flops(model: nn.Module, example: Example) -> int:
     """Forward FLOPs of one sample, in whole."""
-    return int(count(model, example).whole.forward)
+    return int(count_flops(model, example).full.forward)
 
 
 def layer_flops(model: nn.Module, example: Example) -> dict[str, int]:
     """Forward FLOPs of one sample by the layer whose weights they multiply, in the network's order; 0 if unused."""
     layers: dict[str, int] = defaultdict(int)
-    for name, work in count(model, example).by_weight.items():
+    for name, work in count_flops(model, example).by_weight.items():
         layers[parameters.layer_of(name)] += int(work.forward)
     return dict(layers)
 

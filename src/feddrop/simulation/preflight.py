@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from feddrop.config import Server
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError
-from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_own
+from feddrop.learning.local import Loss, call_model
+from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_custom_loss
 from feddrop.methods.method import Setup
 from feddrop.subnets import probe
 
@@ -35,7 +35,7 @@ def check(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, descen
         if setup.loss in LOSSES.values() and not metrics:
             return
         outputs, targets = _tried(model, dataset, 2)
-        check_own(setup.loss, outputs, targets, learned=descends)
+        check_custom_loss(setup.loss, outputs, targets, learned=descends)
         with torch.no_grad():
             check_metrics(metrics, outputs, targets)
 
@@ -67,7 +67,7 @@ def note(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
 def _tried(model: nn.Module, dataset: Dataset, count: int) -> tuple[Any, Tensor]:
     """Return what a network gives for the first samples, and their targets."""
     targets = dataset.train_y[:count].to(next(model.parameters()).device)
-    return call(model, probe.samples(model, dataset.example, len(targets))), targets
+    return call_model(model, probe.example_inputs(model, dataset.example, len(targets))), targets
 
 
 def check_server(server: Server, devices: int) -> None:

@@ -23,7 +23,7 @@ from feddrop.executors import EXECUTORS, Executor, ExecutorFactory
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.means import MeanConfig
-from feddrop.methods import checked, factory_of
+from feddrop.methods import checked_method, factory_of
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -149,7 +149,7 @@ class Prepared:
             },
             "parameters": parameters.count_parameters(self.model),
             "weights": sum(p.numel() for p in parameters.weights(self.model).values()),
-            "forward_flops": int(self.flops.whole.forward),
+            "forward_flops": int(self.flops.full.forward),
             "samples": list(self.samples),
             "class_names": list(dataset.class_names),
             "class_counts": None if counts is None else counts.tolist(),
@@ -214,12 +214,12 @@ def prepare(config: RunConfig, brought: Brought) -> Prepared:
         )
     if samples is None:
         seed = derive(config.seed, "partition")
-        parts = data.spread(dataset, config.data, seed=seed, parts=brought.get("parts"))
+        parts = data.partition_dataset(dataset, config.data, seed=seed, parts=brought.get("parts"))
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, brought, devices=len(samples))
     setup = task.setup
-    method = checked(task.factory(setup), "method")
-    counted = flops.count(setup.model, dataset.example)
+    method = checked_method(task.factory(setup), "method")
+    counted = flops.count_flops(setup.model, dataset.example)
     ours = brought.get("method") is None and ":" not in config.method.name
     preflight.check(setup, dataset, brought.get("metrics") or {}, descends=ours)
     rates = _decider(config, setup, method, counted, samples, brought.get("rates"), _gains(config, brought))
@@ -262,7 +262,7 @@ def device_task(
     """
     loss = brought.get("loss") or loss_named(config.train.loss or dataset.loss)
     own, decided = brought.get("model"), config.radio is not None or brought.get("rates") is not None
-    network = models.build(config.model, dataset, config.seed) if own is None else models.copied(own, config.seed)
+    network = models.build_model(config.model, dataset, config.seed) if own is None else models.copy_model(own, config.seed)
     parameters.check_learnable(network)
     setup = Setup(
         model=network,

@@ -16,7 +16,7 @@ from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
-from feddrop.subnets.parameters import Params, with_variances
+from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
 
@@ -199,7 +199,7 @@ def run_round(
     updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
     new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
     _check_merged(updates, params, new)
-    new = with_variances(params, new)
+    new = without_negative_variances(params, new)
     return RoundResult(new, checked_state(new_state, "merge"), [sent.done[device] for device in sorted(sent.done)])
 
 

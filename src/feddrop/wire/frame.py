@@ -61,7 +61,7 @@ class Header:
     loss: float = 0.0
 
 
-def digest(subnet: Subnet) -> bytes:
+def subnet_digest(subnet: Subnet) -> bytes:
     """Return 8 bytes that stand for the names, shapes and kept counts of a subnet."""
     hashed = hashlib.blake2b(digest_size=8, person=b"feddrop/shape2")
     for name, piece in subnet.items():
@@ -122,7 +122,7 @@ def encode(
             raise FrameError(f"{name} holds {largest:.3g}, too large for {header.dtype}. Use bfloat16 or float32.")
         body[at : at + piece.size] = part
         at += piece.size
-    _pack(data, header, len(payload), digest(subnet), count, crc=0)
+    _pack(data, header, len(payload), subnet_digest(subnet), count, crc=0)
     crc = zlib.crc32(data[HEADER_BYTES:].data, zlib.crc32(data[:_CRC_AT].data))
     struct.pack_into("<I", data.data, _CRC_AT, crc)
     return data.tobytes()
@@ -190,7 +190,7 @@ def decode(frame: Frame, subnet: Subnet) -> dict[str, Tensor]:
     Raises:
         FrameError: another subnet, a wrong length, or a value that is not finite.
     """
-    if frame.digest != digest(subnet):
+    if frame.digest != subnet_digest(subnet):
         raise FrameError(
             "frame holds another subnet than expected: the network, the rate, the seed or the method's settings differ "
             "between server and device."
@@ -244,7 +244,7 @@ __all__ = [
     "Header",
     "Section",
     "decode",
-    "digest",
+    "subnet_digest",
     "encode",
     "frame_bytes",
     "parse",

@@ -63,10 +63,10 @@ class Shapes:
         return cls(input_shapes=(tuple(input_shape),), num_classes=num_classes)
 
 
-def build(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
+def build_model(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
     """Build a network by name, its first parameters drawn from the seed; torch's own random state is left alone.
 
-    >>> sum(p.numel() for p in build("lenet", Shapes.of((3, 32, 32), 100), seed=0).parameters())
+    >>> sum(p.numel() for p in build_model("lenet", Shapes.of((3, 32, 32), 100), seed=0).parameters())
     69656
 
     Args:
@@ -89,7 +89,7 @@ def build(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NetworkKind:
     """A network of the table: what it is for, the settings it takes beside its width, and how it is made."""
 
     inputs: str
@@ -144,12 +144,12 @@ def _transformer(config: Model, data: Shaped) -> nn.Module:
 
 
 MODELS = {
-    "lenet": Kind("images", ("init",), _lenet),
-    "alexnet": Kind("images", ("init",), _alexnet),
-    "resnet18": Kind("images", ("init", "norm"), _resnet18),
-    "mlp": Kind("tables", ("init", "layers"), _mlp),
-    "lstm": Kind("tokens", ("layers",), _lstm),
-    "transformer": Kind("tokens", ("layers",), _transformer),
+    "lenet": NetworkKind("images", ("init",), _lenet),
+    "alexnet": NetworkKind("images", ("init",), _alexnet),
+    "resnet18": NetworkKind("images", ("init", "norm"), _resnet18),
+    "mlp": NetworkKind("tables", ("init", "layers"), _mlp),
+    "lstm": NetworkKind("tokens", ("layers",), _lstm),
+    "transformer": NetworkKind("tokens", ("layers",), _transformer),
 }
 
 
@@ -207,7 +207,7 @@ def _check_size(config: Model, data: Shaped) -> None:
     )
 
 
-def copied(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
+def copy_model(given: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
     """Return a copy of a user's own network, or what their function from a seed makes; the caller's stays as it is."""
     if isinstance(given, nn.Module):
         return copy.deepcopy(given)
