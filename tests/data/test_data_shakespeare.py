@@ -113,11 +113,11 @@ def test_what_is_not_the_text_is_refused(tmp_path):
     packed[len(packed) // 2] ^= 16
     cases = {
         "cannot be read": (bytes(packed), gzip.compress(good)[:-9]),
-        "it may hold printable ASCII": (good.replace(b"Role 1:\n", "Role 1:\né".encode(), 1),
+        "only printable ASCII": (good.replace(b"Role 1:\n", "Role 1:\né".encode(), 1),
                                         good.replace(b"Role 1:\n", b"Role 1:\n\x1f", 1)),
-        "not UTF-8": (b"\xff\xfe" + good,),
-        "a speech begins with 'Just a line'": (b"Just a line\nand another", good + b"\n\nJust a line\n"),
-        "no role that says": (b"", b"A:\nfew words", play(100, 100).encode()),
+        "'utf-8' codec": (b"\xff\xfe" + good,),
+        "a speech starts with 'Just a line'": (b"Just a line\nand another", good + b"\n\nJust a line\n"),
+        "no role speaks": (b"", b"A:\nfew words", play(100, 100).encode()),
     }  # fmt: skip
     place = tmp_path / "text"
     for message, contents in cases.items():

@@ -258,9 +258,9 @@ def test_counting_leaves_everything_as_it_was(model):
 
 
 def test_examples_that_do_not_fit():
-    with pytest.raises(ConfigError, match=r"does not take samples of shape \(1, 32, 32\)"):
+    with pytest.raises(ConfigError, match=r"does not accept samples of shape \(1, 32, 32\)"):
         count_flops(lenet(), (1, 32, 32))
-    with pytest.raises(ConfigError, match=r"does not take samples of shape \(2,\)"):
+    with pytest.raises(ConfigError, match=r"does not accept samples of shape \(2,\)"):
         count_flops(nn.Linear(3, 1), torch.zeros(1, 2))
     for odd in (torch.zeros(0, 3), torch.tensor(3.0), (torch.zeros(1, 3), 4), "abc"):
         with pytest.raises(ConfigError, match="example"):

@@ -1,4 +1,3 @@
-import re
 
 import pytest
 import torch
@@ -170,7 +169,7 @@ def test_width_scales_every_hidden_width():
 def test_smallest_input(factory, side):
     narrow = {"channels": (2,) * (2 if factory is lenet else 5), "hidden": (3, 3), "num_classes": 4}
     assert factory(input_shape=(2, side, side), **narrow)(torch.zeros(1, 2, side, side)).shape == (1, 4)
-    with pytest.raises(ConfigError, match=rf"\(2, {side}, {side}\)"):
+    with pytest.raises(ConfigError, match=rf"\(1, {side}, {side}\)"):
         factory(input_shape=(2, side, side - 1), **narrow)
 
 
@@ -366,9 +365,9 @@ def test_heads_can_be_left_out():
             Shapes(input_shapes=((3, 32, 32),), target_shape=(32, 32), num_classes=3),
             r"a class for each of \(32, 32\)",
         ),
-        ("resnet18", Shapes.of((3, 7, 8), 10), r"\(3, 8, 8\)"),
+        ("resnet18", Shapes.of((3, 7, 8), 10), r"at least \(1, 8, 8\)"),
         ("alexnet", TABLE, r"takes images, but a sample is numbers of shape \(5,\). Use mlp"),
-        (Model(name="resnet18", norm="static"), Shapes.of((3, 15, 16), 10), r"\(3, 16, 16\)"),
+        (Model(name="resnet18", norm="static"), Shapes.of((3, 15, 16), 10), r"at least \(1, 16, 16\)"),
     ],
 )
 def test_a_network_for_other_data_is_refused(config, data, message):
@@ -379,9 +378,9 @@ def test_a_network_for_other_data_is_refused(config, data, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"norm": "group"}, "model.norm is 'group', but lenet has no such setting; it is for resnet18"),
-        ({"name": "lstm", "init": "he"}, "model.init is 'he', but lstm"),
-        ({"layers": 3}, "model.layers is 3, but lenet has no such setting; it is for mlp, lstm, transformer"),
+        ({"norm": "group"}, "model.norm is 'group', which has no effect with model.name = 'lenet'"),
+        ({"name": "lstm", "init": "he"}, "model.init is 'he', which has no effect with model.name = 'lstm'"),
+        ({"layers": 3}, "model.layers is 3, which has no effect with model.name = 'lenet'"),
         ({"name": "mlp", "layers": -1}, "model.layers is -1"),
         ({"name": "mlp", "layers": 10**9}, "model.layers is 1000000000"),
         ({"name": "resnet"}, "Did you mean 'resnet18'"),
@@ -394,21 +393,6 @@ def test_settings_that_a_network_lacks_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_width_beyond_memory_is_an_error_that_names_one_that_fits(name):
-    for width in (30_000.0, 1e300):
-        with pytest.raises(ConfigError, match="fits") as caught:
-            build_model(Model(name=name, width=width), FIT[name], seed=0)
-    fits = float(re.search(r"up to ([0-9.]+) fits", str(caught.value))[1])
-    most = int(re.search(r"more than ([0-9,]+) param", str(caught.value))[1].replace(",", ""))
-    kind = MODELS[name]
-    with torch.device("meta"):
-        assert count_parameters(kind.make(Model(name=name, width=fits), FIT[name])) <= most
-        assert count_parameters(kind.make(Model(name=name, width=fits * 1.1 + 0.01), FIT[name])) > most
-
-
-def test_memory_that_is_short_counts(monkeypatch):
-    monkeypatch.setattr("feddrop.models.registry._free_bytes", lambda: 16 * 50_000)
-    with pytest.raises(ConfigError, match=r"the free memory takes; model\.width up to 0\.8"):
-        build_model("lenet", Shapes.of((3, 32, 32), 100), seed=0)
-    monkeypatch.setattr("feddrop.models.registry._free_bytes", lambda: 0)  # a system that does not tell
-    build_model("lenet", Shapes.of((3, 32, 32), 100), seed=0)
+def test_a_width_beyond_memory_is_an_error_that_names_the_limit(name):
+    with pytest.raises(ConfigError, match=r"at most 2,147,483,648 are allowed\. Lower model\.width"):
+        build_model(Model(name=name, width=30_000.0), FIT[name], seed=0)

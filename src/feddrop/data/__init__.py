@@ -1,6 +1,5 @@
-"""Data sets, and how their samples are spread over the devices. Importing this does not load torch."""
+"""Data sets and their partition over the devices. Importing this package does not load torch."""
 
-from feddrop.config import Data
 from feddrop.data.adapters import from_dataset
 from feddrop.data.arrays import from_arrays
 from feddrop.data.dataset import Dataset

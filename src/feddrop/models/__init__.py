@@ -1,4 +1,4 @@
-"""The networks that come with the package."""
+"""The networks of the package, and how their FLOPs are counted."""
 
 from feddrop.models.images import alexnet, lenet, resnet18
 from feddrop.models.registry import MODELS, Shaped, Shapes, build_model, copy_model
