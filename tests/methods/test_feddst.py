@@ -578,9 +578,9 @@ def test_a_device_that_remembers_another_mask_says_so(tiny, digits):
     _, memory = answered(device, method, whole, job)
     known = replace(job, remembered=frozenset({"mask"}))
     assert not device.handle(push(whole, method.cut(known), known), memory).error
-    assert "remembers something else" in device.handle(push(whole, method.cut(known), known)).error
+    assert "remembers another tensor" in device.handle(push(whole, method.cut(known), known)).error
     other = replace(known, payload={"mask": ~job.payload["mask"]})
-    assert "remembers something else" in device.handle(push(whole, method.cut(other), other), memory).error
+    assert "remembers another tensor" in device.handle(push(whole, method.cut(other), other), memory).error
     without = replace(job, payload={})
     with pytest.raises(FrameError, match="was sent no mask"):
         method.cut(without)
