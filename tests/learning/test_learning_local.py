@@ -17,7 +17,7 @@ from feddrop.learning.losses import LOSSES, loss_named, measures_for
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter
 from feddrop.subnets.parameters import from_model, load_into
-from feddrop.subnets.piece import gather, scatter, full_piece
+from feddrop.subnets.piece import full_piece, gather, scatter
 
 LOSS = nn.functional.cross_entropy
 

@@ -19,8 +19,9 @@ from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.methods.feddst import Layout, largest, layer_sparsities, prune, readjust
+from feddrop.methods.feddst import Layout, layer_sparsities, prune, readjust
 from feddrop.methods.feddst import build_feddst as feddst
+from feddrop.methods.masking import mark_largest
 from feddrop.methods.method import Setup, Update
 from feddrop.models import lenet
 from feddrop.seeds import derive, permutation

@@ -21,7 +21,6 @@ from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.learning.means import MeanConfig
 from feddrop.methods.method import Job, Setup, Update
 from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull, push, run_round
@@ -226,7 +225,7 @@ def test_no_change_is_no_change(task):
 def test_a_round_of_nobody_is_no_change(case, tiny, small, mean):
     """As where a method around this one leaves everybody out."""
     name, settings = case
-    method = method_of(task := task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings))
+    method = method_of(task := task_for(tiny, small, name, server=Server(mean=mean), **settings))
     whole, state, _ = start(method, task)
     merged, _ = method.merge(state, whole, iter(()))
     assert list(merged) == list(whole)
@@ -345,7 +344,7 @@ def test_no_samples_is_no_update(task):
 @pytest.mark.parametrize("mean", ["trimmed", "median"])
 def test_robust_means_go_with_every_method(case, tiny, small, mean):
     name, settings = case
-    task = task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings)
+    task = task_for(tiny, small, name, server=Server(mean=mean), **settings)
     for result in rounds_of(task, 2):
         assert all(value.isfinite().all() for value in result.params.values())
         assert any(value.any() for value in result.params.values())
@@ -507,7 +506,6 @@ def test_an_update_is_frozen():
     update = Update(device=0, num_samples=1, loss=0.0, subnet={}, values={})
     with pytest.raises(AttributeError):
         update.loss = 1.0
-    assert Server().means() == MeanConfig()
 
 
 @pytest.mark.parametrize(("name", "rate"), [("feddrop", 0.9), ("heterofl", 0.9), ("fjord", 0.9), ("feddst", 0.5)])

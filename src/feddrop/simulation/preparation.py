@@ -22,7 +22,6 @@ from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.executors import EXECUTORS, Executor, ExecutorFactory
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named, measures_for
-from feddrop.learning.means import MeanConfig
 from feddrop.methods import checked_method, factory_of
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.models import flops
@@ -262,7 +261,9 @@ def device_task(
     """
     loss = brought.get("loss") or loss_named(config.train.loss or dataset.loss)
     own, decided = brought.get("model"), config.radio is not None or brought.get("rates") is not None
-    network = models.build_model(config.model, dataset, config.seed) if own is None else models.copy_model(own, config.seed)
+    network = (
+        models.build_model(config.model, dataset, config.seed) if own is None else models.copy_model(own, config.seed)
+    )
     parameters.check_learnable(network)
     setup = Setup(
         model=network,
@@ -271,7 +272,7 @@ def device_task(
         train=config.train,
         loss=loss,
         rates=None if decided else read_rates(config.given_rate, devices),
-        mean=MeanConfig(kind=config.server.mean, trim=config.server.trim),
+        server=config.server,
         seed=config.seed,
     )
     return Task(
