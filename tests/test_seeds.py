@@ -56,6 +56,6 @@ def test_seeds_out_of_range_are_refused():
             draw(-3)
     for draw in (generator, lambda seed: philox_words(seed, 2), lambda seed: permutation(seed, 2)):
         for seed in (-3, 2**128):
-            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be 0 or more, and below 2\*\*128"):
+            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be at least 0 and below 2\*\*128"):
                 draw(seed)
         draw(2**128 - 1)

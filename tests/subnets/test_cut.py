@@ -109,7 +109,7 @@ def test_a_choice_of_layers_that_drops_nothing_is_refused(settings):
     with pytest.raises(ConfigError, match="which drops nothing from this network at any rate") as caught:
         cut_of(model, (1, 8, 8), **settings)
     able = "['conv']" if settings.get("level") == "unit" else "['conv', 'out']"
-    assert f"Name some of {able}, or write 'all'." in str(caught.value)
+    assert f"Name some of {able}, or use 'all'." in str(caught.value)
     cut_of(model, (1, 8, 8), layers=(), layer_rates={"out": 0.9})
 
 

@@ -108,7 +108,7 @@ def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.nd
     with zeros.
     """
     count = len(updates)
-    square, shared, own = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
+    square, shared, norms = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
     for name in updates[0][0]:
         rows = torch.stack(
             [scatter(values[name] / subnet[name].scale, subnet[name]).reshape(-1) for subnet, values in updates]
@@ -119,8 +119,8 @@ def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.nd
         squares = (rows * rows) @ masks.T
         square += (squares + squares.T - 2.0 * rows @ rows.T).numpy()
         shared += (masks @ masks.T).numpy()
-        own += (rows * rows).sum(dim=1).numpy()
-    sizes = own / np.maximum(1.0, np.diag(shared))
+        norms += (rows * rows).sum(dim=1).numpy()
+    sizes = norms / np.maximum(1.0, np.diag(shared))
     apart: np.ndarray[Any, np.dtype[np.float64]] = np.where(
         shared > 0, np.maximum(0.0, square) / np.maximum(1.0, shared), sizes[:, None] + sizes[None, :]
     )

@@ -1,4 +1,4 @@
-"""Federated dropout: a random subnet per device and round, at the device's rate.
+"""Federated dropout: a random subnet per device per round, at the device's rate.
 
 With rate 0 for every device this is federated averaging. ``docs/method.md`` derives the three rules.
 """

@@ -115,8 +115,8 @@ def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str]
     ]
     for name, user, _ in uses:
         weight, module = model.get_parameter(name), model.get_submodule(user)
-        own = any(p is weight for p in module.parameters(recurse=False))
-        if not (own and isinstance(module, nn.Linear | _ConvNd)):
+        owned = any(p is weight for p in module.parameters(recurse=False))
+        if not (owned and isinstance(module, nn.Linear | _ConvNd)):
             raise SubnetError(
                 f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), but windows can only scale "
                 "calls of nn.Linear and convolution modules. Call a module, as in self.layer(x), or use 'feddrop'."

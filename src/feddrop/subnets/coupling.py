@@ -92,7 +92,7 @@ def register_rule(operations: str, rule: Rule) -> None:
         operations: name of the operation, as a regular expression: ``"convolution"`` for ATen's, ``"library::name"``
             for others (``torch.library.custom_op``).
         rule: ``(coupling, call) -> dims``: returns the units of each dimension of the first result. It joins dimensions
-            that must be cut together with :meth:`Coupling.same`, and keeps whole what cannot be cut with
+            that must be cut together with :meth:`Coupling.same`, and keeps whole units that cannot be cut with
             :meth:`Coupling.keep`. :func:`feddrop.subnets.rules.elementwise` is the rule for element-wise operations.
 
     Example:
