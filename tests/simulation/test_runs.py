@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_used(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("rate=1.2", "rate of device 0 is 1.2"),
+        ("rate=1.2", "rate is 1.2"),
         ("model.name=resnet", "resnet"),
         ("method.layers=['conv9']", "conv9"),
         ("radio.deadline_s=0.001", "deadline"),
