@@ -114,7 +114,7 @@ def load_model(
     config, about = run.config(), run.about()
     values = run.checkpoint(best=best).groups.get("params", {})
     if model is not None:
-        network = models.copied(model, config.seed)
+        network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):
         raise RunError(
             f"{clean(run.path)} trained a network of your own ({clean(about.get('network'), 60)}). Give it: "
@@ -156,4 +156,4 @@ def _build(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Modu
         )
     except (KeyError, TypeError, ValueError):
         raise RunError(f"run.json of {clean(folder)} does not tell its data's shapes. Give the network.") from None
-    return models.build(config.model, known, config.seed)
+    return models.build_model(config.model, known, config.seed)
