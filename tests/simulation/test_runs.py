@@ -128,7 +128,7 @@ def test_own_model_and_data(tmp_path, tiny, digits):
         resume(tmp_path / "own", model=tiny)
     page = (tmp_path / "own" / "report.html").read_text()
     assert f"{type(tiny).__name__} on {small.name}" in page
-    assert "with network and data of the caller" in page
+    assert "with custom network and data" in page
     assert "feddrop run config.toml" not in page
 
 

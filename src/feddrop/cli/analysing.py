@@ -46,7 +46,7 @@ def allocate(
     """
     from feddrop.allocation import allocate as solve
     from feddrop.radio.files import as_json, as_text, load, with_names
-    from feddrop.report.allocation import save
+    from feddrop.report.allocation import save_allocation_figure as save
 
     problem, names, scheme, fallback = load(file)
     chosen = method or scheme
