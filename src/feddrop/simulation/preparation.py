@@ -22,7 +22,7 @@ from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
-from feddrop.radio import Measured, gains_from
+from feddrop.radio import MeasuredGains, gains_from
 from feddrop.seeds import derive
 from feddrop.simulation import preflight
 from feddrop.simulation.cell_rates import CellRates
@@ -68,7 +68,7 @@ class Prepared:
     scheme: RateScheme
     params: Params
     state: State
-    gains: Measured | None
+    gains: MeasuredGains | None
 
     @property
     def model(self) -> nn.Module:
@@ -103,7 +103,7 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
-    gains = scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, Measured) else None
+    gains = scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -190,6 +190,6 @@ def build_scheme(
         return GivenRates(rates or (), roster)
     fixed = read_rates(config.given_rate, len(work.samples)) if config.radio.scheme == "fixed" else None
     gains = custom.gains
-    if gains is not None and not isinstance(gains, Measured):
+    if gains is not None and not isinstance(gains, MeasuredGains):
         gains = gains_from(gains)
     return CellRates(config.radio, work, roster, config.seed, fixed, gains)
