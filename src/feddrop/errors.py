@@ -70,9 +70,16 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     words = sorted(allowed)
     if given in words:
         return given
+    raise ConfigError(not_one_of(what, given, words))
+
+
+def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool = False) -> str:
+    """Return the message for a word that is not allowed, with the nearest one that is."""
+    words = sorted(allowed)
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}.{hint}")
+    custom = ' or "package.module:name"' if or_custom else ""
+    return f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}{custom}.{hint}"
 
 
 def within(what: str, given: float, low: float, high: float) -> float:

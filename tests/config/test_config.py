@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from feddrop import Data, Model, Participation, Radio, Server, Train
 from feddrop.config import RunConfig, method_named
 from feddrop.errors import ConfigError
-from feddrop.simulation.rates import read_rates
+from feddrop.simulation.schemes import read_rates
 
 
 def test_toml_round_trip():

@@ -15,7 +15,8 @@ from feddrop.methods.method import Setup
 from feddrop.models import lenet
 from feddrop.models.flops import count_flops
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import RadioRates, Workload
+from feddrop.simulation.cell_rates import CellRates
+from feddrop.simulation.schemes import Workload
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.run import Run, resume, run
 from feddrop.wire import frame_bytes
@@ -59,7 +60,7 @@ def test_deadline_and_budget_hold_by_measured_costs(work, control, noise):
         control=control, noise=noise, deadline_s=DEADLINE_S * quick, energy_budget_j=BUDGET_J, circuit_j=0.05,
         flop_per_cycle=4.0, dynamic=True, min_devices=3, policy="leave-out",
     )  # fmt: skip
-    rates = RadioRates(radio, work, Roster(Participation(share=0.8), DEVICES, 0), 0)
+    rates = CellRates(radio, work, Roster(Participation(share=0.8), DEVICES, 0), 0)
     held = set()
     for round_ in (1, 2):
         decision = rates.decide(round_)
@@ -93,7 +94,7 @@ def test_more_to_choose_is_never_worse(work, noise):
 
     def objective(control, budget=BUDGET_J):
         chosen = replace(radio, control=control, energy_budget_j=budget)
-        return RadioRates(chosen, work, Roster(Participation(), DEVICES, 0), 0).decide(1).objective
+        return CellRates(chosen, work, Roster(Participation(), DEVICES, 0), 0).decide(1).objective
 
     fixed, everything = objective(("rate", "share")), objective(ALL)
     assert everything < 0.9 * fixed

@@ -105,7 +105,7 @@ def _refuse_own(folder: Path) -> None:
     from feddrop.storage import RunFolder
 
     about = RunFolder(folder).about()
-    own = about.get("own")
+    own = about.get("custom")
     if about.get("command") == "flwr run":
         raise RunError(f"{folder} is a run over Flower's nodes. The same `flwr run` goes on with it.")
     if isinstance(own, list) and own:

@@ -173,13 +173,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is None and self.backward and _is_light(func):
             return out
-        inputs = list(tensors_in((args, kwargs)))
+        inputs, outs = tensors_in((args, kwargs)), tensors_in(out)
         if formula is not None:
             weight = self._weight_among(inputs) if self._node is None else self._node
             self.work[weight][self.backward] += int(formula(*args, **(kwargs or {}), out_val=out))
-            self._made = [(t, weight) for t in tensors_in(out)]
+            self._made = [(t, weight) for t in outs]
         elif _is_light(func):
-            self._follow(inputs, list(tensors_in(out)))
+            self._follow(inputs, outs)
         elif any(t.is_floating_point() or t.is_complex() for t in inputs):
             self.uncounted[str(packet)] += 1
         return out

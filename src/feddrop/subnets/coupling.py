@@ -82,7 +82,7 @@ Rule = Callable[["Coupling", Call], Sequence[Units | None]]
 """Joins the dimensions that an operation couples and returns the units of its first result's dimensions."""
 
 _CUSTOM: list[tuple[re.Pattern[str], Rule]] = []
-_BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
+BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
 
 
 def register_rule(operations: str, rule: Rule) -> None:
@@ -106,20 +106,10 @@ def register_rule(operations: str, rule: Rule) -> None:
     rule_of.cache_clear()
 
 
-def built_in(operations: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function as the default rule of some operations."""
-
-    def add(rule: Rule) -> Rule:
-        _BUILT_IN.append((re.compile(operations), rule))
-        return rule
-
-    return add
-
-
 @lru_cache(maxsize=1024)
 def rule_of(op: str) -> Rule | None:
     """Return the rule of an operation: the latest custom one, or the built-in one."""
-    return next((rule for pattern, rule in (*_CUSTOM, *_BUILT_IN) if pattern.fullmatch(op)), None)
+    return next((rule for pattern, rule in (*_CUSTOM, *BUILT_IN) if pattern.fullmatch(op)), None)
 
 
 class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ restored. So training flags, norm statistics, gradients and the caller's random 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -87,12 +87,10 @@ def random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
     return kept
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples."""
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []

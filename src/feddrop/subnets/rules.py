@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from feddrop.subnets.coupling import Call, Coupling, Dims, Units, built_in
+from feddrop.subnets.coupling import BUILT_IN, Call, Coupling, Dims, Rule, Units
 
 # Pooling, resizing and padding change the last 1, 2 or 3 dimensions, as their names say.
 _SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad)([123])d\w*")
+
+
+def built_in(operations: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that registers a function as the default rule of some operations."""
+
+    def add(rule: Rule) -> Rule:
+        BUILT_IN.append((re.compile(operations), rule))
+        return rule
+
+    return add
 
 
 # All operations that ATen tags as pointwise, and pointwise ones without the tag.

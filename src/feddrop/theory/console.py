@@ -132,7 +132,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
         raise RunError(f"{folder} holds no checkpoint yet. Name a run folder with one round done or more.")
     about = _about(folder / "run.json")
     for own in ("data", "loss"):
-        if own in (about.get("own") or []):
+        if own in (about.get("custom") or []):
             raise RunError(
                 f"{folder} was run with {own} of your own. Use feddrop.theory.study on its network and data."
             )

@@ -1,6 +1,6 @@
-"""When do fewer bits a value pay? Four cells, four ways for values to travel, three seeds; a table in Markdown.
+"""When do fewer bits per value pay? Four cells, four dtypes, three seeds; prints a Markdown table.
 
-python examples/compare_wires.py [--rounds 10] [--seeds 3] [--out wires.md]
+python examples/compare_dtypes.py [--rounds 10] [--seeds 3] [--out dtypes.md]
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ CELLS = {
     "compute binds: indoor, ESP32, 1 s": ["radio.preset=indoor", "radio.devices=esp32", "radio.deadline_s=1.0"],
     "hardly anything binds: urban-micro, 5 s": ["radio.preset=urban-micro", "radio.deadline_s=5.0"],
 }
-WIRES = ("float32", "float16", "int8", "auto")
+DTYPES = ("float32", "float16", "int8", "auto")
 SMALL = ["data.train_limit=600", "train.batch_size=8"]
 
 
-def outcome(cell: str, wire: str, seed: int, rounds: int) -> tuple[float, float, float, float]:
-    """Test accuracy, mean rate, share of devices left out, and megabytes up, of one run."""
+def outcome(cell: str, dtype: str, seed: int, rounds: int) -> tuple[float, float, float, float]:
+    """Return test accuracy, mean rate, fraction of devices left out, and megabytes up of one run."""
     settings = [
         *CELLS[cell],
         *SMALL,
-        f"execution.dtype={wire}",
+        f"execution.dtype={dtype}",
         f"seed={seed}",
         f"rounds={rounds}",
         f"eval_every={rounds}",
@@ -47,31 +47,31 @@ def outcome(cell: str, wire: str, seed: int, rounds: int) -> tuple[float, float,
 
 def rows(rounds: int, seeds: int) -> Iterator[str]:
     """Yield the rows of the table."""
-    yield "| cell | wire | test accuracy | mean rate | left out | up, MB |"
+    yield "| cell | dtype | test accuracy | mean rate | left out | up, MB |"
     yield "|---|---|---|---|---|---|"
     for cell in CELLS:
-        for wire in WIRES:
-            accuracy, rate, left_out, up = zip(*(outcome(cell, wire, s, rounds) for s in range(seeds)), strict=True)
+        for dtype in DTYPES:
+            accuracy, rate, left_out, up = zip(*(outcome(cell, dtype, s, rounds) for s in range(seeds)), strict=True)
             spread = statistics.stdev(accuracy) if seeds > 1 else 0.0
             yield (
-                f"| {cell} | {wire} | {statistics.mean(accuracy):.1%} ± {spread:.1%} | {statistics.mean(rate):.3f} "
+                f"| {cell} | {dtype} | {statistics.mean(accuracy):.1%} ± {spread:.1%} | {statistics.mean(rate):.3f} "
                 f"| {statistics.mean(left_out):.1%} | {statistics.mean(up):.1f} |"
             )
 
 
 def main() -> None:
-    """Read the command line, run, print as it goes."""
-    parser = argparse.ArgumentParser(description="When do fewer bits a value pay?")
+    """Run all combinations and print each row when it is done."""
+    parser = argparse.ArgumentParser(description="When do fewer bits per value pay?")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
     given = parser.parse_args()
-    told = []
+    lines = []
     for row in rows(given.rounds, given.seeds):
         print(row, flush=True)
-        told.append(row)
+        lines.append(row)
         if given.out:
-            given.out.write_text("\n".join(told) + "\n", encoding="utf-8")
+            given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
