@@ -18,7 +18,8 @@ from feddrop.config import Radio
 from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio import build_cell
 from feddrop.radio.files import as_json, as_text, load, rows
-from feddrop.report.allocation import draw, save
+from feddrop.report.allocation import allocation_figure as draw
+from feddrop.report.allocation import save_allocation_figure as save
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOML = """
@@ -235,11 +236,11 @@ def test_the_picture_of_a_device_without_a_budget_that_was_left_out():
 
 def test_pictures_that_cannot_be(tmp_path):
     problem, names, *_ = load(EXAMPLES / "problem.toml")
-    with pytest.raises(ConfigError, match="cannot write the picture"):
+    with pytest.raises(ConfigError, match="cannot write the figure"):
         save(allocate(problem), tmp_path / "no" / "where.png", names)
-    with pytest.raises(ConfigError, match="cannot write the picture"):
+    with pytest.raises(ConfigError, match="cannot write the figure"):
         save(allocate(problem), tmp_path / "split.wrong", names)
-    with pytest.raises(ConfigError, match="has no ending"):
+    with pytest.raises(ConfigError, match="has no file extension"):
         save(allocate(problem), tmp_path / "split", names)
     assert not list(tmp_path.iterdir())
 

@@ -23,7 +23,7 @@ from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
-from feddrop.report.places import draw
+from feddrop.report.places import cells_figure as draw
 from feddrop.simulation.run import Run, resume, run
 
 DOCS = Path(__file__).parents[2] / "docs"

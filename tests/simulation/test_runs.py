@@ -128,7 +128,7 @@ def test_own_model_and_data(tmp_path, tiny, digits):
         resume(tmp_path / "own", model=tiny)
     page = (tmp_path / "own" / "report.html").read_text()
     assert f"{type(tiny).__name__} on {small.name}" in page
-    assert "with network and data of the caller" in page
+    assert "with custom network and data" in page
     assert "feddrop run config.toml" not in page
 
 
@@ -147,7 +147,7 @@ def test_folders_that_cannot_be_used(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("rate=1.2", "rate of device 0 is 1.2"),
+        ("rate=1.2", "rate is 1.2"),
         ("model.name=resnet", "resnet"),
         ("method.layers=['conv9']", "conv9"),
         ("radio.deadline_s=0.001", "deadline"),

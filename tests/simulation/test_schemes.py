@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddrop.allocation import Random, allocate
+from feddrop.allocation import allocate
 from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
@@ -74,7 +74,7 @@ def test_measured_latency_by_hand(tmp_path):
     down, up = cell.bits_per_second(plan.channels, plan.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
     kept = 1 - device["rate"]
-    flops = job.prepared.flops.whole.forward * 3 * 50
+    flops = job.prepared.flops.full.forward * 3 * 50
     compute = flops * kept / 16 / plan.channels.cpu_hz[2]
     assert device["latency_s"] == pytest.approx(push + pull + compute, rel=1e-3)
     joules = pull * plan.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * plan.channels.cpu_hz[2] ** 3
@@ -131,10 +131,10 @@ def test_covering_is_close(tmp_path):
     from feddrop.methods import build_method
     from feddrop.methods.method import Setup
     from feddrop.models import lenet
-    from feddrop.models.flops import count
+    from feddrop.models.flops import count_flops
 
     setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
-    flops = count(setup.model, setup.example)
+    flops = count_flops(setup.model, setup.example)
     work = Workload(
         samples=[10, 10, 10],
         parameters=69656,

@@ -17,8 +17,7 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
-from feddrop.learning.means import MeanConfig
-from feddrop.methods import build_method, checked
+from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -95,11 +94,11 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     )
     parts, samples = list[npt.NDArray[Any]](), custom.samples
     if samples is None:
-        parts = data.spread(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
+        parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
-    method = checked(task.factory(task.setup), "method")
-    counted = flops.count(task.setup.model, task.setup.example)
+    method = checked_method(task.factory(task.setup), "method")
+    counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
@@ -141,7 +140,11 @@ def device_task(
     """
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
     given, chosen = custom.model, config.radio is not None or custom.rates is not None
-    network = models.build(config.model, dataset, config.seed) if given is None else models.copied(given, config.seed)
+    network = (
+        models.build_model(config.model, dataset, config.seed)
+        if given is None
+        else models.copy_model(given, config.seed)
+    )
     parameters.check_learnable(network)
     setup = Setup(
         model=network,
@@ -150,7 +153,7 @@ def device_task(
         train=config.train,
         loss=loss,
         rates=None if chosen else read_rates(config.given_rate, devices),
-        mean=MeanConfig(kind=config.server.mean, trim=config.server.trim),
+        server=config.server,
         seed=config.seed,
     )
     return Task(

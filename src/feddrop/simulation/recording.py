@@ -96,7 +96,7 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
         },
         "parameters": parameters.count_parameters(model),
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
-        "forward_flops": int(run.flops.whole.forward),
+        "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),

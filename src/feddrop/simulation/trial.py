@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.data import Dataset
-from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_own
+from feddrop.learning.local import Loss, call_model
+from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_custom_loss
 from feddrop.methods.method import Setup
 from feddrop.subnets import probe
 from feddrop.subnets.probe import Example
@@ -34,7 +34,7 @@ def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, 
         if setup.loss in LOSSES.values() and not metrics:
             return
         outputs, targets = _outputs(model, setup.example, dataset, 2)
-        check_own(setup.loss, outputs, targets, learned=descends)
+        check_custom_loss(setup.loss, outputs, targets, learned=descends)
         with torch.no_grad():
             check_metrics(metrics, outputs, targets)
 
@@ -66,4 +66,4 @@ def single_sample_notice(setup: Setup, dataset: Dataset, samples: Sequence[int])
 def _outputs(model: nn.Module, example: Example, dataset: Dataset, count: int) -> tuple[Any, Tensor]:
     """Return the network's outputs for the first samples, and their targets."""
     targets = dataset.train_y[:count].to(next(model.parameters()).device)
-    return call(model, probe.samples(model, example, len(targets))), targets
+    return call_model(model, probe.example_inputs(model, example, len(targets))), targets

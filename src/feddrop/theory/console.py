@@ -91,7 +91,7 @@ def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> 
     if not 1 <= devices <= count:
         raise ConfigError(f"devices is {devices}; it must be from 1 to the {count} training samples.")
     return Subject(
-        network=models.build(model, dataset, seed),
+        network=models.build_model(model, dataset, seed),
         dataset=dataset,
         loss=loss_named(dataset.loss),
         samples=[(count + k) // devices for k in range(devices)],
@@ -111,7 +111,7 @@ def subject_of_run(folder: Path, seed: int) -> Subject:
         raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
     model, limit = config.model.name, config.data.train_limit or None
     dataset = _numbers(load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
-    network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
+    network, values = models.build_model(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
         raise RunError(f"{folder} has a custom network, not {model}. Use feddrop.theory.study with it.")
     parameters.load_into(network, values)
