@@ -19,7 +19,7 @@ from rich.table import Table
 
 from feddrop import FedDrop, Reply, Setup, Task, Train, build_method
 from feddrop.executors import Serial
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
@@ -48,7 +48,7 @@ def measure(devices: int) -> tuple[float, float, int, float]:
     torch.set_num_threads(1)
     x, y = torch.randn(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64)
     task = Task(
-        setup=Setup(model=build("lenet", SHAPES, seed=0), example=x, rounds=1, train=Train(batch_size=1)),
+        setup=Setup(model=build_model("lenet", SHAPES, seed=0), example=x, rounds=1, train=Train(batch_size=1)),
         factory=partial(build_method, FedDrop()),
         samples=Samples(x, y, x, y),
         parts=[torch.zeros(1, dtype=torch.int64)] * devices,

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from feddrop import FedDrop, Setup, Task, Train, build_method
 from feddrop.executors import Executor, Processes, Ray, Serial
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
@@ -44,7 +44,7 @@ def task_of(devices: int, samples: int) -> Task:
     y = torch.randint(0, 10, (devices * samples,), generator=generator)
     train = Train(lr=0.01, batch_size=32)
     return Task(
-        setup=Setup(model=build("lenet", SHAPES, seed=0), example=x[:1], rounds=1, train=train),
+        setup=Setup(model=build_model("lenet", SHAPES, seed=0), example=x[:1], rounds=1, train=train),
         factory=partial(build_method, FedDrop()),
         samples=Samples(x, y, x[:10], y[:10]),
         parts=list(torch.arange(devices * samples).split(samples)),

@@ -21,7 +21,7 @@ from torch import nn
 
 from feddrop import FedDrop, Method, Setup, Task, Train, build_method
 from feddrop.executors import Executor, Processes, Serial
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
@@ -36,7 +36,7 @@ FACTORY = partial(build_method, FedDrop())
 
 def textbook(model: nn.Sequential) -> nn.Sequential:
     """Return a copy of the network with each activation before its pooling layer."""
-    layers = dict(build("lenet", SHAPES, seed=0).named_children())
+    layers = dict(build_model("lenet", SHAPES, seed=0).named_children())
     for stage in ("1", "2"):
         layers[f"pool{stage}"], layers[f"act{stage}"] = layers[f"act{stage}"], layers[f"pool{stage}"]
     twin = nn.Sequential(*layers.values())
@@ -98,7 +98,7 @@ def timed(seconds: list[float]) -> Callable[[Setup], Method]:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    model = build("lenet", SHAPES, seed=0)
+    model = build_model("lenet", SHAPES, seed=0)
     task = task_of(model)
     samples, parts = task.samples, task.parts
     method, params = FACTORY(task.setup), parameters.from_model(model)

@@ -17,7 +17,7 @@ from torch import nn
 
 from feddrop import Job, Model, wire
 from feddrop.config import Subnets
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.simulation.round import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
@@ -51,7 +51,7 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     console = Console()
-    model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
+    model = build_model(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
     params = parameters.from_model(model)
     blueprint = Blueprint(model, (3, 32, 32))
     cut = cutter(blueprint, Subnets(level="unit"))

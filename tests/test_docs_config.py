@@ -46,7 +46,7 @@ CHOICES = {
     "radio.policy": allocation.POLICIES,
     "radio.preset": PRESETS,
     "radio.propagation": PROPAGATION,
-    "radio.scheme": allocation.METHODS,
+    "radio.scheme": allocation.SCHEMES,
     "radio.sight": SIGHTS,
     "server.mean": MEANS,
     "server.optimizer": server.OPTIMIZERS,

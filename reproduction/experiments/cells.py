@@ -144,5 +144,5 @@ def size_of(setting: Setting) -> tuple[int, int]:
 
 @lru_cache
 def _size(name: str, width: float, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
-    model = models.build(models.Model(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
+    model = models.build_model(models.Model(name=name, width=width), models.Shapes.of(shape, classes), seed=0)
     return models.count_parameters(model), forward_flops(model, shape)

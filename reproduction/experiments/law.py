@@ -56,7 +56,7 @@ def one_round(place: Place, rate: float, lr: float, seed: int, repeats: int) -> 
 def measure(scale: Scale) -> dict[str, Any]:
     """Measure the law and the bound on LeNet at its start."""
     dataset = data.load_dataset(scale.settings["underfitting"].data)
-    model = models.build("lenet", dataset, seed=0)
+    model = models.build_model("lenet", dataset, seed=0)
     chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[: scale.theory_batch])
     place = Place(model, dataset.train_x[chosen], dataset.train_y[chosen])
     found = study(

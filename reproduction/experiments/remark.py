@@ -14,7 +14,7 @@ from feddrop.methods.method import Payload, Setup
 from feddrop.models.flops import forward_flops
 from feddrop.radio import overheads
 from feddrop.subnets import parameters
-from feddrop.subnets.piece import Subnet, whole
+from feddrop.subnets.piece import Subnet, full_piece
 from reproduction.experiments.accuracy import Row, config_of
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
@@ -50,7 +50,7 @@ def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
     dropped = _bytes(ours.cut(job), rate)
     sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
-    gradient = _bytes({name: whole(tensor.shape) for name, tensor in start.items()}, 0.0)
+    gradient = _bytes({name: full_piece(tensor.shape) for name, tensor in start.items()}, 0.0)
     with_mask = sparse + (masked - sparse) / ADJUST_EVERY
     return {
         "FedDrop": Traffic(dropped, dropped),
@@ -82,7 +82,7 @@ def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
 
 def _model(scale: Scale, scenario: str) -> nn.Module:
     chosen = scale.settings[scenario].model
-    return models.build(models.Model(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
+    return models.build_model(models.Model(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
 
 
 def measure(scale: Scale) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 - :func:`at_part`: the paper's problem, every device at the same part of its highest power and clock;
 - :func:`alternate`: one block of variables at a time, until nothing moves;
-- ``allocate(problem, "equal")``: equal shares, with the best rate, power and clock for each.
+- ``allocate(problem, Equal())``: equal shares, with the best rate, power and clock for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from feddrop.allocation.feasible import diagnose, everyone
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, Problem, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import Allocation, Fixed, Status, finish
+from feddrop.allocation.solution import Allocation, P1Problem, Status, finish
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
@@ -89,10 +89,10 @@ def alternate(problem: PowerProblem, *, limit: int = 200) -> Allocation:
         if history[-1] > history[-2] * (1.0 - _STILL):
             break
     turns = np.column_stack([np.arange(len(history)), history])
-    return replace(best, method="alternating", iterations=len(history) - 1, history=turns, status=Status.FEASIBLE)
+    return replace(best, scheme="alternating", iterations=len(history) - 1, history=turns, status=Status.FEASIBLE)
 
 
-def _paper(fixed: Fixed, active: BoolArray) -> Allocation:
+def _paper(fixed: P1Problem, active: BoolArray) -> Allocation:
     """The optimum of the paper's problem."""
     if (why := diagnose(fixed)) is not None:
         raise InfeasibleError(why)
@@ -106,7 +106,7 @@ def _paper(fixed: Fixed, active: BoolArray) -> Allocation:
 
 def _paced(problem: PowerProblem, share: FloatArray, active: BoolArray) -> Allocation:
     """The best rate, power and clock for these shares."""
-    return finish(problem, share=share, active=active, method="alternating", status=Status.FEASIBLE)
+    return finish(problem, share=share, active=active, scheme="alternating", status=Status.FEASIBLE)
 
 
 def _chosen(found: Allocation, problem: PowerProblem) -> tuple[FloatArray, FloatArray]:

@@ -49,7 +49,7 @@ def derive(root: int, *labels: Label) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def words(seed: int, count: int) -> npt.NDArray[np.uint32]:
+def philox_words(seed: int, count: int) -> npt.NDArray[np.uint32]:
     """Return the first ``count`` 32-bit words of the Philox stream with this key: low half of each raw word first."""
     raw = _philox(seed).random_raw((count + 1) // 2)
     return raw.astype("<u8", copy=False).view("<u4")[:count]
@@ -57,7 +57,7 @@ def words(seed: int, count: int) -> npt.NDArray[np.uint32]:
 
 def permutation(seed: int, count: int) -> npt.NDArray[np.int64]:
     """Return a random order of ``range(count)``: positions sorted by their Philox words, ties by position."""
-    return np.argsort(words(seed, count), kind="stable")
+    return np.argsort(philox_words(seed, count), kind="stable")
 
 
 def generator(seed: int) -> np.random.Generator:

@@ -193,9 +193,9 @@ def test_the_finding():
 
 
 def test_the_model_of_the_finding_is_the_packages_lenet():
-    from feddrop.models import Shapes, build, count_parameters
+    from feddrop.models import Shapes, build_model, count_parameters
     from feddrop.models.flops import forward_flops
 
-    model = build("lenet", Shapes.of((3, 32, 32), 100), seed=0)
+    model = build_model("lenet", Shapes.of((3, 32, 32), 100), seed=0)
     assert count_parameters(model) == PARAMETERS == 69_656
     assert forward_flops(model, (3, 32, 32)) == FORWARD_FLOPS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feddrop
-from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
+from feddrop.allocation import Fixed, PowerProblem, SubbandPowerProblem, allocate, diagnose
 from feddrop.allocation.pace import hurry, needs, pace
 from feddrop.allocation.phi import inverse_log_phi, log_phi
 from feddrop.errors import ConfigError, InfeasibleError
@@ -194,14 +194,14 @@ def test_infeasible_rounds_are_explained_and_settled():
     assert stretched.residual <= 1e-8
 
 
-@pytest.mark.parametrize("method", ["equal", "random", "fixed", "none"])
-def test_other_methods_choose_power_and_clock_for_their_shares(method):
+@pytest.mark.parametrize("scheme", ["equal", "random", "fixed", "none"])
+def test_other_schemes_choose_power_and_clock_for_their_shares(scheme):
     p = power_problems("energy", 4, 5, seed=9)
     best = allocate(p)
-    found = allocate(p, method, seed=0, policy="leave-out", rate=0.4 if method == "fixed" else None)
+    found = allocate(p, Fixed(0.4) if scheme == "fixed" else scheme, policy="leave-out")
     assert found.cpu_hz.shape == p.shape
     whole = ~found.left_out.any(axis=-1)
-    if method in ("equal", "random"):
+    if scheme in ("equal", "random"):
         assert (np.asarray(found.objective)[whole] >= np.asarray(best.objective)[whole] * (1 - 1e-9)).all()
     with pytest.raises(ConfigError, match="primal-dual"):
         allocate(p, "primal-dual")
@@ -405,7 +405,7 @@ def test_rivals_are_feasible_and_never_better():
                 continue
             assert worst_breach(found, one) <= 1e-9
             assert found.objective >= best * (1 - 1e-9)
-            if found.method == "alternating":
+            if found.scheme == "alternating":
                 assert (np.diff(found.history[:, 1]) <= 0).all()
                 worst = max(worst, found.objective / best - 1)
     assert worst > 0.02  # it stops short of the optimum

@@ -14,7 +14,7 @@ from feddrop.errors import ConfigError
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.learning.server import first_state, server_step
 from feddrop.simulation.run import Run
-from feddrop.subnets.piece import Piece, whole
+from feddrop.subnets.piece import Piece, full_piece
 from support.simulation import few
 
 STEPS = [name for name in OPTIMIZERS if name != "average"]
@@ -153,7 +153,7 @@ def random_pieces(chance, shape, devices):
     size = math.prod(shape)
     for device in range(devices):
         if device == 0:
-            yield whole(shape)
+            yield full_piece(shape)
         else:
             kept = np.flatnonzero(chance.random(size) < 0.5)
             yield Piece(shape=shape, index=kept, sub_shape=shape)
@@ -217,7 +217,7 @@ def test_weights_are_any_numbers_and_none_at_all_is_no_change(over):
     for weights, wanted in (([0.0, 0.0], 0.0), ([0.125, 0.375], 7.0), ([0.0, 3.0], 8.0)):
         mean = Mean({"w": torch.ones(3)}, over=over)
         for value, weight in zip((4.0, 8.0), weights, strict=True):
-            mean.add("w", torch.full((3,), value), whole((3,)), weight)
+            mean.add("w", torch.full((3,), value), full_piece((3,)), weight)
             mean.count(weight)
         assert torch.equal(mean.mean()["w"], torch.full((3,), wanted))
 
@@ -228,7 +228,7 @@ def test_one_of_three_holders_or_more_moves_nothing(kind, holders):
     """With the default trim, too, which is a tenth. Of one or two, nobody can tell the wrong one."""
     mean = Mean({"w": torch.zeros(1)}, MeanConfig(kind=kind), over="holders")
     for value in [1e6] + [1.0] * (holders - 1):
-        mean.add("w", torch.tensor([value]), whole((1,)), 1.0)
+        mean.add("w", torch.tensor([value]), full_piece((1,)), 1.0)
     assert (float(mean.mean()["w"]) == 1.0) == (holders >= 3)
 
 
@@ -238,7 +238,7 @@ def test_means_of_float16_do_not_overflow(kind, over):
     """Values times samples, and samples alone, are soon beyond 65,504."""
     mean = Mean({"w": torch.zeros(2, dtype=torch.float16)}, MeanConfig(kind=kind), over=over)
     for value in (1.0, 2.0, 3.0):
-        mean.add("w", torch.full((2,), value, dtype=torch.float16), whole((2,)), 40_000)
+        mean.add("w", torch.full((2,), value, dtype=torch.float16), full_piece((2,)), 40_000)
         mean.count(40_000)
     assert torch.equal(mean.mean()["w"], torch.full((2,), 2.0, dtype=torch.float16))
 
@@ -246,5 +246,5 @@ def test_means_of_float16_do_not_overflow(kind, over):
 def test_a_trim_of_nothing_trims_nothing():
     mean = Mean({"w": torch.zeros(1)}, MeanConfig(kind="trimmed", trim=0.0), over="holders")
     for value in (1.0, 2.0, 9.0):
-        mean.add("w", torch.tensor([value]), whole((1,)), 1.0)
+        mean.add("w", torch.tensor([value]), full_piece((1,)), 1.0)
     assert float(mean.mean()["w"]) == 4.0

@@ -20,7 +20,7 @@ from feddrop.errors import ConfigError, FrameError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
 from feddrop.methods.feddst import Layout, largest, layer_sparsities, prune, readjust
-from feddrop.methods.feddst import build as feddst
+from feddrop.methods.feddst import build_feddst as feddst
 from feddrop.methods.method import Setup, Update
 from feddrop.models import lenet
 from feddrop.seeds import derive, permutation
@@ -104,7 +104,7 @@ numbers = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=25), st.integers(0, 30), st.booleans())
 def test_largest_is_a_sort(pairs, count, votes):
     scores, then = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
-    got = largest(scores, count, then if votes else None)
+    got = mark_largest(scores, count, then if votes else None)
     assert got.tolist() == slow_largest(scores.tolist(), count, then.tolist() if votes else None)
 
 
@@ -578,9 +578,9 @@ def test_a_device_that_remembers_another_mask_says_so(tiny, digits):
     _, memory = answered(device, method, whole, job)
     known = replace(job, remembered=frozenset({"mask"}))
     assert not device.handle(push(whole, method.cut(known), known), memory).error
-    assert "remembers something else" in device.handle(push(whole, method.cut(known), known)).error
+    assert "remembers another tensor" in device.handle(push(whole, method.cut(known), known)).error
     other = replace(known, payload={"mask": ~job.payload["mask"]})
-    assert "remembers something else" in device.handle(push(whole, method.cut(other), other), memory).error
+    assert "remembers another tensor" in device.handle(push(whole, method.cut(other), other), memory).error
     without = replace(job, payload={})
     with pytest.raises(FrameError, match="was sent no mask"):
         method.cut(without)

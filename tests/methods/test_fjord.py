@@ -13,7 +13,7 @@ from feddrop.config import FjORD, RunConfig, Train
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.methods.fjord import at_width
-from feddrop.seeds import derive, permutation, words
+from feddrop.seeds import derive, permutation, philox_words
 from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull
 from feddrop.simulation.run import Run, run
@@ -56,7 +56,7 @@ def plainly(model, x, y, parts, *, distill, rounds, seed):
             order = permutation(derive(job, "order", 0), len(part))
             for i, batch in enumerate(torch.split(part[torch.from_numpy(order)], TRAIN.batch_size)):
                 choices = top if distill and top else top + 1
-                number = int(words(derive(derive(job, "width"), i), 1)[0]) * choices >> 32
+                number = int(philox_words(derive(derive(job, "width"), i), 1)[0]) * choices >> 32
                 drawn[number] += 1
                 if distill and top:
                     drawn[top] += 1

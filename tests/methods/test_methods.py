@@ -489,7 +489,7 @@ def test_no_variance_of_a_norm_falls_below_zero_by_rounding(tmp_path):
 def test_a_variance_that_would_fall_below_zero_stays_as_it_was():
     before = {"norm.running_var": torch.tensor([1.0, 2.0, 3.0]), "norm.running_mean": torch.zeros(1)}
     after = {"norm.running_var": torch.tensor([-1.0, 0.0, 4.0]), "norm.running_mean": torch.tensor([-1.0])}
-    kept = parameters.with_variances(before, after)
+    kept = parameters.without_negative_variances(before, after)
     assert {name: tensor.tolist() for name, tensor in kept.items()} == {
         "norm.running_var": [1.0, 0.0, 4.0],
         "norm.running_mean": [-1.0],

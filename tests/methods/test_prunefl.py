@@ -260,7 +260,7 @@ def test_the_first_stage_ends_early_once_the_size_is_steady(tiny, digits):
 
 def test_costs_are_counted_or_declared(tiny, digits):
     setup = Setup(model=tiny, example=digits.example, rounds=9, rates=(0.0,))
-    counted = flops.count(tiny, digits.example)
+    counted = flops.count_flops(tiny, digits.example)
     config = PruneFL(bits_per_second=1e6, flops_per_second=1e8, layer_costs={"fc2": 0.5})
     costs = layer_costs(setup, config, counted, samples=10)
     assert costs["fc2.weight"] == 0.5

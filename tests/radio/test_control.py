@@ -13,7 +13,7 @@ from feddrop.config import Participation, Radio, RunConfig, method_named
 from feddrop.errors import ConfigError
 from feddrop.methods.method import Setup
 from feddrop.models import lenet
-from feddrop.models.flops import count
+from feddrop.models.flops import count_flops
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.schemes import Workload
@@ -31,7 +31,7 @@ EVERYTHING = 'radio.control=["rate", "share", "power", "cpu"]'
 @pytest.fixture(scope="module")
 def work() -> Workload:
     setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
-    flops = count(setup.model, setup.example)
+    flops = count_flops(setup.model, setup.example)
     return Workload(
         samples=[900, 700, 1100, 800, 1000],
         parameters=69_656,

@@ -21,8 +21,9 @@ import pytest
 from feddrop import report
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
-from feddrop.report.partition import is_upright
+from feddrop.report.partition import is_tall
 from feddrop.seeds import derive, generator
+from feddrop.storage.manifest import FORMAT
 
 PARAMETERS = 1000
 HOSTILE = "</title></svg><script>alert(1)</script><img src=x onerror=alert(1)> $\\frac{1$ & \"'\x00\x1b\ud800\n]]> cat"
@@ -89,7 +90,8 @@ def write_run(
     text = f'rounds = {rounds}\n[data]\nname = "digits"\n[model]\nname = "lenet"\n{limits}{config}'
     (folder / "config.toml").write_text(text, encoding="utf-8")
     facts = {
-        "feddrop": "0.1.0", "command": "feddrop run config.toml", "parameters": PARAMETERS, "python": "3.12",
+        "format": FORMAT, "feddrop": "0.3.0", "command": "feddrop run config.toml", "parameters": PARAMETERS,
+        "python": "3.12",
         "class_names": class_names or [f"kind {c}" for c in range(classes)],
         "class_counts": g.integers(0, 50, (devices, classes)).tolist(),
         "budget_j": [30.0] * devices * radio,
@@ -262,13 +264,13 @@ def broken(what: str, folder: Path) -> None:
         ("no rounds", "no finished round"),
         ("bad line", "line 1 is not valid JSON"),
         ("list line", "line 1 must be an object"),
-        ("twice", "line 2: round 1 comes after round 1"),
+        ("twice", "line 2: round 1 follows round 1"),
         ("word", "'test_loss' is 'low'.*number or null"),
-        ("true", "'round' is True.*whole number"),
+        ("true", "'round' is True.*an integer"),
         ("too large", "'wall_s' is 1000"),
         ("device twice", "device 0 appears twice"),
         ("device", "every device must be an object, not 3"),
-        ("bad json", "run.json is not valid JSON.*Delete"),
+        ("bad json", "run.json cannot be read: it is not valid JSON.*delete"),
         ("ragged", "'class_counts' must be a table"),
         ("negative", "'class_counts' must be a table"),
         ("names", "'class_names' must list 2 names"),
@@ -297,10 +299,10 @@ def test_the_page_says_what_the_run_did(drawn: Drawn) -> None:
     notes = " ".join(page.of("dd"))
     saved = 1 - sum(x["push_bytes"] + x["pull_bytes"] for x in lines) / (6 * 4 * 2 * 4 * PARAMETERS)
     assert f"{100 * saved:.1f} % less than full float32 models" in notes
-    assert f"{quantities.in_seconds(sum(x['latency_s'] for x in lines) / 6)} a round" in notes
+    assert f"{quantities.in_seconds(sum(x['latency_s'] for x in lines) / 6)} per round" in notes
     assert page.of("code") == ["feddrop run config.toml"]
     assert {"deadline_s", "1.2", "energy_budget_j", "30.0"} <= {*page.of("dt"), *page.of("dd")}
-    assert {"Dropout rates", "Dropout rates by round", "Bandwidth shares", "Latency by device", "What binds"} <= {
+    assert {"Dropout rates", "Dropout rates by round", "Bandwidth shares", "Latency by device", "Binding limits"} <= {
         *page.of("h3")
     }
     assert f"{100 * lines[3]['test_accuracy']:.2f} %" in page.of("td")
@@ -374,7 +376,7 @@ def test_what_was_never_measured_is_not_drawn(folder: Path) -> None:
 def test_the_verdict_of_a_run_that_kept_its_limits(drawn: Drawn) -> None:
     most = max(e["latency_s"] for line in drawn[1] for e in line["devices"]) / 1.2
     said = " ".join(Page(drawn[0] / "report.html").of("p"))
-    assert f"Every device kept the deadline (using {100 * most:.2f} % of it at most) and the energy budget" in said
+    assert f"Every device met the deadline (at most {100 * most:.2f} % used) and the energy budget" in said
 
 
 def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
@@ -385,8 +387,8 @@ def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
     lines[5]["devices"][2]["status"] = "left out"
     write_metrics(folder, lines)
     said = " ".join(page_of(folder).of("p"))
-    assert "went over the deadline 2 times of 24 (using up to 125.00 % of it)" in said
-    assert "the energy budget" not in said.split("went over")[1].split(".")[0]
+    assert "Devices exceeded the deadline in 2 of 24 cases (up to 125.00 % used)" in said
+    assert "the energy budget" not in said.split("exceeded")[1].split(".")[0]
     assert "left out of a round 1 time." in said
     image = np.asarray(report.map_figure(report.read_log(folder), "latency_s").axes[0].images[0].get_array())
     orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
@@ -403,16 +405,16 @@ def test_the_verdict_holds_devices_to_the_deadline_in_force(folder: Path) -> Non
     run = report.read_log(folder)
     np.testing.assert_array_equal(run.limit("latency_s"), np.repeat([[1.2], [1.8], [1.2], [1.2], [1.5], [1.2]], 4, 1))
     said = " ".join(page_of(folder).of("p"))
-    assert "Every device kept the deadline" in said
-    assert "Stronger is more; orange is above the deadline." in said
-    assert "Stronger is closer to the energy budget; orange is above it." in said
-    assert "stretched in 2 of 6 rounds, to 1.80 s at most (1.20 s was asked for)" in said
+    assert "Every device met the deadline" in said
+    assert "Darker is more; orange is above the deadline." in said
+    assert "Darker is closer to the energy budget; orange is above it." in said
+    assert "deadline of 1.20 s was extended in 2 of 6 rounds, to 1.80 s at most" in said
     line = report.limit_figure(run, "latency_s").axes[0].lines[2]
     assert np.asarray(line.get_ydata())[1:-1].tolist() == [1.2, 1.8, 1.2, 1.2, 1.5, 1.2]
 
     lines[3]["devices"][0]["latency_s"] = 1.7  # too much for that round's deadline
     write_metrics(folder, lines)
-    assert "went over the deadline 1 time of 24" in " ".join(page_of(folder).of("p"))
+    assert "exceeded the deadline in 1 of 24 cases" in " ".join(page_of(folder).of("p"))
     longest = [text for text in report.device_figure(run, "latency_s").axes[0].texts if text.get_text() == "deadline"]
     assert [label.xy[1] for label in longest] == [1.8]
 
@@ -427,11 +429,11 @@ def test_measured_costs_stand_against_the_formula_whichever_counts(folder: Path,
     write_metrics(folder, lines)
     page = page_of(folder)
     said = " ".join(page.of("p"))
-    assert "Measured frames against the paper's formula, on average: latency +25.00 %, energy −20.00 %." in said
+    assert "Measured frames compared with the paper's formula, on average: latency +25.00 %, energy −20.00 %." in said
     assert "panel verdict" in page.attributes("class")  # the run kept what it counts by
     over = sum(1.25 * e["latency_s"] > 1.2 for line in lines for e in line["devices"])
     assert over > 0
-    missed = f"With measured frames a device went over the deadline {over} times of 24"
+    missed = f"With measured frames, devices exceeded the deadline in {over} of 24 cases"
     assert (missed in said) == (counted == "formula")
     assert ("by the formula." in said) == (counted == "formula")
 
@@ -442,7 +444,7 @@ def test_every_word_of_the_allocator_is_drawn_and_counted(folder: Path) -> None:
     image = np.asarray(report.binding_figure(run).axes[0].images[0].get_array())
     assert (image[..., 3] > 0).all()  # every device took part in every round
     assert {tuple(pixel) for pixel in image.reshape(-1, 4)} == {
-        (*maps._rgb(maps.look(word)[0]), maps.look(word)[1]) for word in maps.HOLDS
+        (*maps._rgb(maps.binding_style(word)[0]), maps.binding_style(word)[1]) for word in maps.CONSTRAINTS
     }
     page = page_of(folder)
     assert "bound by deadline+energy" in page.of("th")
@@ -469,7 +471,7 @@ def test_refused_updates_are_counted_and_explained(folder: Path) -> None:
     assert (run.words["status"] == "refused").sum(axis=0).tolist() == [6, 0, 3, 0]
     page = page_of(folder)
     said = " ".join(page.of("p"))
-    assert "9 of 23 updates did not count" in said
+    assert "9 of 23 updates were refused" in said
     assert "The 5 most frequent reasons of 7" in said
     shown = [text for text in page.of("dd") if text.startswith("the update is")]
     assert len(shown) == 1
@@ -490,7 +492,7 @@ def test_suspicious_updates_are_counted_and_explained(folder: Path) -> None:
     run = report.read_log(folder)
     assert run.suspicious.sum(axis=0).tolist() == [1, 0, 0, 3]
     page = page_of(folder)
-    assert "4 of 24 updates were marked. From device 3 (3 times), 0 (1 time)." in page.of("p")
+    assert "4 of 24 updates look suspicious. They came from device 3 (3 times), 0 (1 time)." in page.of("p")
     assert page.of("dd")[page.of("dd").index("norm 90 times the median <b>") + 1] == "far from all others"
     head, cells = device_head(page), page.of("td")
     rows = np.array(cells[-4 * len(head) :]).reshape(4, len(head))
@@ -520,7 +522,7 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     assert "Test accuracy" not in page.of("dt")
     assert "accuracy" not in page.of("th")
     tiles = dict(zip(page.of("dt")[:3], page.of("dd")[:6:2], strict=True))
-    assert tiles == {"Test loss": quantities.plain(2.2 / 6), "mae": "1.75", "<script>": "1.00"}
+    assert tiles == {"Test loss": quantities.in_digits(2.2 / 6), "mae": "1.75", "<script>": "1.00"}
     assert page.of("dd")[3:6:2] == ["in round 6", "in round 1"]  # a metric may be a method's: of no test set, not yours
     assert "Your own metric." not in page.of("p")
     assert {"Loss", "mae"} <= {*page.of("h3")}
@@ -539,8 +541,8 @@ def test_participation_is_shown_where_not_all_take_part(folder: Path) -> None:
     run = report.read_log(folder)
     assert (run.population, run.has_absences) == (20, True)
     page = page_of(folder)
-    assert "Devices a round" in page.of("dt")
-    assert f"of 20; {len(run.devices)} took part in all" in page.of("dd")
+    assert "Devices per round" in page.of("dt")
+    assert f"of 20; {len(run.devices)} took part at least once" in page.of("dd")
     assert "Participation" in page.of("h3")
     times = [sum(k in {e["device"] for e in line["devices"]} for line in lines) for k in run.devices]
     assert [bar.get_height() for bar in report.participation_figure(run).axes[0].patches] == times
@@ -656,9 +658,9 @@ def test_a_huge_run_makes_a_small_page(folder: Path) -> None:
 def test_maps_of_runs_too_large_to_draw_are_thinned(folder: Path) -> None:
     write_run(folder, rounds=4, devices=3)
     run = report.read_log(folder)
-    assert [part.tolist() for part in maps.shown(run)] == [[0, 1, 2, 3], [0, 1, 2]]
+    assert [part.tolist() for part in maps.drawn_cells(run)] == [[0, 1, 2, 3], [0, 1, 2]]
     many = type("Large", (), {"rounds": np.arange(5000), "devices": np.arange(2500)})()
-    rounds, devices = maps.shown(many)
+    rounds, devices = maps.drawn_cells(many)
     assert len(devices) <= maps.MOST_DEVICES
     assert len(rounds) * len(devices) <= maps.MOST_CELLS
     assert set(np.diff(rounds)) == {rounds[1] - rounds[0]}
@@ -733,7 +735,7 @@ def test_a_comparison_shows_results_and_only_what_differs(tmp_path: Path) -> Non
         "subnet.rate",
     ]
     aim = min(max(line["test_accuracy"] for line in run) for run in lines.values())
-    assert f"Every run reached {100 * aim:.1f} %" in " ".join(page.of("p"))
+    assert f"Every run reached {100 * aim:.1f} %, the target" in " ".join(page.of("p"))
     for run in lines.values():
         sent, reached = 0, 0
         for line in run:
@@ -752,7 +754,7 @@ def test_a_comparison_without_radio_has_no_time(tmp_path: Path) -> None:
     page = Page(report.write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path))
     assert "Accuracy by round" in page.of("h3")
     assert not any("time" in title for title in page.of("h3"))
-    assert not any("to it" in head for head in page.of("th"))
+    assert not any("to target" in head for head in page.of("th"))
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
@@ -760,14 +762,14 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
         write_run(tmp_path / parent / "run")
     page = Page(report.write_comparison([tmp_path / "old" / "run", tmp_path / "new" / "run"], tmp_path / "c.html"))
     assert {"old/run", "new/run"} <= {*page.of("text")}
-    assert "Nothing: all runs have the same configuration." in page.of("p")
+    assert "None: all runs have the same configuration." in page.of("p")
     page = Page(report.write_comparison([tmp_path / "old" / "run"] * 2, tmp_path / "c.html"))
     assert {"run (1)", "run (2)"} <= {*page.of("text")}
 
 
 @pytest.mark.parametrize("given", [[], "runs/first"])
 def test_a_comparison_needs_a_list(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="list of run folders"):
+    with pytest.raises(RunError, match="must be a list of run folders"):
         report.write_comparison(given, tmp_path)
 
 
@@ -803,11 +805,11 @@ def test_runs_that_differ_in_the_seed_are_one_group_with_a_band(tmp_path: Path) 
     assert page.of("h1") == ["2 settings, 6 runs compared"]
     last = curves[:, -1]
     assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f} %" in page.of("td")
-    assert "Every run" in page.of("summary")
+    assert "All runs" in page.of("summary")
     assert [cell for cell in page.of("td") if cell in ("seed", "train.lr", "rounds")] == ["train.lr"]
     rounds = report.grouped([report.read_log(folder) for folder in folders[:3]])
     assert len(rounds) == 1
-    assert "Nothing: all runs have the same" in " ".join(
+    assert "None: all runs have the same" in " ".join(
         Page(report.write_comparison(folders[:3], tmp_path / "d.html")).of("p")
     )
 
@@ -835,10 +837,10 @@ def test_a_rate_that_only_some_runs_have_differs(tmp_path: Path) -> None:
         write_run(tmp_path / name, radio=False)
         (tmp_path / name / "config.toml").write_text(RunConfig.from_toml(given).to_toml())
     runs = {path.name: report.read_log(path) for path in tmp_path.iterdir()}
-    found = report.groups.differing(report.grouped([runs["whole"], runs["half"]]))
+    found = report.groups.differing_settings(report.grouped([runs["whole"], runs["half"]]))
     assert found == {"rate": [0.0, 0.5], "method.name": ["fedavg", "feddrop"]}
-    assert report.groups.differing(report.grouped([runs["default"], runs["same"]])) == {}
-    assert report.groups.differing(report.grouped([runs["default"], runs["half"]])) == {"rate": [0.3, 0.5]}
+    assert report.groups.differing_settings(report.grouped([runs["default"], runs["same"]])) == {}
+    assert report.groups.differing_settings(report.grouped([runs["default"], runs["half"]])) == {"rate": [0.3, 0.5]}
 
 
 def test_a_method_keeps_its_colour_over_its_settings() -> None:
@@ -862,13 +864,13 @@ def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -
     (tmp_path / "old" / "config.toml").write_text(f"rounds = 6\n[train]\nlr = {lr}\n")
     (tmp_path / "other" / "config.toml").write_text(new + "\n[radio]\ndeadline_s = 5.0\n")
     runs = [report.read_log(tmp_path / name) for name in ("old", "new", "other")]
-    assert report.groups.differing(report.groups.alone(runs[:2])) == {}
-    assert report.groups.differing(report.grouped(runs[:2])) == {}  # once the defaults are filled in
-    assert report.groups.differing(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
+    assert report.groups.differing_settings(report.groups.one_group_per_run(runs[:2])) == {}
+    assert report.groups.differing_settings(report.grouped(runs[:2])) == {}  # once the defaults are filled in
+    assert report.groups.differing_settings(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
 
     foreign = [{"a": {"b": 1}}, {"a": {"b": 1, "c": 2}, "d": 3}]  # of no version that we know
-    groups = [report.Group(name="x", runs=(), settings=table) for table in report.groups.completed(foreign)]
-    assert report.groups.differing(groups) == {}
+    groups = [report.Group(name="x", runs=(), settings=table) for table in report.groups.complete_settings(foreign)]
+    assert report.groups.differing_settings(groups) == {}
 
 
 def test_the_table_of_differences_wraps() -> None:
@@ -912,7 +914,7 @@ def test_budgets_of_their_own_are_drawn_as_percent(folder: Path) -> None:
     run = report.read_log(folder)
     np.testing.assert_equal(run.budget_j, [30.0, 40.0, 50.0, np.nan])
     axes = report.limit_figure(run, "energy_j").axes[0]
-    assert axes.get_title("left") == "energy of a device, % of its budget"
+    assert axes.get_title("left") == "energy per device, % of its budget"
     used = 100 * run.by_device["energy_j"][:, :3] / run.budget_j[:3]
     np.testing.assert_allclose(axes.lines[1].get_ydata(), used.max(axis=1))
     page_of(folder)
@@ -930,7 +932,7 @@ def test_circle_area_is_the_number_of_samples(shape: tuple[int, int]) -> None:
     assert len(places) == np.count_nonzero(counts)
     shown = np.zeros(counts.shape)
     for (x, y), size in zip(places.astype(int), sizes, strict=True):
-        shown[(x, y) if is_upright(*shape) else (y, x)] = size
+        shown[(x, y) if is_tall(*shape) else (y, x)] = size
     np.testing.assert_allclose(shown / shown.max(), counts / counts.max(), atol=1e-9)
     bars = figure.axes[0].child_axes[0].patches
     if shape[0] <= 40:  # else one outline
@@ -968,7 +970,7 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no run"):
         report.accuracy_figure([])
-    with pytest.raises(ConfigError, match="1 class names for 2 classes"):
+    with pytest.raises(ConfigError, match="class_names has 1 names for 2 classes"):
         report.partition_figure([[1, 2]], ["a"])
 
 
@@ -976,12 +978,12 @@ def test_labels_are_moved_apart_and_keep_their_order() -> None:
     g = generator(derive(0, "labels"))
     for count in range(1, 12):
         wanted = g.uniform(0, 60, count)
-        moved = np.array(style.spread(wanted, 10.0))
+        moved = np.array(style.spread_labels(wanted, 10.0))
         assert np.array_equal(np.argsort(moved), np.argsort(wanted))
         assert (np.diff(np.sort(moved)) >= 10 - 1e-9).all()
         assert moved.min() >= 0
-    np.testing.assert_allclose(style.spread(np.array([5.0, 50.0]), 10.0), [5.0, 50.0])
-    np.testing.assert_allclose(style.spread(np.array([52.0, 50.0]), 10.0), [56.0, 46.0])
+    np.testing.assert_allclose(style.spread_labels(np.array([5.0, 50.0]), 10.0), [5.0, 50.0])
+    np.testing.assert_allclose(style.spread_labels(np.array([52.0, 50.0]), 10.0), [56.0, 46.0])
 
 
 @pytest.mark.parametrize(
@@ -1000,9 +1002,9 @@ def test_labels_are_moved_apart_and_keep_their_order() -> None:
         (quantities.in_joules(float("nan")), "–"),
         (quantities.in_percent(0.94231), "94.2 %"),
         (quantities.in_percent(-0.0001), "0.0 %"),
-        (quantities.plain(123456.0), "123,456"),
-        (quantities.plain(0.000012), "1.20e-05"),
-        (quantities.plain(-0.5), "-0.500"),
+        (quantities.in_digits(123456.0), "123,456"),
+        (quantities.in_digits(0.000012), "1.20e-05"),
+        (quantities.in_digits(-0.5), "-0.500"),
     ],
 )
 def test_numbers_are_written_as_people_read_them(text: str, expected: str) -> None:
@@ -1042,7 +1044,7 @@ def in_maps(ground: str) -> tuple[str, ...]:
         mixed = opacity * np.array(maps._rgb(colour)) + (1 - opacity) * np.array(maps._rgb(ground))
         return "#" + "".join(f"{round(255 * part):02x}" for part in mixed.tolist())
 
-    return tuple(seen(*maps.look(word)) for word in maps.HOLDS)
+    return tuple(seen(*maps.binding_style(word)) for word in maps.CONSTRAINTS)
 
 
 @pytest.mark.parametrize("eyes", EYES)

@@ -1,4 +1,4 @@
-"""The fast path against the plain-loop twin: the same parameters, bit for bit."""
+"""A run equals the reference implementation, bit for bit."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def small(digits):
 @pytest.mark.parametrize(
     ("factor", "count", "momentum"), [(True, "exact", 0.0), (False, "bernoulli", 0.9), (True, "bernoulli", 0.5)]
 )
-def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momentum):
+def test_a_run_equals_the_reference(small, tmp_path, rule, factor, count, momentum):
     factor = factor or rule != "delta"  # only that rule has one
     config = RunConfig.from_toml(
         f"""

@@ -217,13 +217,13 @@ def test_a_damaged_memory_is_found(tmp_path):
     for _ in range(60):
         path.write_bytes(flip(good, chance.randrange(8 * len(good))))
         assert "memory of device 0" in memories.damaged(index)
-        with pytest.raises(RunError, match="damaged meanwhile"):
+        with pytest.raises(RunError, match="damaged during the run"):
             memories.get(0)
     path.write_bytes(other.read_bytes())
     assert "its name says 0" in memories.damaged(index)
     path.unlink()
     assert "memory of device 0" in memories.damaged(index)
-    assert memories.damaged(torch.zeros(2)) == "the list of memories is not one"
+    assert memories.damaged(torch.zeros(2)) == "its list of memories is malformed"
 
 
 @pytest.mark.parametrize("device", [-1, 2**31])

@@ -62,7 +62,7 @@ def test_new_folders_are_synced_from_the_top(tmp_path, monkeypatch):
         (errno.ENOSPC, "the disk is full. Free some space"),
         (errno.EDQUOT, "quota"),
         (errno.EROFS, "read-only"),
-        (errno.EACCES, "you may not write there"),
+        (errno.EACCES, "permission denied"),
         (errno.EIO, "Input/output error"),
     ],
 )
@@ -96,7 +96,7 @@ def test_append_notices_another_writer(tmp_path):
     path = tmp_path / "m"
     append_line(path, b"one\n", 0)
     append_line(path, b"two\n", 4)
-    with pytest.raises(RunError, match="changed by someone else"):
+    with pytest.raises(RunError, match="modified by another process"):
         append_line(path, b"three\n", 4)
     path.unlink()
     with pytest.raises(RunError, match="is gone"):
@@ -192,7 +192,10 @@ def test_of_many_that_find_a_lock_left_one_gets_it(tmp_path):
 
 
 def test_import_without_fcntl():
-    code = "import sys; sys.modules['fcntl'] = None; import feddrop.storage.files, feddrop.simulation.run; print(feddrop.storage.files.fcntl)"
+    code = (
+        "import sys; sys.modules['fcntl'] = None; import feddrop.storage.files, feddrop.simulation.run; "
+        "print(feddrop.storage.files.fcntl)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "None"
 

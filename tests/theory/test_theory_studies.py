@@ -11,7 +11,7 @@ from feddrop.cli import app
 from feddrop.config import Model, RunConfig
 from feddrop.data import from_arrays, load_dataset
 from feddrop.errors import ConfigError, RunError
-from feddrop.models import build
+from feddrop.models import build_model
 from feddrop.storage.checkpoints import save_checkpoint
 from feddrop.subnets.parameters import from_model
 from feddrop.theory import Point, Study, draw, lemma1, study
@@ -27,7 +27,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def found(digits) -> tuple[Study, int]:
-    model = build(Model(name="lenet", width=0.5), digits, seed=1)
+    model = build_model(Model(name="lenet", width=0.5), digits, seed=1)
     point, ticks = Point(model, digits.train_x[:24], digits.train_y[:24]), []
     result = study(
         point, seed=1, samples=[700, 737], rounds=50, rates=RATES, masks=4, probes=3, tick=lambda: ticks.append(1)
@@ -45,7 +45,7 @@ def test_progress_counts_the_samples_of_a_large_network_in_small_chunks():
 
 
 def test_study_is_reproducible_and_leaves_the_network_alone(digits):
-    model = build(Model(name="lenet", width=0.3), digits, seed=1)
+    model = build_model(Model(name="lenet", width=0.3), digits, seed=1)
     model.train()
     before = from_model(model)
     point = Point(model, digits.train_x[:8], digits.train_y[:8])
@@ -122,7 +122,7 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "own": []}))
     with pytest.raises(RunError, match="no checkpoint yet"):
         call("--checkpoint", str(run))
-    model = build(Model(name="lenet", width=0.5), digits, seed=8)
+    model = build_model(Model(name="lenet", width=0.5), digits, seed=8)
     save_checkpoint(run / "checkpoints", 5, {"params": from_model(model)})
     call("--checkpoint", str(run), "--level", "weight", "--out", str(tmp_path / "out"), *SMALL)
     printed = capsys.readouterr().out
@@ -160,7 +160,7 @@ def a_run(folder, digits, config="", **about):
     """Write what the command reads of a run folder."""
     (folder / "config.toml").write_text(RunConfig.from_toml(f"[model]\nwidth = 0.3\n{config}").to_toml())
     (folder / "run.json").write_text(json.dumps({"samples": [700, 738], "own": []} | about))
-    model = build(Model(name="lenet", width=0.3), digits, seed=8)
+    model = build_model(Model(name="lenet", width=0.3), digits, seed=8)
     save_checkpoint(folder / "checkpoints", 5, {"params": from_model(model)})
     return folder
 
@@ -190,7 +190,7 @@ def test_command_measures_the_network_and_the_loss_of_the_run(capsys, tmp_path, 
     config = RunConfig.from_toml(f'data.name = "diabetes"\n{network}\ntrain.loss = "{loss}"')
     (tmp_path / "config.toml").write_text(config.to_toml())
     (tmp_path / "run.json").write_text(json.dumps({"samples": [177, 177], "own": []}))
-    model = build(config.model, table, seed=8)
+    model = build_model(config.model, table, seed=8)
     save_checkpoint(tmp_path / "checkpoints", 5, {"params": from_model(model)})
     call("--checkpoint", str(tmp_path), "--level", "weight", "--json", *SMALL[:-1], "354")
     with torch.no_grad():

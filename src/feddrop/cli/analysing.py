@@ -17,7 +17,7 @@ MOST = 10**9
 def allocate(
     file: Path,
     *,
-    method: str | None = None,
+    scheme: str | None = None,
     policy: str | None = None,
     rate: float | None = None,
     seed: int | None = None,
@@ -30,35 +30,36 @@ def allocate(
     ----------
     file:
         Problem or cell, as .toml, .csv or .json; see examples/problem.toml, examples/cell.toml and examples/power.toml.
-    method:
+    scheme:
         exact, primal-dual, equal, random, fixed or none. Default: scheme in the [radio] table of a cell, else exact.
     policy:
         If no allocation meets the constraints: error, leave-out (the fewest devices) or stretch (the deadline).
         Default: policy in the [radio] table of a cell, else error.
     rate:
-        Rate of the method fixed; no other method takes one.
+        Rate of the scheme fixed; no other scheme takes one.
     seed:
-        Seed of the method random, 0 if none is given; no other method takes one. The seed of a cell is in its file.
+        Seed of the scheme random, 0 by default; no other scheme takes one. The seed of a cell is in its file.
     plot:
         Draw the allocation into this file, e.g. split.png.
     json_:
         Print JSON.
     """
     from feddrop.allocation import allocate as solve
+    from feddrop.allocation import scheme_named
     from feddrop.radio.files import as_json, as_text, load, with_names
-    from feddrop.report.allocation import save
+    from feddrop.report.allocation import save_allocation_figure as save
 
-    problem, names, scheme, fallback = load(file)
-    chosen = method or scheme
+    problem, names, given, fallback = load(file)
+    chosen = scheme or given
     if seed is not None and chosen != "random":
         raise ConfigError(
-            f"The seed is {seed}, but the method {chosen!r} takes none; leave it out, or choose the method 'random'. "
+            f"The seed is {seed}, but the scheme {chosen!r} takes none; leave it out, or choose the scheme 'random'. "
             "The seed of a cell is in its file."
         )
     if policy is not None and chosen == "none":
-        raise ConfigError(f"The policy is {policy!r}, but the method 'none' takes none; leave it out.")
+        raise ConfigError(f"The policy is {policy!r}, but the scheme 'none' takes none; leave it out.")
     try:
-        found = solve(problem, chosen, policy=policy or fallback, rate=rate, seed=seed or 0)
+        found = solve(problem, scheme_named(chosen, seed=seed or 0, rate=rate), policy=policy or fallback)
     except InfeasibleError as error:
         raise with_names(error, names) from None
     if plot is not None:

@@ -149,7 +149,7 @@ def _named_data(config_text: str, path: str) -> tuple[Dataset, list[Any]]:
     """Return the data set that the configuration names, and every device's part of it."""
     config = RunConfig.from_toml(config_text)
     dataset = data.load_dataset(config.data.name, path=path or None, train_limit=config.data.train_limit or None)
-    return dataset, data.spread(dataset, config.data, seed=derive(config.seed, "partition"))
+    return dataset, data.partition_dataset(dataset, config.data, seed=derive(config.seed, "partition"))
 
 
 def _as_device(given: Dataset | tuple[Any, Any], number: int) -> tuple[Dataset, list[Any]]:

@@ -45,10 +45,10 @@ class LocalBatches:
             if not self._lone and len(batches) > 1 and len(batches[-1]) == 1:
                 batches[-2:] = [torch.cat(batches[-2:])]
             for batch in batches:
-                yield taken(self._x, batch, self._device), self._y[batch].to(self._device)
+                yield take_samples(self._x, batch, self._device), self._y[batch].to(self._device)
 
 
-def taken(x: Inputs, index: Tensor | slice, torch_device: torch.device | str) -> Inputs:
+def take_samples(x: Inputs, index: Tensor | slice, torch_device: torch.device | str) -> Inputs:
     """Copy some samples to where they are computed with; a network that works in place never touches the data."""
     if isinstance(x, tuple):
         return tuple(_taken(one, index, torch_device) for one in x)
@@ -57,16 +57,16 @@ def taken(x: Inputs, index: Tensor | slice, torch_device: torch.device | str) ->
 
 def _taken(x: Tensor, index: Tensor | slice, torch_device: torch.device | str) -> Tensor:
     view = x[index]
-    some = images_last(view.to(torch_device))
+    some = channels_last(view.to(torch_device))
     return some.clone() if isinstance(index, slice) and some.data_ptr() == view.data_ptr() else some
 
 
-def images_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """Lay images out with their channels last: the same numbers, and convolutions take up to a quarter less time."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-def laid_out(model: nn.Module, x: Inputs) -> Inputs:
+def safe_layout(model: nn.Module, x: Inputs) -> Inputs:
     """Return inputs in the layout that a network can be trained in on a CPU.
 
     With channels last, oneDNN writes past its memory in the gradient of a 1 x 1 convolution with a stride, where fewer

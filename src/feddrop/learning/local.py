@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from feddrop.config import Train
 from feddrop.config.train import GROWN
 from feddrop.errors import TrainingError
-from feddrop.learning.batches import Inputs, laid_out
+from feddrop.learning.batches import Inputs, safe_layout
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
@@ -25,14 +25,14 @@ Gradients = Mapping[str, Tensor]
 """The gradient of a minibatch's loss by parameter, of all entries, dropped or not; those that it has."""
 
 
-def call(model: nn.Module, x: Inputs) -> Tensor:
+def call_model(model: nn.Module, x: Inputs) -> Tensor:
     """Run a network on a batch; one of several inputs is given them one by one."""
-    x = laid_out(model, x)
+    x = safe_layout(model, x)
     out: Tensor = model(*x) if isinstance(x, tuple) else model(x)
     return out
 
 
-def train(
+def train_network(
     model: nn.Module,
     subnet: Subnet,
     batches: Iterable[tuple[Inputs, Tensor]],
@@ -71,7 +71,7 @@ def train(
     first: Tensor | None = None
     seen = 0
     for x, y in batches:
-        value = objective(model, x, y) if objective else loss(call(model, x), y)
+        value = objective(model, x, y) if objective else loss(call_model(model, x), y)
         gradients: Sequence[Tensor | None] = torch.autograd.grad(value, weights, allow_unused=True)
         with torch.no_grad():
             if watch:
@@ -111,7 +111,7 @@ def evaluate(
     model.eval()
     totals, seen = dict.fromkeys(measures, 0.0), 0
     for x, y in batches:
-        outputs = call(model, x)
+        outputs = call_model(model, x)
         for name, measure in measures.items():
             totals[name] += float(measure(outputs, y)) * len(y)
         seen += len(y)

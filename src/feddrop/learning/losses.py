@@ -52,7 +52,7 @@ def loss_named(name: str) -> Loss:
 
 
 def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
-    """Raise where what a network gives does not fit the targets; for a loss of the user's own see :func:`check_own`.
+    """Raise where what a network gives does not fit the targets; for a loss of the user's own see :func:`check_custom_loss`.
 
     Args:
         loss: of outputs and targets.
@@ -80,7 +80,7 @@ def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
         )
 
 
-def check_own(loss: Loss, outputs: Any, targets: Tensor, *, learned: bool) -> None:
+def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: bool) -> None:
     """Raise where a loss of the user's own fails on some samples, or gives something else than their mean loss.
 
     Args:

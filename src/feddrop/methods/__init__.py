@@ -18,14 +18,14 @@ from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, win
 from feddrop.methods.method import Method, MethodFactory, Setup
 
 BUILDERS: Mapping[str, Callable[[Setup, Any], Method]] = {
-    "fedavg": fedavg.build,
-    "feddrop": feddrop.build,
-    "feddst": feddst.build,
+    "fedavg": fedavg.build_fedavg,
+    "feddrop": feddrop.build_feddrop,
+    "feddst": feddst.build_feddst,
     "fedrolex": windows.build_fedrolex,
-    "fiarse": fiarse.build,
-    "fjord": fjord.build,
+    "fiarse": fiarse.build_fiarse,
+    "fjord": fjord.build_fjord,
     "heterofl": windows.build_heterofl,
-    "prunefl": prunefl.build,
+    "prunefl": prunefl.build_prunefl,
 }
 
 
@@ -43,7 +43,7 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
     if not isinstance(settings, CustomMethod):
         return BUILDERS[settings.name](setup, settings)
     factory = _custom_factory(settings)
-    return checked(factory(setup, **settings.settings), settings.factory)
+    return checked_method(factory(setup, **settings.settings), settings.factory)
 
 
 def factory_of(settings: MethodSettings) -> MethodFactory:
@@ -51,7 +51,7 @@ def factory_of(settings: MethodSettings) -> MethodFactory:
     return partial(build_method, settings)
 
 
-def checked(made: Any, what: str) -> Method:
+def checked_method(made: Any, what: str) -> Method:
     """Return what a factory made if it is a method; otherwise raise a ConfigError."""
     if not isinstance(made, Method):
         raise ConfigError(f"{what} returns a {type(made).__name__}; a factory must return a feddrop.Method.")

@@ -15,7 +15,7 @@ from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, gather
 
 
-def build(setup: Setup, config: FedDrop) -> Method:
+def build_feddrop(setup: Setup, config: FedDrop) -> Method:
     """Build federated dropout.
 
     Example:
@@ -26,9 +26,9 @@ def build(setup: Setup, config: FedDrop) -> Method:
         >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
         {'weight': 16, 'bias': 4}
     """
-    plan_of = setup.blueprint()
-    cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
-    network_for = shrinker(setup.model, plan_of)
+    blueprint = setup.blueprint()
+    cut_at, sizes_at = cutter(blueprint, config), sizer(blueprint, config)
+    network_for = shrinker(setup.model, blueprint)
     frozen = [name for name, p in setup.model.named_parameters() if not p.requires_grad]
 
     def init(_: Params) -> State:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from feddrop.config import FedDST
 from feddrop.errors import FrameError, TrainingError
 from feddrop.learning.batches import Inputs
-from feddrop.learning.local import Loss, call
-from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
+from feddrop.learning.local import Loss, call_model
+from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, mark_largest, mask_jobs, mask_state, apply_masks
 from feddrop.methods.method import (
     Batches,
     Job,
@@ -31,7 +31,7 @@ from feddrop.methods.method import (
     Spec,
     State,
     Update,
-    change,
+    tensor_change,
     train_subnet,
 )
 from feddrop.subnets import parameters
@@ -40,7 +40,7 @@ from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape
 
 
-def build(setup: Setup, config: FedDST) -> Method:
+def build_feddst(setup: Setup, config: FedDST) -> Method:
     """Build FedDST; its sparsity S is the rate that all devices are given."""
     sparsity = setup.one_rate("feddst")
     layout = Layout(setup.model, sparsity, config)
@@ -50,7 +50,7 @@ def build(setup: Setup, config: FedDST) -> Method:
         return setup.loss(outputs.softmax(1) if config.as_released else outputs, targets)
 
     def init(start: Params) -> State:
-        masks = {name: largest(np.abs(start[name].numpy()), layout.kept[name]) for name in layout.weights}
+        masks = {name: mark_largest(np.abs(start[name].numpy()), layout.kept[name]) for name in layout.weights}
         return mask_state(layout.joined(masks), informed=(), moved=0)
 
     def plan(state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -67,7 +67,7 @@ def build(setup: Setup, config: FedDST) -> Method:
         slopes = _gradients(setup.model, seen.last, objective)
         masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, config.alpha_at(job.round, rounds))
         pieces = layout.pieces(masks)
-        moved = {name: from_device_shape(change(values[name], after[name]), piece) for name, piece in pieces.items()}
+        moved = {name: from_device_shape(tensor_change(values[name], after[name]), piece) for name, piece in pieces.items()}
         return replace(update, subnet=pieces, values=moved, payload={"mask": layout.joined(masks)}), memory
 
     def answer(job: Job, payload: Payload) -> Subnet:
@@ -79,7 +79,7 @@ def build(setup: Setup, config: FedDST) -> Method:
 
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         masks, informed = layout.split(state["mask"]), set(state["informed"].tolist())
-        before = masked(before, masks)
+        before = apply_masks(before, masks)
         mean = setup.mean_of(before, over="holders")
         readjusted, moved = False, 0
         for _, update in updates:
@@ -93,10 +93,10 @@ def build(setup: Setup, config: FedDST) -> Method:
             moved = sum(int((new[name] & ~masks[name]).sum()) for name in masks)
             if moved:
                 masks, informed = new, set()
-        return masked(after, masks), mask_state(layout.joined(masks), informed, moved=moved)
+        return apply_masks(after, masks), mask_state(layout.joined(masks), informed, moved=moved)
 
     def settle(state: State, held: Params) -> Params:
-        return masked(held, layout.split(state["mask"]))
+        return apply_masks(held, layout.split(state["mask"]))
 
     def notes(state: State) -> dict[str, float]:
         return {"mask_moved": float(state["moved"])}
@@ -208,9 +208,9 @@ def readjust(
     Returns:
         The new mask, and the weights with zeros where they are grown or not active.
     """
-    stays = largest(np.where(mask, np.abs(weight), np.float32(-1)), survivors) & mask
+    stays = mark_largest(np.where(mask, np.abs(weight), np.float32(-1)), survivors) & mask
     slope = np.abs(gradient) if anywhere else np.where(stays, np.float32(-1), np.abs(gradient))
-    grown = largest(slope, kept - int(stays.sum()))
+    grown = mark_largest(slope, kept - int(stays.sum()))
     return stays | grown, np.where(stays & ~grown, weight, np.float32(0))
 
 
@@ -225,7 +225,7 @@ def prune(weight: Floats, held: Floats, kept: int) -> Mask:
         kept: active weights left.
     """
     union = held > 0
-    return largest(np.where(union, np.abs(weight), np.float32(-1)), kept, held) & union
+    return mark_largest(np.where(union, np.abs(weight), np.float32(-1)), kept, held) & union
 
 
 class _Remembering:
@@ -244,7 +244,7 @@ class _Remembering:
 def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
     """Return the gradient of a minibatch's loss in every weight, active or not."""
     named = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
-    found = torch.autograd.grad(loss(call(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
+    found = torch.autograd.grad(loss(call_model(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
     return {
         name: torch.zeros(p.shape) if g is None else g.to_dense().cpu()
         for (name, p), g in zip(named.items(), found, strict=True)

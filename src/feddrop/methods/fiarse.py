@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddrop.config import FIARSE
-from feddrop.learning.batches import Inputs, laid_out
-from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, masked
+from feddrop.learning.batches import Inputs, safe_layout
+from feddrop.methods.masking import Floats, MaskLayout, Masks, mark_largest, apply_masks
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
-from feddrop.methods.windows import over_holders
+from feddrop.methods.windows import average_over_holders
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Subnet, from_device_shape, whole
+from feddrop.subnets.piece import Subnet, from_device_shape, full_piece
 from feddrop.wire.sections import sections_bytes
 
 _NEXT_TO_NOTHING = 1e-18
@@ -37,7 +37,7 @@ _NEXT_TO_NOTHING = 1e-18
 log = logging.getLogger("feddrop")
 
 
-def build(setup: Setup, config: FIARSE) -> Method:
+def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     """Build FIARSE.
 
     Example:
@@ -68,12 +68,12 @@ def build(setup: Setup, config: FIARSE) -> Method:
         def objective(network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
             own = dict(network.named_parameters())
             large = {name: _large(own[name], floor) for name, floor in floors.items()}
-            return setup.loss(functional_call(network, large, laid_out(network, x)), y)
+            return setup.loss(functional_call(network, large, safe_layout(network, x)), y)
 
         return train_subnet(setup, setup.model, pieces, values, job, batches, objective=objective), memory
 
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        return over_holders(setup, before, updates), state
+        return average_over_holders(setup, before, updates), state
 
     sizes = layout.sizes if config.threshold == "layer" else None
     return Method(init, plan, layout.cut, local, merge, sizes=sizes)
@@ -90,7 +90,7 @@ def at_rate(setup: Setup, config: FIARSE, params_: Params, rate: float) -> nn.Mo
     """
     network = copy.deepcopy(setup.model)
     layout = _Layout(network, config)
-    parameters.load_into(network, masked(params_, layout.largest(params_, check_rate(rate))))
+    parameters.load_into(network, apply_masks(params_, layout.largest(params_, check_rate(rate))))
     return network.eval()
 
 
@@ -114,7 +114,7 @@ class _Layout(MaskLayout):
 
     def cut(self, job: Job) -> Subnet:
         """Return the subnet of a job."""
-        return {name: whole(shape) for name, shape in self._shapes.items()} if self._all(job.rate) else super().cut(job)
+        return {name: full_piece(shape) for name, shape in self._shapes.items()} if self._all(job.rate) else super().cut(job)
 
     def sizes(self, rate: float) -> Sizes:
         """Return what a subnet of a rate costs, where every layer keeps its share."""

@@ -21,9 +21,9 @@ from torch.func import functional_call
 
 from feddrop.config import FjORD
 from feddrop.errors import ConfigError, FrameError, TrainingError
-from feddrop.learning.batches import Inputs, laid_out
+from feddrop.learning.batches import Inputs, safe_layout
 from feddrop.learning.guard import LARGEST
-from feddrop.learning.local import call
+from feddrop.learning.local import call_model
 from feddrop.methods.method import (
     Batches,
     Job,
@@ -39,19 +39,19 @@ from feddrop.methods.method import (
     train_subnet,
 )
 from feddrop.methods.windows import window
-from feddrop.seeds import derive, words
+from feddrop.seeds import derive, philox_words
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, gather, whole
+from feddrop.subnets.piece import Piece, Subnet, gather, full_piece
 from feddrop.subnets.units import shrink, unit_pieces
 from feddrop.wire.sections import sections_bytes
 
 log = logging.getLogger("feddrop")
 
 
-def build(setup: Setup, config: FjORD) -> Method:
+def build_fjord(setup: Setup, config: FjORD) -> Method:
     """Build FjORD. With the one width 1 it is federated averaging.
 
     Example:
@@ -150,18 +150,18 @@ class _Fjord:
             return self.setup.loss(self._outputs(network, number, draws.top, x), y)
         if y.is_floating_point():
             raise TrainingError("method.distill needs targets that are classes; these are numbers. Remove it.")
-        wide = call(network, x)
+        wide = call_model(network, x)
         narrow = self._outputs(network, number, draws.top, x)
         return self.setup.loss(wide, y) + nn.functional.cross_entropy(narrow, wide.detach().softmax(1))
 
     def _outputs(self, network: nn.Module, number: int, top: int, x: Inputs) -> Tensor:
         """Run the first units of a network: its tensors are cut, and gradients find their way back."""
         if number == top:
-            return call(network, x)
+            return call_model(network, x)
         level = self.levels[number]
         named = [*network.named_parameters(), *network.named_buffers()]
         cut = {name: tensor[level.slices[name]] for name, tensor in named if name in level.slices}
-        out: Tensor = functional_call(level.network, cut, laid_out(level.network, x))
+        out: Tensor = functional_call(level.network, cut, safe_layout(level.network, x))
         return out
 
     def answer(self, job: Job, payload: Payload) -> Subnet:
@@ -196,7 +196,7 @@ class _Fjord:
                 if own[number]:  # a width that no minibatch drew has nothing new to say
                     old = state[_key(number)]
                     change = update.payload[_key(number)] - old
-                    mean.add(_key(number), change, whole(tuple(old.shape)), update.num_samples)
+                    mean.add(_key(number), change, full_piece(tuple(old.shape)), update.num_samples)
         changes = mean.mean()
         after = {name: before[name] + changes[name] for name in before}
         kept = {_key(n): self.levels[n].moved(state[_key(n)], changes[_key(n)]) for n in self._apart(len(self.levels))}
@@ -279,7 +279,7 @@ class _Level:
 
     def moved(self, flat: Tensor, change: Tensor) -> Tensor:
         """Return norm statistics after a change, all of them one after another; rounding takes none below 0."""
-        return torch.cat(list(parameters.with_variances(self.split(flat), self.split(flat + change)).values()))
+        return torch.cat(list(parameters.without_negative_variances(self.split(flat), self.split(flat + change)).values()))
 
 
 class _Draws:
@@ -292,7 +292,7 @@ class _Draws:
         self._seed, self._count = derive(seed, "width"), count()
 
     def next(self) -> int:
-        (word,) = words(derive(self._seed, next(self._count)), 1).tolist()
+        (word,) = philox_words(derive(self._seed, next(self._count)), 1).tolist()
         number = word * self._choices >> 32
         self.steps[number] += 1
         self.steps[self.top] += self._distill

@@ -20,7 +20,7 @@ from feddrop.errors import ConfigError, FrameError
 from feddrop.methods.method import Job, Spec, State, plan_jobs
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, whole
+from feddrop.subnets.piece import Piece, Subnet, full_piece
 
 Mask = npt.NDArray[np.bool_]
 Masks = Mapping[str, Mask]
@@ -62,7 +62,7 @@ class MaskLayout:
     def pieces(self, masks: Masks) -> Subnet:
         """Return what is kept of every tensor."""
         return {
-            name: _piece(masks[name]) if name in self.weights else whole(shape) for name, shape in self._shapes.items()
+            name: _piece(masks[name]) if name in self.weights else full_piece(shape) for name, shape in self._shapes.items()
         }
 
     def cut(self, job: Job) -> Subnet:
@@ -72,7 +72,7 @@ class MaskLayout:
         return self.pieces(self.split(job.payload["mask"]))
 
 
-def masked(dense: Params, masks: Masks) -> Params:
+def apply_masks(dense: Params, masks: Masks) -> Params:
     """Return parameters with zeros where a mask has them."""
     zero = torch.zeros(())
     return {
@@ -103,7 +103,7 @@ def mask_state(mask: Tensor, informed: Iterable[int], **numbers: int) -> State:
     }
 
 
-def largest(scores: Floats, count: int, then: Floats | None = None) -> Mask:
+def mark_largest(scores: Floats, count: int, then: Floats | None = None) -> Mask:
     """Mark the ``count`` largest scores; ties go to the larger ``then``, and after that to the lower position."""
     flat = scores.reshape(-1)
     if count <= 0 or count >= flat.size:
@@ -112,7 +112,7 @@ def largest(scores: Floats, count: int, then: Floats | None = None) -> Mask:
     chosen: Mask = flat > threshold
     tied, room = np.flatnonzero(flat == threshold), count - int(chosen.sum())
     if then is not None:
-        tied = tied[largest(then.reshape(-1)[tied], room)]
+        tied = tied[mark_largest(then.reshape(-1)[tied], room)]
     chosen[tied[:room]] = True
     return chosen.reshape(scores.shape)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from feddrop.config import Train
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
-from feddrop.learning.local import Gradients, Loss, Objective, train
+from feddrop.learning.local import Gradients, Loss, Objective, train_network
 from feddrop.learning.means import Mean, MeanConfig
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
@@ -230,11 +230,11 @@ def train_subnet(
     """Load a subnet's values into a network of its shapes, train it, and return how far it has moved.
 
     ``loss`` stands in place of the setup's; ``objective`` and ``watch`` are those of
-    :func:`feddrop.learning.local.train`. What no value travels of (norm statistics of another width) stays as the
+    :func:`feddrop.learning.local.train_network`. What no value travels of (norm statistics of another width) stays as the
     network has it.
     """
     parameters.load_into(network, {name: value for name, value in values.items() if value.numel()})
-    mean = train(
+    mean = train_network(
         network,
         subnet,
         batches,
@@ -246,13 +246,13 @@ def train_subnet(
     )
     after = parameters.from_model(network)
     moved = {
-        name: from_device_shape(change(values[name], after[name]), piece) if values[name].numel() else torch.empty(0)
+        name: from_device_shape(tensor_change(values[name], after[name]), piece) if values[name].numel() else torch.empty(0)
         for name, piece in subnet.items()
     }
     return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)
 
 
-def change(sent: Tensor, after: Tensor) -> Tensor:
+def tensor_change(sent: Tensor, after: Tensor) -> Tensor:
     """Return how far a tensor moved from what was sent, as the network holds it: float16 may round what int8 sent."""
     return after - sent.to(after.dtype).to(sent.dtype)
 

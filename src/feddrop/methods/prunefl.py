@@ -22,7 +22,7 @@ import torch
 from feddrop.config import PruneFL
 from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
-from feddrop.methods.masking import Floats, MaskLayout, Masks, largest, mask_jobs, mask_state, masked
+from feddrop.methods.masking import Floats, MaskLayout, Masks, mark_largest, mask_jobs, mask_state, apply_masks
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, train_subnet
 from feddrop.models import flops
 from feddrop.subnets.parameters import Params
@@ -38,7 +38,7 @@ BITS = 64
 Doubles = npt.NDArray[np.float64]
 
 
-def build(setup: Setup, config: PruneFL) -> Method:
+def build_prunefl(setup: Setup, config: PruneFL) -> Method:
     """Build PruneFL.
 
     Example:
@@ -60,7 +60,7 @@ class _Prunefl:
     def __init__(self, setup: Setup, config: PruneFL) -> None:
         self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
         self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
-        self._counted = cache(lambda: flops.count(setup.model, setup.example))  # when the server first adjusts
+        self._counted = cache(lambda: flops.count_flops(setup.model, setup.example))  # when the server first adjusts
 
     def init(self, _: Params) -> State:
         mask = torch.ones(self.layout.size, dtype=torch.bool)
@@ -103,7 +103,7 @@ class _Prunefl:
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         masks, informed = self.layout.split(state["mask"]), set(state["informed"].tolist())
-        before = masked(before, masks)
+        before = apply_masks(before, masks)
         mean = self.setup.mean_of(before, over="all")
         found = _Found(np.zeros(self.layout.size))
         for job, update in updates:
@@ -118,7 +118,7 @@ class _Prunefl:
         numbers = self._numbers(state, masks, new, found.round, adjusts=adjusts)
         if numbers["grown"] or numbers["pruned"]:
             masks, informed = new, set()
-        return masked(after, masks), mask_state(self.layout.joined(masks), informed, **numbers)
+        return apply_masks(after, masks), mask_state(self.layout.joined(masks), informed, **numbers)
 
     def _adjusted(self, after: Params, masks: Masks, found: _Found, began: int) -> Masks:
         """Return the masks after an adjustment."""
@@ -147,7 +147,7 @@ class _Prunefl:
         return {"began": began, "steady": steady, "grown": grown, "pruned": pruned}
 
     def settle(self, state: State, held: Params) -> Params:
-        return masked(held, self.layout.split(state["mask"]))
+        return apply_masks(held, self.layout.split(state["mask"]))
 
     def notes(self, state: State) -> dict[str, float]:
         density = float(state["mask"].double().mean())
@@ -204,7 +204,7 @@ def adjust(
     for name, mask in masks.items():
         active = int(mask.sum())
         sure = active - math.floor(removable * active + 1e-9)
-        stays[name] = largest(np.where(mask, weights[name], np.float32(-1)), sure) & mask
+        stays[name] = mark_largest(np.where(mask, weights[name], np.float32(-1)), sure) & mask
     kept = np.concatenate([stay.reshape(-1) for stay in stays.values()])
     score = np.concatenate([scores[name].reshape(-1) for name in masks])
     cost = np.concatenate([np.full(mask.size, costs[name]) for name, mask in masks.items()])

@@ -25,7 +25,7 @@ from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params, is_statistic
 from feddrop.subnets.piece import Index, Subnet
-from feddrop.subnets.probe import random_state_kept, samples, tensors_in, twin
+from feddrop.subnets.probe import random_state_kept, example_inputs, tensors_in, twin
 from feddrop.subnets.units import UnitGraph
 
 log = logging.getLogger("feddrop")
@@ -43,10 +43,10 @@ def build_fedrolex(setup: Setup, config: Windows) -> Method:
 
 def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     """Build a method whose window starts at the first unit, and may move on by one unit a round."""
-    plan_of, subnet = setup.blueprint(), config.subnets()
-    cut_at, sizes_at = unit_cutter(plan_of, subnet), sizer(plan_of, subnet)
-    graph = plan_of.units
-    network_for = shrinker(setup.model, plan_of, _scaler(setup, moves=moves))
+    blueprint, subnet = setup.blueprint(), config.subnets()
+    cut_at, sizes_at = unit_cutter(blueprint, subnet), sizer(blueprint, subnet)
+    graph = blueprint.units
+    network_for = shrinker(setup.model, blueprint, _scaler(setup, moves=moves))
 
     def init(_: Params) -> State:
         if setup.rates is not None:
@@ -68,7 +68,7 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
         return Sizes(kept=sizes_at(rate))
 
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        return over_holders(setup, params, updates), state
+        return average_over_holders(setup, params, updates), state
 
     return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
 
@@ -141,7 +141,7 @@ def _check_calls(setup: Setup, layers: Collection[str]) -> None:
         copy.get_submodule(layer).register_forward_hook(partial(check, layer), with_kwargs=True)
     if own:
         with torch.no_grad(), random_state_kept(copy):
-            copy(*samples(copy, setup.example, 2))
+            copy(*example_inputs(copy, setup.example, 2))
 
 
 def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:
@@ -154,7 +154,7 @@ def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: i
         )
 
 
-def over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
+def average_over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
     """Average each entry over the devices that held it; what nobody held stays as it is."""
     mean = setup.mean_of(params, over="holders")
     for _, update in updates:

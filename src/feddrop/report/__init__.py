@@ -1,4 +1,4 @@
-"""A run folder as arrays, figures, and one self-contained HTML page. Matplotlib is loaded when something is drawn."""
+"""A run as arrays, figures and one self-contained HTML page. Matplotlib is imported only to draw."""
 
 from feddrop.report.compare import write_comparison
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure

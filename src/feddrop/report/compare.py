@@ -1,6 +1,6 @@
-"""Several runs on one page: curves over each other, results side by side, and what differs in their settings.
+"""Compare runs on one page: overlaid curves, a table of results, and the settings that differ.
 
-Runs that differ only in their seed are one group: its mean, and the standard deviation as a band.
+Runs that differ only in their seed form a group, shown as its mean with a band of one standard deviation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from feddrop.errors import RunError
 from feddrop.report.curves import Against, accuracy_figure, loss_figure, metric_figure
-from feddrop.report.groups import Group, differing, grouped
-from feddrop.report.html import Html, document, drawing, el, folded, section, table, write_atomically
-from feddrop.report.load import read_log
-from feddrop.report.quantities import NOTHING, how_many, in_bytes, in_joules, in_percent, in_seconds, plain
+from feddrop.report.groups import Group, differing_settings, grouped
+from feddrop.report.html import Html, document, el, figure_panel, folded, section, table, write_page
+from feddrop.report.load import read_run_log
+from feddrop.report.quantities import UNKNOWN, how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
 from feddrop.report.runlog import RunLog
-from feddrop.report.tables import show
+from feddrop.report.tables import setting_text
 
 TITLES: dict[Against, str] = {"round": "by round", "bytes": "by traffic", "time": "by simulated time"}
 
@@ -28,43 +28,41 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write one self-contained HTML page that compares runs.
 
     Args:
-        run_dirs: the runs' folders, in the order they are to be listed.
+        run_dirs: the run folders, in the order to list them.
         out: the file to write, or a folder for ``comparison.html``.
 
     Returns:
         The file written.
 
     Raises:
-        RunError: there is no run, a folder is incomplete or malformed, or the page cannot be written.
+        RunError: no folder is given, one is incomplete or malformed, or the page cannot be written.
     """
     if isinstance(run_dirs, str | Path) or not run_dirs:
-        raise RunError(f"A comparison needs a list of run folders, not {run_dirs!r}. Give at least one.")
-    runs = [read_log(folder, RunLog) for folder in run_dirs]
-    named = [replace(run, name=name) for run, name in zip(runs, _names(run_dirs), strict=True)]
-    return write_atomically(Path(out), "comparison.html", comparison_page(named))
+        raise RunError(f"run_dirs is {run_dirs!r}; it must be a list of run folders. Give at least one.")
+    runs = [read_run_log(folder, RunLog) for folder in run_dirs]
+    runs = [replace(run, name=name) for run, name in zip(runs, _unique_names(run_dirs), strict=True)]
+    return write_page(Path(out), "comparison.html", comparison_page(runs))
 
 
 def comparison_page(runs: Sequence[RunLog]) -> Html:
-    """Return the comparison of runs as HTML."""
+    """Return the comparison page of runs."""
     groups = grouped(runs)
-    several = len(groups) < len(runs)
-    title = (
-        f"{how_many(len(groups), 'setting')}, {how_many(len(runs), 'run')}" if several else how_many(len(runs), "run")
-    )
+    repeated, (target, about_target) = len(groups) < len(runs), _target(runs)
+    title = f"{how_many(len(groups), 'setting')}, " * repeated + how_many(len(runs), "run")
     lead = "Runs that differ only in their seed are drawn as their mean; the band is one standard deviation."
-    every = folded("Every run", _results(_one_by_one(groups), _aim(runs)[0])) if several else Html("")
+    every = folded("All runs", _results(_split(groups), target)) if repeated else Html("")
     return document(
         f"{title} compared",
         "feddrop comparison",
         " · ".join(group.name + _seeds(group) for group in groups),
-        section("Results", _aim(runs)[1], _results(groups, _aim(runs)[0]), every),
-        section("Learning", lead if several else "", *_figures(groups)),
-        section("What differs", "", _differences(groups)),
+        section("Results", about_target, _results(groups, target), every),
+        section("Learning", lead if repeated else "", *_figures(groups)),
+        section("Different settings", "", _differences(groups)),
     )
 
 
 def _figures(groups: Sequence[Group]) -> list[Html]:
-    """Return the curves: accuracy left, loss right, one row for each thing they are drawn against; then metrics."""
+    """Return the learning curves: accuracy and loss side by side, one row per x-axis; then custom metrics."""
     runs = [run for group in groups for run in group.runs]
     ways: list[Against] = ["round", "bytes"]
     if all(np.isfinite(run.by_round["latency_s"]).any() for run in runs):
@@ -75,19 +73,19 @@ def _figures(groups: Sequence[Group]) -> list[Html]:
     )
     there = [kind for kind in kinds if any(np.isfinite(run.by_round[kind[2]]).any() for run in runs)]
     figures = [
-        drawing(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
+        figure_panel(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
         for way in ways
         for name, title, _, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     return figures + [
-        drawing(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
+        figure_panel(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
         for n, name in enumerate(shared)
     ]
 
 
-def _names(folders: Sequence[str | Path]) -> list[str]:
-    """Return the folders' names, with as many parents as it takes to tell them apart; a number if nothing does."""
+def _unique_names(folders: Sequence[str | Path]) -> list[str]:
+    """Return the names of folders, with as many parents as make them unique; numbered if paths are equal."""
     paths = [Path(folder).resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
@@ -100,23 +98,21 @@ def _seeds(group: Group) -> str:
     return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
 
 
-def _one_by_one(groups: Sequence[Group]) -> list[Group]:
+def _split(groups: Sequence[Group]) -> list[Group]:
+    """Return one group per run, drawn like the group it was in."""
     return [replace(group, name=run.name, runs=(run,)) for group in groups for run in group.runs]
 
 
-def _aim(runs: Sequence[RunLog]) -> tuple[float, str]:
-    """Return the best accuracy that every run reached, and a sentence about it."""
-    aim = float(np.min([run.accuracy[1] for run in runs]))  # NaN if a run was never tested
-    if not np.isfinite(aim) or len(runs) < 2:
+def _target(runs: Sequence[RunLog]) -> tuple[float, str]:
+    """Return the highest accuracy that every run reached, and a sentence about it; NaN if a run was never tested."""
+    target = float(np.min([run.accuracy[1] for run in runs]))
+    if not np.isfinite(target) or len(runs) < 2:
         return float("nan"), ""
-    return (
-        aim,
-        f"Every run reached {in_percent(aim)}; the last columns say what it took to get there.",
-    )
+    return target, f"Every run reached {in_percent(target)}, the target; the last columns show what that took."
 
 
-def _results(groups: Sequence[Group], aim: float) -> Html:
-    """Return one row a group; means, and for what is measured on the test set the deviation."""
+def _results(groups: Sequence[Group], target: float) -> Html:
+    """Return a table with one row per group: means, and for test results the standard deviation."""
     runs = [run for group in groups for run in group.runs]
     radio = any(run.has_radio for run in runs)
     columns: list[tuple[str, Callable[[RunLog], float], Callable[[float, float], str]]] = []
@@ -130,21 +126,22 @@ def _results(groups: Sequence[Group], aim: float) -> Html:
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
         columns += [(name, partial(RunLog.last, key=f"metrics.{name}"), _plain)]
     columns += [
-        ("rounds", lambda run: len(run.rounds), _mean_of(plain_count)),
-        ("mean γ", lambda run: run.mean_rate, _mean_of(plain)),
+        ("rounds", lambda run: len(run.rounds), _mean_of(mean_count)),
+        ("mean γ", lambda run: run.mean_rate, _mean_of(in_digits)),
         ("traffic", lambda run: float(run.traffic.sum()), _mean_of(in_bytes)),
         ("saved", lambda run: run.saving, _mean_of(in_percent)),
     ]
     if radio:
         columns += [("time", lambda run: _sum(run, "latency_s"), _mean_of(in_seconds))]
         columns += [("energy", lambda run: _sum(run, "energy_j"), _mean_of(in_joules))]
-    if np.isfinite(aim):
+    if np.isfinite(target):
         columns += [
-            ("rounds to it", lambda run: float(run.rounds[_reached(run, aim) - 1]), _mean_of(plain_count)),
-            ("traffic to it", lambda run: float(run.traffic[: _reached(run, aim)].sum()), _mean_of(in_bytes)),
+            ("rounds to target", lambda run: float(run.rounds[_reached(run, target) - 1]), _mean_of(mean_count)),
+            ("traffic to target", lambda run: float(run.traffic[: _reached(run, target)].sum()), _mean_of(in_bytes)),
         ]
         if radio:
-            columns += [("time to it", lambda run: _sum(run, "latency_s", _reached(run, aim)), _mean_of(in_seconds))]
+            needed = partial(_reached, target=target)
+            columns += [("time to target", lambda run: _sum(run, "latency_s", needed(run)), _mean_of(in_seconds))]
     rows = [
         [
             el("span", _dot(group), group.name + _seeds(group)),
@@ -155,9 +152,9 @@ def _results(groups: Sequence[Group], aim: float) -> Html:
     return table(["run", *(name for name, _, _ in columns)], rows)
 
 
-def _reached(run: RunLog, aim: float) -> int:
-    """Return how many rounds it took to the aim."""
-    return int(np.flatnonzero(run.by_round["test_accuracy"] >= aim)[0]) + 1
+def _reached(run: RunLog, target: float) -> int:
+    """Return the number of rounds that a run needed to reach the target."""
+    return int(np.flatnonzero(run.by_round["test_accuracy"] >= target)[0]) + 1
 
 
 def _sum(run: RunLog, key: str, first: int | None = None) -> float:
@@ -170,11 +167,11 @@ def _percent(mean: float, deviation: float) -> str:
 
 
 def _plain(mean: float, deviation: float) -> str:
-    return plain(mean) if not np.isfinite(deviation) else f"{plain(mean)} ± {plain(deviation)}"
+    return in_digits(mean) if not np.isfinite(deviation) else f"{in_digits(mean)} ± {in_digits(deviation)}"
 
 
-def plain_count(value: float) -> str:
-    """Write a number of rounds, which as a mean need not be whole."""
+def mean_count(value: float) -> str:
+    """Write the mean of counts, which need not be an integer."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
@@ -184,11 +181,11 @@ def _mean_of(write: Callable[[float], str]) -> Callable[[float, float], str]:
 
 def _differences(groups: Sequence[Group]) -> Html:
     rows = [
-        [key, *(NOTHING if value is None else show(value) for value in values)]
-        for key, values in differing(groups).items()
+        [key, *(UNKNOWN if value is None else setting_text(value) for value in values)]
+        for key, values in differing_settings(groups).items()
     ]
     if not rows:
-        return el("div", el("p", "Nothing: all runs have the same configuration."), class_="panel wide")
+        return el("div", el("p", "None: all runs have the same configuration."), class_="panel wide")
     head = ["setting", *(el("span", _dot(group), group.name) for group in groups)]
     return table(head, rows, words=len(head))
 

@@ -1,4 +1,4 @@
-"""Learning curves of a run or of several: each function returns a Matplotlib Figure.
+"""Learning curves of one or several runs. Each function returns a Matplotlib Figure.
 
 Save one with ``figure.savefig("accuracy.pdf")``.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from feddrop.errors import ConfigError, clean, one_of
-from feddrop.report.groups import Group, alone
-from feddrop.report.quantities import byte_scale, plain, second_scale
+from feddrop.report.groups import Group, one_group_per_run
+from feddrop.report.quantities import byte_scale, in_digits, second_scale
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import (
     HALF,
@@ -23,8 +23,8 @@ from feddrop.report.style import (
     SERIES,
     TEXT,
     EndLabel,
+    draw_line,
     end_labels,
-    line,
     new_figure,
     round_axis,
 )
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Against = Literal["round", "bytes", "time"]
-"""What a learning curve is drawn against: rounds, bytes sent so far, or simulated seconds so far."""
+"""The x-axis of a learning curve: rounds, bytes sent so far, or simulated seconds so far."""
 
 Runs = RunLog | Sequence[RunLog] | Sequence[Group]
-"""One run, or several to compare, each on its own or in groups of those that differ only in the seed."""
+"""One run, several runs, or groups of runs that differ only in the seed."""
 
 
 def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
-    """Draw test accuracy in percent; rounds without evaluation are passed over. One run has its best round marked."""
-    many = _several(runs)
+    """Draw test accuracy in percent, in the rounds that evaluated it. For a single run, mark the best round."""
+    groups = _as_groups(runs)
     figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
-    labels = _curves(axes, many, "test_accuracy", against, factor=100)
+    labels = _curves(axes, groups, "test_accuracy", against, factor=100)
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
-    if len(many) > 1 or len(many[0].runs) > 1:
+    if len(groups) > 1 or len(groups[0].runs) > 1:
         end_labels(axes, labels)
     elif labels:
         end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
-        x, y, _ = _curve(many[0], "test_accuracy", against, _scale(many, against))
+        x, y, _ = _curve(groups[0], "test_accuracy", against, _scale(groups, against))
         best = int(np.argmax(y))
         if best < len(y) - 1:
             axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
             first, last = axes.get_xlim()
-            side = "left" if x[best] - first < 0.15 * (last - first) else "center"  # not over the numbers of the axis
+            side = "left" if x[best] - first < 0.15 * (last - first) else "center"  # keep off the axis numbers
             axes.annotate(
                 f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(-4 * (side == "left"), 9),
                 textcoords="offset points", ha=side, color=INK, fontsize=TEXT,
@@ -64,43 +64,43 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
 
 
 def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
-    """Draw the losses: training and test for one run, test only for several."""
-    many = _several(runs)
-    one = len(many) == 1 and len(many[0].runs) == 1
+    """Draw the training and test loss of one run, or the test losses of several."""
+    groups = _as_groups(runs)
+    one = len(groups) == 1 and len(groups[0].runs) == 1
     figure, axes = new_figure(HALF, HEIGHT, "loss" if one else "test loss")
-    labels = _curves(axes, many, "test_loss", against)
+    labels = _curves(axes, groups, "test_loss", against)
     if one:
         labels = [label._replace(text="test") for label in labels]
-        x, y, _ = _curve(many[0], "train_loss", against, _scale(many, against))
+        x, y, _ = _curve(groups[0], "train_loss", against, _scale(groups, against))
         if len(x):
-            line(axes, x, y, SERIES[1])
+            draw_line(axes, x, y, SERIES[1])
             labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
-    if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are compared where they are
+    if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are not squeezed by a y-axis from 0
         axes.set_ylim(bottom=0)
     end_labels(axes, labels)
     return figure
 
 
 def metric_figure(runs: Runs, name: str, *, against: Against = "round") -> Figure:
-    """Draw one of the runs' own metrics."""
-    many = _several(runs)
-    for run in (run for group in many for run in group.runs):
+    """Draw a custom metric."""
+    groups = _as_groups(runs)
+    for run in (run for group in groups for run in group.runs):
         one_of("metric", name, run.metrics)
     figure, axes = new_figure(HALF, HEIGHT, clean(name, LONGEST_LABEL))
     axes.title.set_parse_math(False)
-    labels = _curves(axes, many, f"metrics.{name}", against)
-    if len(many) == 1:
-        labels = [label._replace(text=plain(label.y)) for label in labels]
+    labels = _curves(axes, groups, f"metrics.{name}", against)
+    if len(groups) == 1:
+        labels = [label._replace(text=in_digits(label.y)) for label in labels]
     end_labels(axes, labels)
     return figure
 
 
-def _several(runs: Runs) -> list[Group]:
-    many = [runs] if isinstance(runs, RunLog) else list(runs)
-    if not many:
-        raise ConfigError("There is no run to draw. Give at least one.")
-    groups = alone([run for run in many if isinstance(run, RunLog)])
-    return groups + [group for group in many if isinstance(group, Group)]
+def _as_groups(runs: Runs) -> list[Group]:
+    given = [runs] if isinstance(runs, RunLog) else list(runs)
+    if not given:
+        raise ConfigError("no run to draw. Give at least one.")
+    groups = one_group_per_run([run for run in given if isinstance(run, RunLog)])
+    return groups + [group for group in given if isinstance(group, Group)]
 
 
 def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
@@ -116,18 +116,18 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
 
 
 def _curve(group: Group, key: str, against: Against, scale: tuple[float, str]) -> tuple[Floats, Floats, Floats]:
-    """Return where a curve has points: progress in the given scale, the mean over the runs, and their deviation."""
+    """Return a curve: x in the given scale, and the mean and standard deviation over the runs of a group."""
 
-    def place(run: RunLog) -> Floats:
+    def position(run: RunLog) -> Floats:
         if against == "round":
             return run.rounds.astype(np.float64)
         return np.cumsum(run.traffic if against == "bytes" else np.nan_to_num(run.by_round["latency_s"])) / scale[0]
 
-    return group.curve(key, [place(run) for run in group.runs])
+    return group.curve(key, [position(run) for run in group.runs])
 
 
 def _curves(axes: Axes, groups: Sequence[Group], key: str, against: Against, factor: float = 1.0) -> list[EndLabel]:
-    """Draw one curve a group, with a band of one standard deviation, and return labels for those that have points."""
+    """Draw one curve per group with a band of one standard deviation; return labels for those that have points."""
     labels, scale = [], _scale(groups, against)
     for group in groups:
         x, y, deviation = _curve(group, key, against, scale)
@@ -136,7 +136,7 @@ def _curves(axes: Axes, groups: Sequence[Group], key: str, against: Against, fac
         if len(group.runs) > 1:
             low, high = factor * (y - deviation), factor * (y + deviation)
             axes.fill_between(x, low, high, color=group.colour, alpha=0.16, linewidth=0)
-        line(axes, x, factor * y, group.colour, group.dash, group.marker)
+        draw_line(axes, x, factor * y, group.colour, group.dash, group.marker)
         labels.append(EndLabel(float(x[-1]), float(factor * y[-1]), group.name, group.colour))
     rounds = [run.rounds for group in groups for run in group.runs]
     if against == "round":

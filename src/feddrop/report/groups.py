@@ -1,15 +1,16 @@
-"""Runs that belong together, settings equal but for the seed: drawn as their mean, with a band for the spread."""
+"""Group runs that differ only in their seed, and find the settings in which groups differ."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from feddrop.config.parsing import flat
 from feddrop.errors import FeddropError
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import SERIES
@@ -22,13 +23,13 @@ _SEED_IN_A_SWEEP = re.compile(r"(^|,)seed=\d+(?=,|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one setting, and how they are drawn.
+    """Runs that differ only in their seed, and how they are drawn.
 
     Attributes:
-        name: of the one run, or what the names of all have in common.
-        runs: one or more, which differ in nothing but the seed.
-        settings: their settings, flat, without the seed.
-        look: number of the colour, of the dash and of the marker.
+        name: the name of the run, or what the names of all runs have in common.
+        runs: one run or more.
+        settings: their common settings by dotted key, without the seed.
+        look: indices of colour, dash and marker.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Group:
 
     @property
     def colour(self) -> str:
-        """The colour of its curves: one method has one colour, where there are several methods."""
+        """The colour of its curves; when several methods are compared, each method has one colour."""
         return SERIES[self.look[0] % len(SERIES)]
 
     @property
@@ -52,78 +53,80 @@ class Group:
         return MARKERS[self.look[2] % len(MARKERS)]
 
     def spread(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return mean and sample standard deviation of one value a run; NaN for what is unknown."""
+        """Return the mean and sample standard deviation of one value per run; NaN where unknown."""
         known = np.array([value for value in values if np.isfinite(value)])
         if not known.size:
             return float("nan"), float("nan")
         return float(known.mean()), float(known.std(ddof=1)) if known.size > 1 else float("nan")
 
     def curve(self, key: str, x: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
-        """Return place, mean and deviation of a value, in the rounds for which every run has one.
+        """Return x, mean and standard deviation of a quantity over the rounds in which every run has a value.
 
         Args:
-            key: what is drawn, see :meth:`RunLog.series`.
-            x: place of every round, one array a run.
+            key: the quantity, see :meth:`RunLog.series`.
+            x: the x-coordinate of every round, one array per run.
         """
-        there = [np.isfinite(run.series(key)) for run in self.runs]
-        common = set.intersection(*({*run.rounds[is_].tolist()} for run, is_ in zip(self.runs, there, strict=True)))
-        picked = [np.isin(run.rounds, list(common)) for run in self.runs]
-        values = np.array([run.series(key)[is_] for run, is_ in zip(self.runs, picked, strict=True)])
-        places = np.array([place[is_] for place, is_ in zip(x, picked, strict=True)])
+        known = [set(run.rounds[np.isfinite(run.series(key))].tolist()) for run in self.runs]
+        common = [np.isin(run.rounds, list(set.intersection(*known))) for run in self.runs]
+        values = np.array([run.series(key)[rounds] for run, rounds in zip(self.runs, common, strict=True)])
+        positions = np.array([position[rounds] for position, rounds in zip(x, common, strict=True)])
         deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-        return places.mean(axis=0), values.mean(axis=0), deviation
+        return positions.mean(axis=0), values.mean(axis=0), deviation
 
 
 def grouped(runs: Sequence[RunLog]) -> list[Group]:
-    """Group runs by their settings, in the order in which they are given; a run and its repetition stay apart."""
-    found: dict[tuple[str, int], list[RunLog]] = {}
+    """Group runs by their settings, in the given order; runs with the same seed are put in separate groups."""
+    members: dict[tuple[str, int], list[RunLog]] = {}
     settings: dict[tuple[str, int], dict[str, Any]] = {}
-    seeds: list[tuple[str, Any]] = []
-    for run, flat_ in zip(runs, completed([run.config for run in runs]), strict=True):
-        own = {key: run.info.get(key) for key in ("network", "data", "custom")}
-        seed = flat_.pop("seed", None)
-        same = repr((sorted(flat_.items(), key=lambda item: item[0]), own))
-        key = (same, seeds.count((same, seed)))
-        seeds.append((same, seed))
-        found.setdefault(key, []).append(run)
-        settings[key] = flat_
-    names = _unique([_name(members) for members in found.values()])
+    seen: list[tuple[str, Any]] = []
+    for run, table in zip(runs, complete_settings([run.config for run in runs]), strict=True):
+        trained = {key: run.info.get(key) for key in ("network", "data", "custom")}
+        seed = table.pop("seed", None)
+        experiment = repr((sorted(table.items(), key=lambda item: item[0]), trained))
+        key = (experiment, seen.count((experiment, seed)))
+        seen.append((experiment, seed))
+        members.setdefault(key, []).append(run)
+        settings[key] = table
+    names = _numbered([_group_name(group) for group in members.values()])
     groups = [
-        Group(name=name, runs=tuple(members), settings=settings[key])
-        for name, (key, members) in zip(names, found.items(), strict=True)
+        Group(name=name, runs=tuple(group), settings=settings[key])
+        for name, (key, group) in zip(names, members.items(), strict=True)
     ]
     return with_looks(groups)
 
 
-def alone(runs: Sequence[RunLog]) -> list[Group]:
-    """Make every run a group of its own, each with a look of its own."""
-    return [
-        Group(name=run.name, runs=(run,), settings={}, look=(n % len(SERIES), n // len(SERIES), n // len(SERIES)))
-        for n, run in enumerate(runs)
-    ]
+def one_group_per_run(runs: Sequence[RunLog]) -> list[Group]:
+    """Put every run in a separate group, each drawn differently."""
+    return [Group(name=run.name, runs=(run,), settings={}, look=_nth_look(n)) for n, run in enumerate(runs)]
 
 
 def with_looks(groups: Sequence[Group]) -> list[Group]:
-    """Give every group a look: a colour each, or where methods have several groups, a colour a method."""
+    """Choose how groups are drawn: one colour per method if methods have several groups, else one per group."""
     methods = [str(group.settings.get("method.name", "")) for group in groups]
     kinds = list(dict.fromkeys(methods))
     by_method = 1 < len(kinds) < len(groups) and len(kinds) <= len(SERIES)
-    looks: list[tuple[int, int, int]] = []
-    for n, method in enumerate(methods):
-        colour, nth = (kinds.index(method), methods[:n].count(method)) if by_method else divmod(n, len(SERIES))[::-1]
-        looks.append((colour, nth, nth // len(DASHES) if by_method else nth))
-    return [
-        Group(name=group.name, runs=group.runs, settings=group.settings, look=look)
-        for group, look in zip(groups, looks, strict=True)
-    ]
+    drawn = []
+    for n, (group, method) in enumerate(zip(groups, methods, strict=True)):
+        if by_method:
+            nth = methods[:n].count(method)
+            look = (kinds.index(method), nth, nth // len(DASHES))
+        else:
+            look = _nth_look(n)
+        drawn.append(replace(group, look=look))
+    return drawn
 
 
-def completed(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return configurations flat, with the defaults of keys that some have and others, written earlier, have not."""
+def _nth_look(n: int) -> tuple[int, int, int]:
+    """Return a new colour for each of the first groups; then the same colours with other dashes and markers."""
+    return n % len(SERIES), n // len(SERIES), n // len(SERIES)
+
+
+def complete_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return configurations by dotted key; where some lack keys that others have, all get their defaults."""
     tables = [flat(_in_tables(config)) for config in configs]
     if all(table.keys() == tables[0].keys() for table in tables):
         return tables
-    from feddrop.config import RunConfig  # it loads torch, which a report does not need otherwise
+    from feddrop.config import RunConfig  # imported late: most reports do not need it
 
     return [_with_defaults(RunConfig, config, table) for config, table in zip(configs, tables, strict=True)]
 
@@ -135,48 +138,40 @@ def _with_defaults(reader: Any, config: Mapping[str, Any], table: dict[str, Any]
 
     try:
         known = reader.from_toml(tomli_w.dumps(config))
-        rate = {} if known.radio is not None else {"rate": known.given_rate}  # a file leaves out what was not given
+        rate = {} if known.radio is not None else {"rate": known.given_rate}  # the file omits a rate that was not given
         return rate | flat(_in_tables(tomllib.loads(known.to_toml())))
     except (FeddropError, TypeError, ValueError):
-        return table  # not a configuration of this version: as it stands
+        return table  # not a configuration of this version: left as it is
 
 
 def _in_tables(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``method = "fedavg"`` as the table that it stands for."""
+    """Expand ``method = "fedavg"`` to a table."""
     method = config.get("method")
     return {**config, "method": {"name": method}} if isinstance(method, str) else dict(config)
 
 
-def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with dots between the keys."""
-    lines: dict[str, Any] = {}
-    for key, value in values.items():
-        lines |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return lines
+def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Return the settings in which groups differ: one value per group, None if a group lacks the section.
 
-
-def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the settings in which groups differ, a value a group; None where a group does not have the section.
-
-    A key that is missing from a section that is there was not yet known when that run was made: no difference. A
-    section that only some have is one line, ``[section]``, and the keys in which those that have it differ.
+    A key that is missing from a section is no difference. A section that only some groups have is one entry,
+    ``[section]``, followed by the keys in which those groups differ.
     """
     tables = [group.settings for group in groups]
     sections = [{"", *(key.rpartition(".")[0] for key in table)} for table in tables]
     found: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         section = key.rpartition(".")[0]
-        lacking = [section not in there for there in sections]
+        lacking = [section not in known for known in sections]
         values = [table.get(key) for table in tables]
         if any(lacking):
             found.setdefault(f"[{section}]", [None if lacks else "given" for lacks in lacking])
-        known = {repr(table[key]) for table in tables if key in table}
-        if len(known) > 1:
+        if len({repr(table[key]) for table in tables if key in table}) > 1:
             found[key] = values
     return found
 
 
-def _name(runs: Sequence[RunLog]) -> str:
+def _group_name(runs: Sequence[RunLog]) -> str:
+    """Return what the names of runs have in common, without the seed."""
     if len(runs) == 1:
         return runs[0].name
     without = {_SEED_IN_A_SWEEP.sub("", run.name).strip(",") for run in runs}
@@ -187,7 +182,7 @@ def _name(runs: Sequence[RunLog]) -> str:
     return _SEED_ENDING.sub("", shared) or runs[0].name
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    """Number those that would read the same."""
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Number the names that occur more than once."""
     numbers = [names[: n + 1].count(name) for n, name in enumerate(names)]
     return [f"{name} ({n})" if names.count(name) > 1 else name for name, n in zip(names, numbers, strict=True)]

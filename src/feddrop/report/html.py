@@ -1,4 +1,4 @@
-"""HTML that cannot be broken into: every string is escaped unless it is :class:`Html` already."""
+"""Build HTML safely: every string is escaped unless it is already :class:`Html`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Even if a script got in, the browser would not run it; nothing is ever loaded from anywhere."""
+"""Content security policy: the browser runs no script and loads nothing from elsewhere."""
 
 
 class Html(str):
-    """Text that is HTML already. Only this module makes it."""
+    """Text that is already HTML. Only this module creates it from plain text."""
 
     __slots__ = ()
 
@@ -34,19 +34,19 @@ def el(name: str, *children: object, **attributes: str) -> Html:
 
 
 def join(children: Iterable[object]) -> Html:
-    """Return children one after another, escaped unless they are Html."""
+    """Return the concatenated children, escaped unless they are Html."""
     return Html("".join(child if isinstance(child, Html) else html.escape(clean(child)) for child in children))
 
 
-def drawing(name: str, title: str, note: str, draw: Callable[[], Figure], *, wide: bool = False) -> Html:
-    """Return a figure with its title and one sentence that says what is seen."""
+def figure_panel(name: str, title: str, note: str, draw: Callable[[], Figure], *, wide: bool = False) -> Html:
+    """Return a figure with its title and a note of one sentence."""
     caption = el("figcaption", el("h3", title), el("p", note) if note else "")
     picture = el("div", Html(to_svg(name, draw)), class_="drawing", **({"tabindex": "0"} if wide else {}))
     return el("figure", caption, picture, class_="wide" if wide else "half")
 
 
 def section(title: str, lead: str, *children: Html) -> Html:
-    """Return a section of the page; nothing if it has no content."""
+    """Return a section of the page; empty if it has no content."""
     content = [child for child in children if child]
     if not content:
         return Html("")
@@ -56,7 +56,7 @@ def section(title: str, lead: str, *children: Html) -> Html:
 
 
 def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
-    """Return the row of headline numbers: label, number, and a note below."""
+    """Return a row of headline numbers, each given as label, number and note."""
     return el(
         "dl",
         *(
@@ -68,7 +68,7 @@ def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:
-    """Return a table that scrolls on its own; the first ``words`` columns are text that wraps, the others numbers."""
+    """Return a scrollable table; the first ``words`` columns are text that wraps, the others numbers."""
     kinds = ["word" if n < words else "count" for n in range(len(head))]
     top = el("tr", *(el("th", cell, class_=kind, scope="col") for cell, kind in zip(head, kinds, strict=True)))
     body = [el("tr", *(el("td", c, class_=k) for c, k in zip(row, kinds, strict=True))) for row in rows]
@@ -76,12 +76,12 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: in
 
 
 def folded(summary: str, content: Html) -> Html:
-    """Return content that opens on a click."""
+    """Return content that is collapsed until clicked."""
     return el("details", el("summary", summary), content, class_="wide")
 
 
 def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
-    """Return the whole page: one file, no script, nothing to load."""
+    """Return a complete page: one file without scripts or external resources."""
     style = resources.files("feddrop.report").joinpath("style.css").read_text(encoding="utf-8")
     head = el(
         "head",
@@ -96,22 +96,22 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
     return Html("<!doctype html>\n" + el("html", head, el("body", el("main", top, *content)), lang="en") + "\n")
 
 
-def in_frame(page: Html, height: int = 900) -> str:
-    """Return a page as a frame to stand in another page; scripts stay forbidden in it."""
+def as_iframe(page: Html, height: int = 900) -> str:
+    """Return a page as a sandboxed iframe, to embed it in another page."""
     look = f"width: 100%; height: {height}px; border: 0"
     return f'<iframe sandbox="allow-same-origin" srcdoc="{html.escape(page)}" style="{look}"></iframe>'
 
 
-def write_atomically(out: Path, name: str, page: Html) -> Path:
-    """Write a page to ``out`` (or to this name in it, if it is a folder): a reader sees the old file or the new one."""
+def write_page(out: Path, name: str, page: Html) -> Path:
+    """Write a page atomically to the file ``out``, or under ``name`` if ``out`` is a folder."""
     path = out / name if out.is_dir() else out
     if path.suffix not in (".html", ".htm"):
-        raise RunError(f"{path} ends in {path.suffix!r}; a page must end in '.html'. Or name a folder that is there.")
+        raise RunError(f"{path} ends in {path.suffix!r}; a page must end in '.html'. Or give an existing folder.")
     files.write_atomically(path, page.encode())
     return path
 
 
 def _number(text: str) -> Html:
-    """Set the unit of ``12.3 MB`` smaller than its number."""
+    """Wrap the unit of ``12.3 MB`` to be set smaller than its number."""
     number, _, unit = text.partition(" ")
     return join((number, el("span", Html("&#8239;"), unit, class_="unit") if unit else ""))

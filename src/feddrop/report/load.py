@@ -1,4 +1,4 @@
-"""A run as arrays: what was read from its folder, aligned by device. Nothing in it is trusted."""
+"""Read a run folder into a :class:`RunLog`: arrays aligned by device. Nothing in the folder is trusted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from feddrop.storage.records import number
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12
-"""Own metrics that are drawn: more would bury the rest."""
+"""The most custom metrics that are drawn."""
 _TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 
-def read_log(run_dir: str | Path, kind: type[Log]) -> Log:
-    """Read a run folder as arrays, into this kind of log; see :func:`feddrop.report.read_log`."""
+def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
+    """Read a run folder into this kind of log, as :func:`feddrop.report.read_log` does."""
     run = load_run(run_dir)
     if not run.rounds:
         raise RunError(
             f"{clean(run.folder)} has no metrics.jsonl, or no finished round in it. Let the run finish its first "
-            "round, then ask for the report again."
+            "round, then write the report again."
         )
     devices = np.array(sorted({entry.device for record in run.rounds for entry in record.devices}), np.int64)
     counts, names = _partition(run.about, run.folder / "run.json")
@@ -51,7 +51,7 @@ def read_log(run_dir: str | Path, kind: type[Log]) -> Log:
         budget_j=budget,
         class_counts=counts,
         class_names=names,
-        metrics=_own_metrics(run.rounds),
+        metrics=_custom_metrics(run.rounds),
         suspicious=_suspicious(run.rounds, devices),
         suspicions=_suspicions(run.rounds),
     )
@@ -82,24 +82,24 @@ def _words(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Words]:
     for r, k, entry in _cells(rounds, devices):
         table["binding"][r, k] = entry.binding or ""
         table["status"][r, k] = _status(entry)
-        table["wire"][r, k] = entry.dtype or ""
+        table["dtype"][r, k] = entry.dtype or ""
     return table
 
 
 def _status(entry: DeviceRecord) -> str:
-    """Return ``"ok"``, ``"left out"`` or, for any reason that a run may give, ``"refused"``."""
+    """Return ``"ok"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
     status = entry.status or "ok"
     return status if status in ("ok", "left out") else "refused"
 
 
 def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count the reasons for which updates were refused, the most frequent first."""
+    """Count why updates were refused, most frequent first."""
     refused = (entry.status for record in rounds for entry in record.devices if _status(entry) == "refused")
     return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
 
 
-def _own_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
-    """Return the run's own metrics, a value a round."""
+def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
+    """Return the custom metrics, one value per round."""
     names = dict.fromkeys(name for record in rounds for name in record.metrics)
     return {
         clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
@@ -115,7 +115,7 @@ def _suspicious(rounds: Sequence[RoundRecord], devices: Ints) -> npt.NDArray[np.
 
 
 def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count the reasons for which updates were marked, the most frequent first; how large they were is one range."""
+    """Count why updates were suspicious, most frequent first; reasons that differ only in a size become one range."""
     marks = [entry.suspicious for record in rounds for entry in record.devices if entry.suspicious]
     parted = [_TIMES.fullmatch(mark) for mark in marks]
     sizes: dict[str, set[str]] = {}
@@ -137,19 +137,17 @@ def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[
     except (TypeError, ValueError, OverflowError):
         counts = np.empty(0, np.int64)
     if counts.ndim != 2 or counts.size == 0 or (counts < 0).any():
-        raise RunError(
-            f"{path}: 'class_counts' must be a table of devices by classes, of counts. Delete it to go without."
-        )
+        raise RunError(f"{path}: 'class_counts' must be a table of counts, devices by classes. Correct or delete it.")
     names = info.get("class_names")
     if names is None:
         return counts, tuple(str(c) for c in range(counts.shape[1]))
     if not isinstance(names, list) or len(names) != counts.shape[1]:
-        raise RunError(f"{path}: 'class_names' must list {counts.shape[1]} names, one a column of 'class_counts'.")
+        raise RunError(f"{path}: 'class_names' must list {counts.shape[1]} names, one per column of 'class_counts'.")
     return counts, tuple(map(str, names))
 
 
 def _limits(config: Mapping[str, Any], info: Mapping[str, Any], devices: Ints, folder: Path) -> tuple[float, Floats]:
-    """Read the deadline from the configuration, and the energy budget of each device from ``run.json``."""
+    """Return the configured deadline, and the energy budget of each device from ``run.json``."""
     radio = config.get("radio")
     deadline = number(radio if isinstance(radio, dict) else {}, "deadline_s", str(folder / "config.toml"))
     given = info.get("budget_j")

@@ -1,7 +1,7 @@
 """Device-by-round maps. Each function returns a Matplotlib Figure.
 
-Maps are images, so their size hardly grows with the run. More ink is more of the value: the colour is one blue whose
-opacity carries the value, which reads the same on a light and on a dark page.
+Maps are images, so their size hardly grows with the run. The value is shown by the opacity of one blue, which reads
+the same on a light and a dark page.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import one_of
-from feddrop.report.plots import FIELDS, need, unit_of
-from feddrop.report.quantities import plain
+from feddrop.report.plots import FIELDS, require_values, scale_of
+from feddrop.report.quantities import in_digits
 from feddrop.report.runlog import Floats, Ints, RunLog
 from feddrop.report.style import (
     BINDINGS,
@@ -25,7 +25,7 @@ from feddrop.report.style import (
     SURFACE,
     TEXT,
     WIDE,
-    inches,
+    figure_height,
     new_figure,
     number_devices,
     row_height,
@@ -38,59 +38,59 @@ if TYPE_CHECKING:
 
 Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
 
-HOLDS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
-"""What can hold a device that takes part."""
+CONSTRAINTS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
+"""What can bind a device that takes part."""
 
 FAINT = 0.28
-"""Opacity of what held nobody back, so that what did stands out."""
+"""Opacity of cells in which no limit was binding, so that the others stand out."""
 
 TOLERANCE = 1e-6
-"""A cost is over its limit when it exceeds it by more than this fraction: the rates are solved to the limit itself."""
+"""Relative tolerance of limits: the allocator solves for costs that are exactly at the limit."""
 
 MOST_CELLS = 60_000
 MOST_DEVICES = 1_000
 LEVELS = 48
-"""Steps of opacity: more cannot be told apart, and fewer make a smaller image."""
+"""Steps of opacity: more are indistinguishable and make a larger image."""
 
 
-def shown(run: RunLog) -> tuple[Ints, Ints]:
-    """Return which rounds and which devices (positions) a map shows: all, or every n-th of a run too large to draw."""
+def drawn_cells(run: RunLog) -> tuple[Ints, Ints]:
+    """Return the positions of the rounds and devices that a map shows: all, or every n-th in a large run."""
     devices = np.arange(0, len(run.devices), -(-len(run.devices) // MOST_DEVICES) or 1)
     most_rounds = MOST_CELLS // max(1, len(devices))
     return np.arange(0, len(run.rounds), -(-len(run.rounds) // most_rounds)), devices
 
 
 def over_limit(run: RunLog, field: str) -> npt.NDArray[np.bool_]:
-    """Return which device exceeded the deadline (``latency_s``) or its energy budget (``energy_j``) ``[R, K]``."""
+    """Return which devices exceeded the deadline (``latency_s``) or energy budget (``energy_j``), bool ``[R, K]``."""
     return np.asarray(run.by_device[field] > run.limit(field) * (1 + TOLERANCE))
 
 
 def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
-    """Draw a value of every device in every round, from 0 to the largest; costs over their limit are orange."""
+    """Draw a value of every device in every round, from 0 to the largest; costs above their limit are orange."""
     one_of("field", field, FIELDS)
-    rounds, devices = shown(run)
+    rounds, devices = drawn_cells(run)
     values = run.values(field)[np.ix_(rounds, devices)].T
-    need(run, field, bool(np.isfinite(values).any()))
+    require_values(run, field, bool(np.isfinite(values).any()))
     top = float(np.fmax(np.nanmax(values), np.fmax.reduce(run.limit(field), axis=None)))
-    scale, unit = unit_of(field, top)
-    image = inked(values / (top or 1.0))
+    scale, unit = scale_of(field, top)
+    image = shaded(values / (top or 1.0))
     image[over_limit(run, field)[np.ix_(rounds, devices)].T, :3] = _rgb(OVER)
     figure, axes = new_figure(WIDE if wide else HALF, row_height(len(devices)), FIELDS[field] + unit)
     _draw(axes, image, run.rounds[rounds], run.devices[devices])
-    _ramp(axes, plain(top / scale), WIDE if wide else HALF)
+    _ramp(axes, in_digits(top / scale), WIDE if wide else HALF)
     return figure
 
 
 def binding_figure(run: RunLog) -> Figure:
-    """Draw which constraint set the rate of every device in every round: one of :data:`BINDINGS`."""
-    rounds, devices = shown(run)
+    """Draw which of the :data:`CONSTRAINTS` set the rate of every device in every round."""
+    rounds, devices = drawn_cells(run)
     words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
-    present = [word for word in HOLDS if (words == word).any()]
-    need(run, "binding", bool(present))
+    present = [word for word in CONSTRAINTS if (words == word).any()]
+    require_values(run, "binding", bool(present))
     figure, axes = new_figure(WIDE, row_height(len(devices)), "")
     image, left = np.zeros((*words.shape, 4)), 0.0
     for word in present:
-        colour, opacity = look(word)
+        colour, opacity = binding_style(word)
         image[words == word] = (*_rgb(colour), opacity)
         for text, shift, ink in (("■", 0, colour), (word, 14, INK)):
             axes.annotate(
@@ -108,8 +108,8 @@ def binding_figure(run: RunLog) -> Figure:
     return figure
 
 
-def look(word: str) -> tuple[str, float]:
-    """Return colour and opacity of what holds a device."""
+def binding_style(word: str) -> tuple[str, float]:
+    """Return the colour and opacity of a constraint."""
     return BINDINGS[word], FAINT if word == "none" else 1.0
 
 
@@ -118,8 +118,8 @@ def _rgb(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def inked(fraction: Floats) -> Floats:
-    """Return an image ``[..., 4]`` of one blue whose opacity is the fraction; nothing where there is no number."""
+def shaded(fraction: Floats) -> Floats:
+    """Return an RGBA image ``[..., 4]`` of one blue whose opacity is the fraction; transparent where it is NaN."""
     image = np.empty((*fraction.shape, 4))
     image[..., :3] = _rgb(MAP)
     opacity = 0.05 + 0.95 * np.round(np.clip(fraction, 0, 1) * LEVELS) / LEVELS
@@ -142,10 +142,10 @@ def _draw(axes: Axes, image: Floats, rounds: Ints, devices: Ints) -> None:
 
 
 def _ramp(axes: Axes, top: str, width: float) -> None:
-    """Draw the scale of a map, from 0 to ``top``, above its right end."""
-    up, right = 1 / (inches(axes) - 0.8), 1 / (width - 0.6)  # an inch, as a fraction of the axes
+    """Draw the scale of a map, from 0 to ``top``, above its right edge."""
+    up, right = 1 / (figure_height(axes) - 0.8), 1 / (width - 0.6)  # an inch, as a fraction of the axes
     bar = axes.inset_axes((1 - 1.5 * right, 1 + 0.17 * up, right, 0.1 * up))
-    bar.imshow(inked(np.linspace(0, 1, LEVELS + 1)[None]), aspect="auto", interpolation="none")
+    bar.imshow(shaded(np.linspace(0, 1, LEVELS + 1)[None]), aspect="auto", interpolation="none")
     bar.set_axis_off()
     for text, x, side in (("0", -6, "right"), (top, 6, "left")):
         bar.annotate(

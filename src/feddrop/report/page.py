@@ -1,4 +1,4 @@
-"""The report of one run: one self-contained HTML file."""
+"""The report of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Literal
 import numpy as np
 
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
-from feddrop.report.html import Html, document, drawing, el, folded, section, tiles, write_atomically
-from feddrop.report.load import read_log
-from feddrop.report.maps import Field, map_figure, shown
-from feddrop.report.partition import is_upright, partition_figure
+from feddrop.report.html import Html, document, el, figure_panel, folded, section, tiles, write_page
+from feddrop.report.load import read_run_log
+from feddrop.report.maps import Field, drawn_cells, map_figure
+from feddrop.report.partition import is_tall, partition_figure
 from feddrop.report.plots import bytes_figure, device_figure, participation_figure, traffic_figure
-from feddrop.report.quantities import how_many, in_bytes, in_joules, in_percent, in_seconds, plain
+from feddrop.report.quantities import how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
-from feddrop.report.tables import device_table, round_table, settings
+from feddrop.report.tables import device_table, round_table, settings_panel
 
 MOST_REASONS, MOST_DEVICES = 5, 8
 
 
 def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a run: one HTML file that loads nothing and runs no script.
+    """Write the report of a run: one HTML file without scripts or external resources.
 
     Args:
-        run_dir: the run's folder.
-        out: where to write; ``report.html`` in the run's folder if None, in ``out`` if that is a folder.
+        run_dir: the run folder.
+        out: the file to write, or a folder for ``report.html``; the run folder if None.
 
     Returns:
         The file written.
@@ -43,12 +43,12 @@ def write_report(run_dir: str | Path, out: str | Path | None = None) -> Path:
         ...     print(feddrop.write_report("runs/shown").name)
         report.html
     """
-    run = read_log(run_dir, RunLog)
-    return write_atomically(Path(run_dir if out is None else out), "report.html", run_page(run))
+    run = read_run_log(run_dir, RunLog)
+    return write_page(Path(run_dir if out is None else out), "report.html", run_page(run))
 
 
 def run_page(run: RunLog) -> Html:
-    """Return the report of a run as HTML."""
+    """Return the report page of a run."""
     return document(
         run.name,
         "feddrop run",
@@ -59,13 +59,13 @@ def run_page(run: RunLog) -> Html:
         _devices(run),
         radio_section(run),
         _data(run),
-        section("Numbers", "", folded("Every round", round_table(run)), folded("Every device", device_table(run))),
+        section("Numbers", "", folded("All rounds", round_table(run)), folded("All devices", device_table(run))),
         _setup(run),
     )
 
 
 def describe(run: RunLog) -> Iterable[str]:
-    """Say in a few words what was trained on what, as far as the run tells."""
+    """Yield the parts of the subtitle: network and data, parameters, devices, rounds."""
     names = [name for name in (_name(run, "network", "model"), _name(run, "data", "data")) if name]
     if names:
         yield " on ".join(names)
@@ -76,7 +76,7 @@ def describe(run: RunLog) -> Iterable[str]:
 
 
 def _name(run: RunLog, key: str, section: str) -> str:
-    """Say what was trained, or on what: as ``run.json`` has it, else as the configuration has it."""
+    """Return the name of the network or the data, from ``run.json`` or else from the configuration."""
     table = run.config.get(section)
     return str(run.info.get(key) or (table.get("name", "") if isinstance(table, dict) else ""))
 
@@ -84,84 +84,84 @@ def _name(run: RunLog, key: str, section: str) -> str:
 def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
     last, best, when = run.accuracy
     if np.isfinite(last):
-        note = "the best of the run" if when == run.rounds[-1] else f"best {in_percent(best)} in round {when}"
+        note = "best of the run" if when == run.rounds[-1] else f"best {in_percent(best)} in round {when}"
         yield "Test accuracy", in_percent(last), note
     elif np.isfinite(run.last("test_loss")):
         values = run.by_round["test_loss"]
         at = int(np.nanargmin(values))
-        lowest = f"lowest {plain(float(values[at]))} in round {run.rounds[at]}"
-        yield "Test loss", plain(run.last("test_loss")), lowest if at < len(values) - 1 else "the lowest of the run"
+        lowest = f"lowest {in_digits(float(values[at]))} in round {run.rounds[at]}"
+        yield "Test loss", in_digits(run.last("test_loss")), lowest if at < len(values) - 1 else "lowest of the run"
     for name, values in run.metrics.items():
         known = run.rounds[np.isfinite(values)]
-        yield name, plain(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""
+        yield name, in_digits(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""
     wall = run.by_round["wall_s"]
     yield "Rounds", str(len(run.rounds)), f"in {in_seconds(float(np.nansum(wall)))}" if np.isfinite(wall).any() else ""
     if run.has_absences:
         there = run.active.sum(axis=1)
-        ever = f"of {run.population:,}; {len(run.devices):,} took part in all"
-        yield "Devices a round", _span(there), ever
+        ever = f"of {run.population:,}; {len(run.devices):,} took part at least once"
+        yield "Devices per round", _span(there), ever
     note = "pushed and pulled"
     if np.isfinite(run.saving):
         note = f"{in_percent(abs(run.saving))} {'less' if run.saving >= 0 else 'more'} than full float32 models"
     yield "Traffic", in_bytes(float(run.traffic.sum())), note
     if np.isfinite(run.mean_rate):
         low, high = float(np.nanmin(run.values("rate"))), float(np.nanmax(run.values("rate")))
-        note = "the same for all" if high - low < 1e-9 else f"from {low:.2f} to {high:.2f}"
+        note = "same for all devices" if high - low < 1e-9 else f"from {low:.2f} to {high:.2f}"
         yield "Mean rate γ", f"{run.mean_rate:.3g}", note
     for label, key, write in (("Simulated time", "latency_s", in_seconds), ("Energy", "energy_j", in_joules)):
         values = run.by_round[key]
         if np.isfinite(values).any():
-            mean = f"{write(float(np.nanmean(values)))} a round"
+            mean = f"{write(float(np.nanmean(values)))} per round"
             yield label, write(float(np.nansum(values))), mean if key == "latency_s" else f"{mean}, all devices"
 
 
 def _learning(run: RunLog) -> Html:
     figures = []
     if np.isfinite(run.by_round["test_accuracy"]).any():
-        note = "Of the server's network, on the test set."
-        figures.append(drawing("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
+        note = "Full model on the server, test set."
+        figures.append(figure_panel("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
     if any(np.isfinite(run.by_round[key]).any() for key in ("train_loss", "test_loss")):
-        note = "Training: of the devices' subnets. Test: of the server's network."
-        figures.append(drawing("loss", "Loss", note, partial(loss_figure, run)))
+        note = "Training: the devices' subnets. Test: the full model."
+        figures.append(figure_panel("loss", "Loss", note, partial(loss_figure, run)))
     for n, name in enumerate(run.metrics):
         if np.isfinite(run.metrics[name]).any():
-            figures.append(drawing(f"metric-{n}", name, "", partial(metric_figure, run, name)))
+            figures.append(figure_panel(f"metric-{n}", name, "", partial(metric_figure, run, name)))
     return section("Learning", "", *_diverged(run), *figures)
 
 
 def _diverged(run: RunLog) -> Iterable[Html]:
-    """Say where training ran away; nothing if it never did."""
+    """Return a panel that says where training diverged; nothing if it did not."""
     where = run.diverged
     if where.any():
         at = int(np.flatnonzero(where)[0])
-        loss = plain(float(run.by_round["test_loss"][at]))
-        said = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. Lower train.lr."
-        yield el("div", el("p", said), class_="panel verdict broken")
+        loss = in_digits(float(run.by_round["test_loss"][at]))
+        text = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. Lower train.lr."
+        yield el("div", el("p", text), class_="panel verdict broken")
 
 
 def _traffic(run: RunLog) -> Html:
     if not run.traffic.any():
         return Html("")
-    note = "All frames, measured."
+    note = "All frames, as measured."
     if run.saving >= 0:
-        note = f"{in_percent(run.saving)} saved: {in_bytes(float((run.full_traffic - run.traffic).sum()))} never sent."
+        note = f"{in_percent(run.saving)} saved: {in_bytes(float((run.full_traffic - run.traffic).sum()))} not sent."
     return section(
         "Traffic",
-        "Subnets go down (push), updates come up (pull). Sizes are those of the frames sent.",
-        drawing("bytes", "Each round", "Push and pull together, all devices.", partial(bytes_figure, run)),
-        drawing("traffic", "So far", note, partial(traffic_figure, run)),
+        "The server pushes subnets and pulls updates. Sizes are those of the frames sent.",
+        figure_panel("bytes", "Per round", "Push and pull of all devices.", partial(bytes_figure, run)),
+        figure_panel("traffic", "Cumulative", note, partial(traffic_figure, run)),
     )
 
 
 def _devices(run: RunLog) -> Html:
-    """Return rates, shares and losses by device; a map where they vary by round. The last one fills an open row."""
-    rounds, devices = shown(run)
+    """Return rates, shares and losses by device, with a map where they vary by round."""
+    rounds, devices = drawn_cells(run)
     note = ""
     if len(rounds) < len(run.rounds) or len(devices) < len(run.devices):
         of = f"{how_many(len(devices), 'device')} of {len(run.devices):,}"
         note = f"{how_many(len(rounds), 'round')} of {len(run.rounds):,}, {of}."
     elif not run.active.all():
-        note = "Blank: the device took no part."
+        note = "Blank: the device did not take part."
     figures: list[Html] = []
     fields: tuple[tuple[Literal["rate", "share"], str], ...] = (
         ("rate", "Dropout rates"),
@@ -172,50 +172,51 @@ def _devices(run: RunLog) -> Html:
             continue
         varies = _varies(run, field)
         about = (
-            "Bar and number: the mean over rounds. Line: the range."
+            "Bar and number: mean over rounds. Line: range."
             if varies
-            else "The same in every round." * (len(run.rounds) > 1)
+            else "Constant over rounds." * (len(run.rounds) > 1)
         )
-        figures.append(drawing(field, title, about, partial(device_figure, run, field)))
+        figures.append(figure_panel(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))
     if run.has_absences and len(run.rounds) > 1:
         about = f"{len(run.devices):,} of {how_many(run.population, 'device')} took part in at least one round."
-        figures.append(drawing("participation", "Participation", about, partial(participation_figure, run)))
+        figures.append(figure_panel("participation", "Participation", about, partial(participation_figure, run)))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
-        about = "Local training loss of each device. " + note
+        about = "Local training loss. " + note
         about += " Also blank: its update was refused." * bool(run.refusals)
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
     return section("Devices", "", *figures, _refused(run), _suspicious(run))
 
 
 def _refused(run: RunLog) -> Html:
-    """Say how often an update did not count, and why; nothing if all did."""
+    """Return a panel on refused updates and why they were refused; nothing if none was."""
     times, reasons = sum(run.refusals.values()), list(run.refusals.items())
     if not times:
         return Html("")
-    said = f"{times:,} of {int(run.active.sum()):,} updates did not count: damaged, wrong, or the device failed."
-    return _reasons("Refused updates", said, reasons)
+    text = f"{times:,} of {int(run.active.sum()):,} updates were refused: damaged, invalid, or the device failed."
+    return _reasons("Refused updates", text, reasons)
 
 
 def _suspicious(run: RunLog) -> Html:
-    """Say which devices sent updates that were marked, how often, and why; nothing if none did."""
+    """Return a panel on suspicious updates: which devices sent them, how often, and why; nothing if none did."""
     by_device = run.suspicious.sum(axis=0)
     if not by_device.any():
         return Html("")
     order = [k for k in np.argsort(-by_device, kind="stable") if by_device[k]]
     most = ", ".join(f"{run.devices[k]} ({how_many(int(by_device[k]), 'time')})" for k in order[:MOST_DEVICES])
     rest = f" and {len(order) - MOST_DEVICES:,} more" if len(order) > MOST_DEVICES else ""
-    said = f"{int(by_device.sum()):,} of {int(run.active.sum()):,} updates were marked. From device {most}{rest}."
-    return _reasons("Suspicious updates", said, list(run.suspicions.items()))
+    counts = f"{int(by_device.sum()):,} of {int(run.active.sum()):,} updates"
+    text = f"{counts} look suspicious. They came from device {most}{rest}."
+    return _reasons("Suspicious updates", text, list(run.suspicions.items()))
 
 
-def _reasons(title: str, said: str, reasons: list[tuple[str, int]]) -> Html:
-    """Return a panel with the most frequent reasons."""
+def _reasons(title: str, text: str, reasons: list[tuple[str, int]]) -> Html:
+    """Return a panel that lists the most frequent reasons."""
     if len(reasons) > MOST_REASONS:
-        said += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
+        text += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
     rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", how_many(n, "time")), el("dd", why))]
-    return el("div", el("h3", title), el("p", said), el("dl", *rows), class_="panel warning wide")
+    return el("div", el("h3", title), el("p", text), el("dl", *rows), class_="panel warning wide")
 
 
 def _varies(run: RunLog, field: str) -> bool:
@@ -225,7 +226,7 @@ def _varies(run: RunLog, field: str) -> bool:
 
 
 def _map(run: RunLog, field: Field, title: str, note: str, *, wide: bool = False) -> Html:
-    return drawing(f"{field}-map", title, note, partial(map_figure, run, field, wide=wide), wide=wide)
+    return figure_panel(f"{field}-map", title, note, partial(map_figure, run, field, wide=wide), wide=wide)
 
 
 def _data(run: RunLog) -> Html:
@@ -233,21 +234,21 @@ def _data(run: RunLog) -> Html:
     if counts is None or not counts.any():
         return Html("")
     devices, classes = counts.shape
-    wide = not is_upright(devices, classes)
+    wide = not is_tall(devices, classes)
     draw = partial(partition_figure, counts, run.class_names)
     title = f"{how_many(classes, 'class', 'es')} on {how_many(devices, 'device')}"
-    picture = drawing("partition", title, "Training samples by class and device.", draw, wide=wide)
+    picture = figure_panel("partition", title, "Training samples per class and device.", draw, wide=wide)
     samples, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
-    own = counts.max(axis=1)[samples > 0] / samples[samples > 0]
+    largest = counts.max(axis=1)[samples > 0] / samples[samples > 0]
     even = in_percent(float(counts.sum(axis=0).max() / samples.sum()), 0)
     facts = [
-        ("Samples", f"{samples.sum():,}", "for training, over all devices"),
-        ("On a device", _span(samples), "samples"),
-        ("Classes on a device", _span(held), f"of {classes}"),
+        ("Samples", f"{samples.sum():,}", "for training, all devices"),
+        ("Samples per device", _span(samples), "for training"),
+        ("Classes per device", _span(held), f"of {classes}"),
         (
-            "A device's largest class",
-            in_percent(float(own.mean()), 0),
-            f"of its samples, on average; {even} if all were alike",
+            "Largest class per device",
+            in_percent(float(largest.mean()), 0),
+            f"of its samples, on average; {even} if all devices were alike",
         ),
     ]
     return section("Data", "", picture, tiles(facts, class_="tiles wide" if wide else "tiles tall"))
@@ -263,13 +264,13 @@ def _setup(run: RunLog) -> Html:
     loose = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
     machine = {key: run.info[key] for key in ("feddrop", "python", "torch", "cpu") if run.info.get(key) is not None}
     panels = [
-        settings(key, value) for key, value in ({"run": loose} | tables | {"made with": machine}).items() if value
+        settings_panel(key, value) for key, value in ({"run": loose} | tables | {"versions": machine}).items() if value
     ]
     command = run.info.get("command")
     again = Html("")
     if command:
-        again = el("div", el("h3", "Run it again"), el("pre", el("code", command)), class_="panel wide")
-    elif run.info.get("custom"):
-        own = " and ".join(map(str, run.info["custom"])) if isinstance(run.info["custom"], list) else ""
-        again = el("div", el("p", f"Started from Python, with {own} of the caller's own."), class_="panel wide")
+        again = el("div", el("h3", "Command"), el("pre", el("code", command)), class_="panel wide")
+    elif isinstance(custom := run.info.get("custom"), list) and custom:
+        text = f"Started from Python with custom {' and '.join(map(str, custom))}."
+        again = el("div", el("p", text), class_="panel wide")
     return section("Setup", "", again, el("div", *panels, class_="panels wide"))

@@ -1,4 +1,4 @@
-"""The picture of a partition: which classes lie on which device, as in the paper's figure of Dirichlet(0.1)."""
+"""The figure of a partition: which device holds which classes, as in the paper's figure of Dirichlet(0.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from feddrop.errors import ConfigError, clean
-from feddrop.report.maps import inked
+from feddrop.report.maps import shaded
 from feddrop.report.runlog import Floats, Ints
 from feddrop.report.style import (
     GRID,
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VECTOR_CIRCLES, MOST_CIRCLES = 600, 2000
-"""More circles than the first are drawn as one image; more than the second are too small to see: a map instead."""
+"""Above the first number, circles are drawn as one image; above the second they would be too small: a map."""
 
 
-def is_upright(devices: int, classes: int) -> bool:
-    """Whether the picture fits one column: classes down, their names straight."""
+def is_tall(devices: int, classes: int) -> bool:
+    """Return whether the figure fits one column, with one row per class."""
     return 4 <= classes <= 24 and 3 <= devices <= 14
 
 
 def partition_figure(counts: ArrayLike, class_names: Sequence[str] | None = None) -> Figure:
-    """Draw one circle a device and class, its area the number of samples; bars are the devices' totals.
+    """Draw one circle per device and class, with an area proportional to its samples; bars are the totals per device.
 
-    Few classes stand one below the other, one column wide; many lie side by side, over the whole width. Where there are
-    too many circles to see, the number of samples is the opacity of a cell.
+    A few classes are drawn as rows, one column wide; many as columns, over the full width. Where circles would be too
+    small, the number of samples is the opacity of a cell.
 
     Args:
         counts: samples, ``[devices, classes]``.
-        class_names: one name a class; numbers if None.
+        class_names: one name per class; numbers if None.
     """
     given = np.asarray(counts)
     if given.ndim != 2 or not given.any() or (given < 0).any():
@@ -54,11 +54,11 @@ def partition_figure(counts: ArrayLike, class_names: Sequence[str] | None = None
     table = given.astype(np.int64)
     names = [str(c) for c in range(table.shape[1])] if class_names is None else [clean(n, 16) for n in class_names]
     if len(names) != table.shape[1]:
-        raise ConfigError(f"There are {len(names)} class names for {table.shape[1]} classes. Give one name a class.")
-    return _upright(table, names) if is_upright(*table.shape) else _lying(table, names)
+        raise ConfigError(f"class_names has {len(names)} names for {table.shape[1]} classes. Give one name per class.")
+    return _tall_figure(table, names) if is_tall(*table.shape) else _wide_figure(table, names)
 
 
-def _upright(table: Ints, names: Sequence[str]) -> Figure:
+def _tall_figure(table: Ints, names: Sequence[str]) -> Figure:
     devices, classes = table.shape
     cell = min(0.4, 4.2 / devices)  # inches
     figure, axes = new_figure(HALF, 1.9 + cell * classes, "")
@@ -79,7 +79,7 @@ def _upright(table: Ints, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _lying(table: Ints, names: Sequence[str]) -> Figure:
+def _wide_figure(table: Ints, names: Sequence[str]) -> Figure:
     devices, classes = table.shape
     cell = 9.0 / classes
     row = float(np.clip(6.5 / devices, 0.09, 0.34))
@@ -109,15 +109,15 @@ def _lying(table: Ints, names: Sequence[str]) -> Figure:
 
 
 def _circles(axes: Axes, table: Ints, width: float, height: float) -> None:
-    """Draw ``table[row, column]`` as circles in cells of this size (inches), as large as is clear."""
+    """Draw ``table[row, column]`` as circles in cells of this size (inches), as large as legible."""
     rows, columns = np.nonzero(table)
     axes.spines["bottom"].set_visible(False)
     if len(rows) > MOST_CIRCLES:
-        axes.imshow(inked(np.where(table > 0, table / table.max(), np.nan)), aspect="auto", interpolation="none")
+        axes.imshow(shaded(np.where(table > 0, table / table.max(), np.nan)), aspect="auto", interpolation="none")
         axes.grid(visible=False)
         return
-    relative = np.sqrt(table / table.max())  # diameters, of the largest
-    area = (72 * _widest(relative, width, height) * relative[rows, columns]) ** 2  # scatter wants the width squared
+    relative = np.sqrt(table / table.max())  # diameters relative to the largest
+    area = (72 * _widest(relative, width, height) * relative[rows, columns]) ** 2  # scatter takes the squared width
     dots = axes.scatter(columns, rows, s=area, color=SERIES[0], alpha=0.8, linewidths=0)
     dots.set_rasterized(len(rows) > VECTOR_CIRCLES)
     axes.grid(axis="both", color=GRID, linewidth=0.6)
@@ -126,7 +126,7 @@ def _circles(axes: Axes, table: Ints, width: float, height: float) -> None:
 
 
 def _widest(relative: Floats, width: float, height: float) -> float:
-    """Return the diameter of the largest circle, in inches: rows stay apart, and nearly all neighbours in a row do."""
+    """Return the diameter of the largest circle, in inches: rows do not touch, and few neighbours in a row do."""
     if relative.shape[1] < 2:
         return 0.94 * min(width, height)
     reach = float(np.quantile((relative[:, 1:] + relative[:, :-1]) / 2, 0.97))
@@ -138,6 +138,6 @@ def _finish(totals: Axes, table: Ints) -> None:
     totals.grid(visible=False)
     totals.spines["bottom"].set_visible(False)
     totals.tick_params(labelbottom=False, labelleft=False)
-    mark = "largest circle" if np.count_nonzero(table) <= MOST_CIRCLES else "strongest"
+    mark = "largest circle" if np.count_nonzero(table) <= MOST_CIRCLES else "darkest cell"
     title = f"samples; {mark} {table.max():,}"
     totals.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=18, y=1.0)

@@ -1,6 +1,6 @@
-"""A cell as a picture: where devices were dropped, and how their gains are spread.
+"""The figure of the preset cells: where devices were dropped, and the distribution of their gains.
 
-``python -m feddrop.report.places docs/img/cells.png`` draws the cells of the presets, as in docs/cells.md.
+``python -m feddrop.report.places docs/img/cells.png`` draws the figure of docs/cells.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SHOWN = {"urban-macro": SERIES[0], "urban-micro": SERIES[1], "indoor": SERIES[2]}
 
 
-def draw(devices: int = 200, seed: int = 0) -> Figure:
-    """Draw the three presets: a map of each, and the distribution of the mean gains over many devices."""
+def cells_figure(devices: int = 200, seed: int = 0) -> Figure:
+    """Draw the three presets: a map of each, and the distribution of mean gains over many devices."""
     figure = blank_figure(11.2, 3.9, dpi=144)
     axes = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.35))
     for panel, (name, colour) in zip(axes, SHOWN.items(), strict=False):
@@ -31,7 +31,7 @@ def draw(devices: int = 200, seed: int = 0) -> Figure:
     for name, colour in SHOWN.items():
         gain_db = np.sort(10.0 * np.log10(_dropped(name, 4000, seed).gain))
         axes[-1].plot(gain_db, np.linspace(0, 1, len(gain_db)), color=colour, label=name)
-    axes[-1].axvline(-99.0, color=INK, lw=0.8, ls=":", label="as good as the paper's")
+    axes[-1].axvline(-99.0, color=INK, lw=0.8, ls=":", label="gain in the paper")
     axes[-1].set_xlabel("mean gain, antennas included, dB")
     axes[-1].set_ylabel("share of devices below")
     axes[-1].set_title("gains")
@@ -48,7 +48,7 @@ def _dropped(preset: str, devices: int, seed: int) -> Dropped:
 
 
 def _map(axes: Axes, found: Dropped, name: str, colour: str) -> None:
-    """Draw devices around the base station: filled with a line of sight, square in a building."""
+    """Draw devices around the base station: filled markers have a line of sight, squares are indoors."""
     x, y = found.distance_m * np.cos(found.angle_rad), found.distance_m * np.sin(found.angle_rad)
     size = 4.0 + 26.0 * np.clip((10.0 * np.log10(found.gain) + 140.0) / 90.0, 0.0, 1.0)
     for inside, sees in ((False, False), (False, True), (True, False), (True, True)):
@@ -72,4 +72,4 @@ def _map(axes: Axes, found: Dropped, name: str, colour: str) -> None:
 
 
 if __name__ == "__main__":
-    draw().savefig(sys.argv[1])
+    cells_figure().savefig(sys.argv[1])

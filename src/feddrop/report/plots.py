@@ -1,7 +1,6 @@
-"""The figures of a run beside its curves, for the report and for papers: each function returns a Matplotlib Figure.
+"""Figures of traffic, devices and limits, for the report and for papers. Each function returns a Matplotlib Figure.
 
-Save one with ``figure.savefig("bytes.pdf")``. Learning curves are in ``curves.py``, maps over devices and rounds in
-``maps.py``.
+Save one with ``figure.savefig("bytes.pdf")``. Learning curves are in ``curves.py``, maps in ``maps.py``.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from feddrop.report.style import (
     SERIES,
     TEXT,
     EndLabel,
+    draw_line,
     end_labels,
-    line,
     new_figure,
     number_devices,
     round_axis,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 FIELDS = {
     "rate": "rate γ",
-    "share": "share ρ of the band",
+    "share": "bandwidth share ρ",
     "latency_s": "latency",
     "energy_j": "energy",
     "loss": "loss",
@@ -50,27 +49,27 @@ MANY_BARS = 40
 
 
 def participation_figure(run: RunLog) -> Figure:
-    """Draw in how many rounds each device took part."""
+    """Draw the number of rounds that each device took part in."""
     times = run.active.sum(axis=0)
-    figure, axes = new_figure(HALF, row_height(len(times)), "rounds with it")
+    figure, axes = new_figure(HALF, row_height(len(times)), "rounds with the device")
     place = np.arange(len(times))
     if len(times) > MANY_BARS:
         axes.stairs(times, np.append(place - 0.5, len(times) - 0.5), fill=True, color=SERIES[0], alpha=0.85)
     else:
         axes.bar(place, times, width=0.68, color=SERIES[0], alpha=0.85)
     axes.set_ylim(0, max(1.12 * float(times.max()), 1))
-    whole_ticks(axes, "", side="y")  # the title says what
+    whole_ticks(axes, "", side="y")  # the title names it
     axes.set_xlim(min(-0.5, len(times) / 2 - 3.5), max(len(times) - 0.5, len(times) / 2 + 2.5))
     number_devices(axes, run.devices)
     return figure
 
 
 def bytes_figure(run: RunLog) -> Figure:
-    """Draw the bytes of each round, pushes below and pulls on top, beside what full models would have cost."""
+    """Draw the bytes of each round, pushes below and pulls on top, against what full models would have cost."""
     push, pull = (np.nan_to_num(run.by_round[key]) for key in ("push_bytes", "pull_bytes"))
     full = run.full_traffic
     scale, unit = byte_scale(float(np.nanmax([*(push + pull), *full])))
-    figure, axes = new_figure(HALF, HEIGHT, f"{unit} a round")
+    figure, axes = new_figure(HALF, HEIGHT, f"{unit} per round")
     edges = np.append(run.rounds - 0.5, run.rounds[-1] + 0.5)
     end, labels = float(edges[-1]), []
     layers = (("push", push, np.zeros_like(push), SERIES[0]), ("pull", push + pull, push, SERIES[2]))
@@ -88,13 +87,13 @@ def bytes_figure(run: RunLog) -> Figure:
 
 
 def traffic_figure(run: RunLog) -> Figure:
-    """Draw the bytes sent so far, beside what full models would have cost by then."""
+    """Draw the bytes sent so far, against what full models would have cost."""
     sent, full = np.cumsum(run.traffic), np.cumsum(run.full_traffic)
     scale, unit = byte_scale(float(np.nanmax([*sent, *full])))
     figure, axes = new_figure(HALF, HEIGHT, f"{unit} so far")
     end = float(run.rounds[-1])
     labels = [EndLabel(end, float(sent[-1] / scale), "sent", SERIES[0])]
-    line(axes, run.rounds, sent / scale, SERIES[0])
+    draw_line(axes, run.rounds, sent / scale, SERIES[0])
     if np.isfinite(full).all():
         axes.plot(run.rounds, full / scale, color=INK, linewidth=1.2, marker="o" if len(full) == 1 else None, ms=4)
         axes.fill_between(run.rounds, sent / scale, full / scale, color=GRID, alpha=0.5, linewidth=0)
@@ -106,16 +105,16 @@ def traffic_figure(run: RunLog) -> Figure:
 
 
 def device_figure(run: RunLog, field: DeviceField) -> Figure:
-    """Draw one bar a device: the mean over the rounds it took part in, with the range as a whisker and any limit.
+    """Draw one bar per device: the mean over its rounds, with the range as a whisker, and the limit if it has one.
 
-    Of a deadline that changes from round to round, the longest is drawn.
+    If the deadline changes between rounds, the longest is drawn.
     """
     one_of("field", field, get_args(DeviceField))
     values = run.values(field)
     there = np.isfinite(values).any(axis=0)
-    need(run, field, bool(there.any()))
+    require_values(run, field, bool(there.any()))
     limit = np.fmax.reduce(run.limit(field), axis=0)[there]
-    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *limit])))
+    scale, unit = scale_of(field, float(np.nanmax([np.nanmax(values), *limit])))
     values, devices, limit = values[:, there] / scale, run.devices[there], limit / scale
     mean, low, high = np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
     figure, axes = new_figure(HALF, row_height(len(devices)), f"{'mean ' * (len(run.rounds) > 1)}{FIELDS[field]}{unit}")
@@ -151,24 +150,24 @@ def device_figure(run: RunLog, field: DeviceField) -> Figure:
 def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure:
     """Draw the devices' latency or energy by round (range, median, largest) against the deadline or the budget.
 
-    Budgets that differ between devices have no common line: the figure then shows energy in percent of the own budget.
+    If budgets differ between devices, energy is drawn in percent of each device's budget.
     """
     one_of("field", field, LIMITS)
     values, limit = run.values(field), run.limit(field)
-    own = np.unique(limit[0]).size > 1
-    if own:
+    differ = np.unique(limit[0]).size > 1
+    if differ:
         values, limit = 100 * values / limit, np.full_like(limit, 100)
     there = np.isfinite(values).any(axis=1)
-    need(run, field, bool(there.any()))
+    require_values(run, field, bool(there.any()))
     rounds, values, allowed = run.rounds[there], values[there], limit[there, 0]
-    title = FIELDS[field] + " of a device"
-    scale, unit = unit_of(field, float(np.nanmax([np.nanmax(values), *allowed])))
-    if own:
+    title = f"{FIELDS[field]} per device"
+    scale, unit = scale_of(field, float(np.nanmax([np.nanmax(values), *allowed])))
+    if differ:
         scale, unit = 1.0, ", % of its budget"
     figure, axes = new_figure(HALF, row_height(len(run.devices)), title + unit)
     low, middle, high = (np.nanquantile(values, q, axis=1) / scale for q in (0, 0.5, 1))
     axes.fill_between(rounds, low, high, color=SERIES[0], alpha=0.16, linewidth=0)
-    line(axes, rounds, middle, SERIES[0])
+    draw_line(axes, rounds, middle, SERIES[0])
     axes.plot(rounds, high, color=SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
     most = "slowest" if field == "latency_s" else "most"
     labels = [
@@ -176,7 +175,7 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     ]
     known = allowed[np.isfinite(allowed)] / scale
     if known.size:
-        edges = np.concatenate((rounds[:1] - 1, rounds, rounds[-1:] + 1))  # beyond the axis, so that it ends nowhere
+        edges = np.concatenate((rounds[:1] - 1, rounds, rounds[-1:] + 1))  # extend it beyond the axis
         axes.step(edges, np.pad(allowed / scale, 1, mode="edge"), where="mid", color=SERIES[1], linewidth=1.6)
         labels.append(EndLabel(float(rounds[-1]), float(known[-1]), LIMITS[field], SERIES[1]))
     axes.set_ylim(0, 1.08 * float(np.max([*high, *known])) or 1.0)
@@ -185,16 +184,14 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     return figure
 
 
-def need(run: RunLog, field: str, there: bool) -> None:
-    """Raise unless there is something to draw."""
+def require_values(run: RunLog, field: str, there: bool) -> None:
+    """Raise if a run has no values of a field."""
     if not there:
-        raise ConfigError(
-            f"The run {run.name!r} has no {field!r} to draw. Latency, energy and share need a [radio] section."
-        )
+        raise ConfigError(f"run {run.name!r} has no {field!r} to draw. Latency, energy and share need a radio section.")
 
 
-def unit_of(field: str, top: float) -> tuple[float, str]:
-    """Return the scale of a field whose largest value is ``top``, and its unit as the end of a title."""
+def scale_of(field: str, top: float) -> tuple[float, str]:
+    """Return the scale of a field whose largest value is ``top``, and its unit as a suffix of the title."""
     if field not in SCALES:
         return 1.0, ""
     scale, unit = SCALES[field](top)

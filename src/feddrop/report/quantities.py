@@ -1,11 +1,11 @@
-"""Numbers as people read them: bytes, seconds, joules and percent with a unit that fits."""
+"""Format numbers for people: bytes, seconds, joules, watts, hertz and percent in a suitable unit."""
 
 from __future__ import annotations
 
 import math
 
 Scale = tuple[float, str]
-"""What to divide by, and the unit that remains."""
+"""A divisor, and the unit of the quotient."""
 
 _BYTES: tuple[Scale, ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _SECONDS: tuple[Scale, ...] = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
@@ -14,8 +14,8 @@ _JOULES: tuple[Scale, ...] = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")
 _WATTS: tuple[Scale, ...] = ((1e3, "kW"), (1.0, "W"), (1e-3, "mW"), (1e-6, "µW"))
 _HERTZ: tuple[Scale, ...] = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
 
-NOTHING = "–"
-"""What stands where there is no number."""
+UNKNOWN = "–"
+"""Shown instead of an unknown number."""
 
 
 def byte_scale(top: float) -> Scale:
@@ -70,13 +70,13 @@ def in_hertz(value: float) -> str:
 
 def in_percent(fraction: float, digits: int = 1) -> str:
     """Write a fraction as percent: ``94.2 %``."""
-    return f"{100 * fraction:z.{digits}f} %" if math.isfinite(fraction) else NOTHING
+    return f"{100 * fraction:z.{digits}f} %" if math.isfinite(fraction) else UNKNOWN
 
 
-def plain(value: float) -> str:
-    """Write a number to three significant digits or to the unit; with an exponent below 0.0001 and from a billion."""
+def in_digits(value: float) -> str:
+    """Write a number with three significant digits or as an integer; below 0.0001 and from 1e9 with an exponent."""
     if not math.isfinite(value):
-        return NOTHING
+        return UNKNOWN
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(float(f"{value:.3g}"))))  # rounded first: 0.9999 is 1.00
@@ -92,10 +92,10 @@ def _fit(top: float, scales: tuple[Scale, ...]) -> Scale:
 
 def _write(value: float, scale: Scale) -> str:
     if not math.isfinite(value):
-        return NOTHING
-    return f"{plain(value / scale[0])} {scale[1]}"
+        return UNKNOWN
+    return f"{in_digits(value / scale[0])} {scale[1]}"
 
 
 def how_many(number: int, word: str, plural: str = "s") -> str:
-    """Write how many there are of something: "1 round", "2,000 rounds"."""
+    """Write a count with its noun: "1 round", "2,000 rounds"."""
     return f"{number:,} {word}{plural if number != 1 else ''}"

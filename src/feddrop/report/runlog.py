@@ -1,7 +1,7 @@
-"""What a run did, as arrays: what the report, the figures and a notebook read.
+"""A run as arrays, for the report, the figures and notebooks.
 
-Devices may come and go between rounds, so everything by device is aligned by device id: ``[rounds, devices]``, with NaN
-(or an empty word) where a device was not there.
+Devices may join and leave between rounds, so arrays are aligned by device id: ``[rounds, devices]``, with NaN or an
+empty string where a device was absent.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
-DEVICE_WORDS = ("binding", "status", "wire")
+DEVICE_WORDS = ("binding", "status", "dtype")
 FULL_VALUE_BYTES = 4
-"""A full model is counted as float32."""
+"""Full models are counted as float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -38,22 +38,22 @@ class RunLog:
 
     Attributes:
         name: name of the run folder.
-        config: the run's configuration, section by section.
-        info: facts about the run and its machine (``run.json``); empty if the folder has none.
+        config: the configuration, section by section.
+        info: facts about the run and its machine, from ``run.json``; empty if the folder has no such file.
         rounds: round numbers, ``[R]``.
         devices: device ids, ``[K]``.
-        by_round: ``[R]`` each of :data:`ROUND_FIELDS`; NaN where absent.
-        by_device: ``[R, K]`` each of :data:`DEVICE_FIELDS`; NaN where absent.
-        words: ``[R, K]`` each of :data:`DEVICE_WORDS`; empty where absent. The status is ``"ok"``, ``"left out"`` or
-            ``"refused"``.
-        refusals: why updates were refused, shortened, and how often.
-        deadline_s: the deadline asked for; NaN if there is none.
-        budget_j: energy budget of each device, ``[K]``; NaN if there is none.
-        class_counts: samples by data partition and class, ``[partitions, classes]``, or None if unknown.
-        class_names: a name for every class; empty if unknown.
-        metrics: ``[R]`` each of the run's own metrics, by name; NaN where absent.
-        suspicious: ``[R, K]``, which updates were marked as suspicious.
-        suspicions: why they were, shortened, and how often.
+        by_round: one array ``[R]`` per field of :data:`ROUND_FIELDS`; NaN where absent.
+        by_device: one array ``[R, K]`` per field of :data:`DEVICE_FIELDS`; NaN where absent.
+        words: one array ``[R, K]`` per field of :data:`DEVICE_WORDS`; empty where absent. The status is ``"ok"``,
+            ``"left out"`` or ``"refused"``.
+        refusals: how often updates were refused, by (shortened) reason.
+        deadline_s: the configured deadline; NaN without one.
+        budget_j: energy budget of each device, ``[K]``; NaN without one.
+        class_counts: samples per device and class, ``[devices, classes]``; None if unknown.
+        class_names: one name per class; empty if unknown.
+        metrics: one array ``[R]`` per custom metric, by name; NaN where absent.
+        suspicious: which updates were marked as suspicious, ``[R, K]``.
+        suspicions: how often updates were marked, by (shortened) reason.
     """
 
     name: str
@@ -77,26 +77,26 @@ class RunLog:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
 
     def series(self, key: str) -> Floats:
-        """Return one of :data:`ROUND_FIELDS`, or the own metric ``"metrics.NAME"``, ``[R]``; NaN where absent."""
+        """Return one of :data:`ROUND_FIELDS` or the custom metric ``"metrics.NAME"``, ``[R]``; NaN where absent."""
         if key.startswith("metrics."):
             return self.metrics.get(key.removeprefix("metrics."), np.full(len(self.rounds), np.nan))
         return self.by_round[key]
 
     @property
     def diverged(self) -> npt.NDArray[np.bool_]:
-        """The rounds in which training ran away, ``[R]``: the test loss was far above the training loss."""
+        """The rounds in which training diverged, ``[R]``: the test loss was far above the training loss."""
         train, test = self.by_round["train_loss"], self.by_round["test_loss"]
         return test > GROWN * np.fmax(1.0, train)
 
     @property
     def population(self) -> int:
-        """Devices in all, whether or not they ever took part."""
+        """Number of all devices, including those that never took part."""
         samples = self.info.get("samples")
         return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
 
     @property
     def has_absences(self) -> bool:
-        """Whether a device was absent from a round that it was not left out of by the allocator."""
+        """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
     @property
@@ -111,7 +111,7 @@ class RunLog:
 
     @property
     def full_traffic(self) -> Floats:
-        """Bytes of each round, ``[R]``, with full float32 models; NaN if its size is unknown."""
+        """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")
         if parameters is None:
             return np.full(len(self.rounds), np.nan)
@@ -120,48 +120,48 @@ class RunLog:
 
     @property
     def active(self) -> npt.NDArray[np.bool_]:
-        """Which device took part in which round, ``[R, K]``: there, and not left out."""
+        """Which device took part in which round, ``[R, K]``: present and not left out."""
         status = self.words["status"]
         return np.asarray((status != "") & (status != "left out"))
 
     def values(self, field: str) -> Floats:
-        """Return one of :data:`DEVICE_FIELDS` of the devices that took part, ``[R, K]``, NaN elsewhere."""
+        """Return one of :data:`DEVICE_FIELDS` for the devices that took part, ``[R, K]``; NaN elsewhere."""
         return np.where(self.active, self.by_device[field], np.nan)
 
     def limit(self, field: str) -> Floats:
-        """Return what a field must not exceed, ``[R, K]``: deadline in force, energy budget, or NaN for no limit."""
+        """Return the limit of a field, ``[R, K]``: the deadline in force or the energy budget; NaN for no limit."""
         limits = {"latency_s": self.deadlines[:, None], "energy_j": self.budget_j}
         limit = limits.get(field.removeprefix("measured_"), np.asarray(np.nan))
         return np.broadcast_to(limit, (len(self.rounds), len(self.devices)))
 
     @property
     def deadlines(self) -> Floats:
-        """The deadline in force in each round, ``[R]``: longer than asked for where the policy stretched it."""
-        told = self.by_round["deadline_s"]
-        return np.where(np.isfinite(told), told, self.deadline_s)
+        """The deadline in force in each round, ``[R]``: longer than configured where the policy extended it."""
+        recorded = self.by_round["deadline_s"]
+        return np.where(np.isfinite(recorded), recorded, self.deadline_s)
 
     def measured_over_formula(self, field: str) -> Floats:
-        """Return measured ``latency_s`` or ``energy_j`` over that of the paper's formula, ``[R, K]``; NaN if unknown.
+        """Return the ratio of measured ``latency_s`` or ``energy_j`` to the paper's formula, ``[R, K]``; or NaN.
 
-        The field itself holds the one that the run counts by; the other stands beside it under its own name.
+        The field holds the one that the run uses; the other has the prefix ``measured_`` or ``formula_``.
         """
-        counted, measured = self.by_device[field], self.by_device[f"measured_{field}"]
-        return np.where(np.isfinite(measured), measured / counted, counted / self.by_device[f"formula_{field}"])
+        used, measured = self.by_device[field], self.by_device[f"measured_{field}"]
+        return np.where(np.isfinite(measured), measured / used, used / self.by_device[f"formula_{field}"])
 
     @property
     def mean_rate(self) -> float:
-        """Mean rate over all devices and rounds; NaN if there is none."""
+        """Mean rate over all devices and rounds; NaN if no rate is known."""
         rates = self.values("rate")[np.isfinite(self.values("rate"))]
         return float(rates.mean()) if rates.size else float("nan")
 
     @property
     def saving(self) -> float:
-        """Fraction of bytes saved against full float32 models; NaN if their size is unknown."""
+        """Fraction of bytes saved compared with full float32 models; NaN if their size is unknown."""
         full = float(self.full_traffic.sum())
         return 1 - float(self.traffic.sum()) / full if full > 0 else float("nan")
 
     def last(self, key: str) -> float:
-        """Return the last value of a series; NaN if there is none."""
+        """Return the last known value of a series; NaN if no value is known."""
         values = self.series(key)
         known = values[np.isfinite(values)]
         return float(known[-1]) if known.size else float("nan")

@@ -1,8 +1,8 @@
-"""How every figure looks, and how it becomes SVG that follows the page into the dark and onto paper.
+"""The style of all figures, and their conversion to SVG that follows the page's light or dark theme.
 
-Figures are drawn in the light colours below. In the page each of these becomes a CSS variable with a light and a dark
-value, so one drawing serves both. Both palettes keep their colours apart under protanopia, deuteranopia and tritanopia
-(a test measures it). Matplotlib is imported only when something is drawn.
+Figures are drawn in the light colours below. In the page, each becomes a CSS variable with a light and a dark value.
+Both palettes remain distinguishable under protanopia, deuteranopia and tritanopia (tested). Matplotlib is imported only
+to draw.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
 SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
 DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
 MAP, OVER = "#3b7ddd", "#d9730d"
-"""Colours inside images, which cannot follow the page: readable on light and dark."""
+"""Colours inside images, which cannot follow the theme: readable on light and dark."""
 
 BINDINGS = {
     "deadline": MAP,
@@ -38,16 +38,16 @@ BINDINGS = {
     "left out": "#30343a",
     "absent": "#d5d8dd",
 }
-"""Every word of the allocator for what holds a device, with the one colour that it has wherever it is drawn."""
+"""The colour of every binding limit that the allocator reports, the same in all figures."""
 
 HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1
-"""Widths of a figure, in inches (one column of the page, and both), and its height."""
+"""Width of a figure over one column and over both columns of the page, and its height, in inches."""
 
 TEXT = 10.0
 """Size of all text, in points."""
 
 PIXELS = 1.36
-"""Pixels of the page for one point of a figure, where there is room: text is then as large as the captions."""
+"""Pixels of the page per point of a figure at full size: text is then as large as the captions."""
 
 LONGEST_LABEL = 28
 FEW_POINTS = 40
@@ -70,13 +70,13 @@ class EndLabel(NamedTuple):
 
 @cache
 def figure_class() -> type[Figure]:
-    """Return Matplotlib's Figure, saved with fonts that journals take and shown by a notebook that is given it."""
+    """Return a subclass of Matplotlib's Figure that notebooks display and that saves with TrueType fonts."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    class OwnFigure(Figure):
+    class ReportFigure(Figure):
         def savefig(self, *args: Any, **options: Any) -> None:
-            """Save as Matplotlib does, with TrueType fonts in PDF and PostScript, whatever the user's settings are."""
+            """Save with TrueType fonts in PDF and PostScript, as journals require, whatever the user's settings."""
             with matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
                 super().savefig(*args, **options)
 
@@ -85,16 +85,16 @@ def figure_class() -> type[Figure]:
             self.savefig(drawn, format="svg")
             return drawn.getvalue()
 
-    return OwnFigure
+    return ReportFigure
 
 
 def blank_figure(width: float, height: float, dpi: float = 200) -> Figure:
-    """Make an empty figure of this size, in inches."""
+    """Return an empty figure of this size, in inches."""
     return figure_class()(figsize=(width, height), dpi=dpi, layout="constrained", facecolor=SURFACE)
 
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """Make a figure of this size (inches) with one bare axes; ``title`` says what is drawn, in which unit."""
+    """Return a figure of this size (inches) with one axes; ``title`` names the quantity and its unit."""
     figure = blank_figure(width, height)
     axes = figure.add_subplot()
     soften(axes)
@@ -103,12 +103,12 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def row_height(devices: int) -> float:
-    """Return the height, in inches, of a map of so many devices, and so of the figure beside it."""
+    """Return the height, in inches, of a map of this many devices and of the figure beside it."""
     return float(np.clip(1.0 + 0.21 * devices, HEIGHT, 4.2))
 
 
 def soften(axes: Axes) -> None:
-    """Leave of an axes what helps reading: quiet horizontal lines, a base line and the numbers."""
+    """Reduce an axes to light horizontal grid lines, a base line and the tick labels."""
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
@@ -119,7 +119,7 @@ def soften(axes: Axes) -> None:
 
 
 def round_axis(axes: Axes, rounds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-    """Make the horizontal axis one of rounds, as wide as they are and a little more."""
+    """Set up the x-axis for these rounds, with a small margin."""
     whole_ticks(axes)
     first, last = float(rounds[0]), float(rounds[-1])
     room = min(0.5, 0.015 * (last - first)) or 0.5
@@ -127,7 +127,7 @@ def round_axis(axes: Axes, rounds: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 
 
 def number_devices(axes: Axes, devices: np.ndarray[tuple[int], np.dtype[np.int64]], side: str = "x") -> None:
-    """Label places 0, 1, ... of an axis with device ids: all when they fit, else evenly chosen ones."""
+    """Label positions 0, 1, ... of an axis with device ids: all if they fit, else evenly spaced ones."""
     steps = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
     step = 1 if len(devices) <= 20 else next((step for step in steps if 13 * step >= len(devices)), 10_000)
     place = np.arange(0, len(devices), step)
@@ -137,7 +137,7 @@ def number_devices(axes: Axes, devices: np.ndarray[tuple[int], np.dtype[np.int64
 
 
 def whole_ticks(axes: Axes, label: str = "round", side: str = "x") -> None:
-    """Number the horizontal axis in whole steps, or the one at ``side``."""
+    """Use integer ticks on the x-axis, or on the axis named by ``side``."""
     from matplotlib.ticker import MaxNLocator
 
     axis = axes.yaxis if side == "y" else axes.xaxis
@@ -145,7 +145,7 @@ def whole_ticks(axes: Axes, label: str = "round", side: str = "x") -> None:
     axis.set_label_text(label, fontsize=TEXT, color=MUTED)
 
 
-def line(
+def draw_line(
     axes: Axes,
     x: np.ndarray[Any, np.dtype[Any]],
     y: np.ndarray[Any, np.dtype[Any]],
@@ -153,23 +153,23 @@ def line(
     dash: object = "solid",
     marker: str = "o",
 ) -> None:
-    """Draw a line; few points are marked."""
+    """Draw a line, with markers if it has few points."""
     shape = marker if len(x) <= FEW_POINTS else None
     axes.plot(x, y, color=colour, linewidth=2, linestyle=dash, marker=shape, ms=4, solid_capstyle="round")
 
 
 def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:
-    """Write each label right of where the longest line ends, moved apart where they would touch.
+    """Write each label to the right of the longest line's end, moved apart where labels would overlap.
 
-    A line that ends earlier is led to its label by dots.
+    A line that ends earlier is connected to its label by dots.
     """
     if not labels:
         return
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     end = max(label.x for label in labels)
-    points = 72 * (inches(axes) - 0.75)
+    points = 72 * (figure_height(axes) - 0.75)
     wanted = np.array([(label.y - low) / (high - low) * points for label in labels])
-    for label, at, to in zip(labels, wanted, spread(wanted, 1.25 * TEXT), strict=True):
+    for label, at, to in zip(labels, wanted, spread_labels(wanted, 1.25 * TEXT), strict=True):
         if end - label.x > 0.01 * (right - left):
             axes.plot([label.x, end], [label.y] * 2, color=label.colour, linewidth=1, linestyle=(0, (1, 3)))
         axes.annotate(
@@ -188,19 +188,19 @@ def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:
     axes.set_ylim(low, high)
 
 
-def inches(axes: Axes) -> float:
+def figure_height(axes: Axes) -> float:
     """Return the height of the figure that holds an axes."""
     root = axes.get_figure(root=True)
     return root.get_figheight() if root is not None else HEIGHT
 
 
-def spread(wanted: np.ndarray[tuple[int], np.dtype[np.float64]], gap: float) -> list[float]:
-    """Return positions in the same order, ``gap`` apart and not below zero, near where they were wanted.
+def spread_labels(wanted: np.ndarray[tuple[int], np.dtype[np.float64]], gap: float) -> list[float]:
+    """Return positions near the wanted ones, in the same order, at least ``gap`` apart and not below zero.
 
-    Those that would touch form a group around their common middle.
+    Labels that would overlap are spread around their common mean.
     """
     order = np.argsort(wanted, kind="stable")
-    groups: list[tuple[float, list[int]]] = []  # middle, members from low to high
+    groups: list[tuple[float, list[int]]] = []  # mean, members in ascending order
     for i in order:
         middle, members = float(wanted[i]), [int(i)]
         while groups and middle - groups[-1][0] < gap * (len(members) + len(groups[-1][1])) / 2:
@@ -217,10 +217,10 @@ def spread(wanted: np.ndarray[tuple[int], np.dtype[np.float64]], gap: float) -> 
 
 
 def to_svg(name: str, draw: Callable[[], Figure]) -> str:
-    """Draw a figure as SVG for inlining in a page: themed by CSS variables, real text, every id starting with ``name``.
+    """Draw a figure as inline SVG: colours as CSS variables, text as text, ids prefixed with ``name``.
 
-    Matplotlib's own defaults hold while drawing, whatever the user's settings are: the same run gives the same bytes.
-    The text is written by ElementTree, so no label can leave its place.
+    Matplotlib's defaults apply while drawing, not the user's settings: the same run gives the same bytes. ElementTree
+    escapes the text, so that labels cannot inject markup.
     """
     import matplotlib
 
@@ -228,7 +228,7 @@ def to_svg(name: str, draw: Callable[[], Figure]) -> str:
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.sans-serif": ["DejaVu Sans"]})
-        # The browser draws the text with its own fonts: what Matplotlib's font lacks does not matter.
+        # The browser draws the text, so glyphs missing from Matplotlib's font do not matter.
         warnings.filterwarnings("ignore", message="Glyph")
         draw().savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(drawn.getvalue())  # noqa: S314
@@ -238,14 +238,14 @@ def to_svg(name: str, draw: Callable[[], Figure]) -> str:
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
-        named = {key.rpartition("}")[2]: _restyle(key, value, name) for key, value in element.attrib.items()}
+        renamed = {key.rpartition("}")[2]: _restyle(key, value, name) for key, value in element.attrib.items()}
         if element.tag in ("g", "image"):
-            named.pop("id", None)  # nothing refers to these
-        element.attrib = named
+            renamed.pop("id", None)  # never referenced
+        element.attrib = renamed
     for size in ("width", "height"):
         root.attrib.pop(size)
     root.attrib["style"] = f"--natural: {float(root.attrib['viewBox'].split()[2]) * PIXELS:.0f}px"
-    root.attrib["aria-hidden"] = "true"  # the caption beside it speaks
+    root.attrib["aria-hidden"] = "true"  # the caption describes it
     return re.sub(r">\s+<", "><", ET.tostring(root, encoding="unicode"))
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report: every round, every device, and the settings."""
+"""The tables of the report: rounds, devices and settings."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from typing import Any
 
 import numpy as np
 
+from feddrop.config.execution import DTYPES
+from feddrop.config.parsing import flat
 from feddrop.errors import clean
-from feddrop.radio.wires import ERRORS
-from feddrop.report.groups import flat
 from feddrop.report.html import Html, el, table
-from feddrop.report.maps import HOLDS
-from feddrop.report.quantities import NOTHING, in_bytes, in_hertz, in_joules, in_percent, in_seconds, in_watts, plain
+from feddrop.report.maps import CONSTRAINTS
+from feddrop.report.quantities import (
+    UNKNOWN,
+    in_bytes,
+    in_digits,
+    in_hertz,
+    in_joules,
+    in_percent,
+    in_seconds,
+    in_watts,
+)
 from feddrop.report.runlog import Floats, RunLog
 
 MOST_ROWS = 1_000
-"""A longer table shows every n-th row."""
+"""Longer tables show every n-th row."""
 
 _WRITE = {"tx_power_w": in_watts, "cpu_hz": in_hertz}
 
 
 def round_table(run: RunLog) -> Html:
-    """Return one row a round."""
+    """Return a table with one row per round."""
     radio = ["latency", "energy"] if run.has_radio else []
     accuracy = ["accuracy"] if np.isfinite(run.by_round["test_accuracy"]).any() else []
     head = ["round", *accuracy, "test loss", "training loss", *run.metrics]
@@ -35,13 +44,13 @@ def round_table(run: RunLog) -> Html:
             [
                 run.rounds[r],
                 *([in_percent(at["test_accuracy"], 2)] if accuracy else []),
-                plain(at["test_loss"]),
-                plain(at["train_loss"]),
-                *(plain(float(values[r])) for values in run.metrics.values()),
+                in_digits(at["test_loss"]),
+                in_digits(at["train_loss"]),
+                *(in_digits(float(values[r])) for values in run.metrics.values()),
                 *([there[r]] if run.has_absences else []),
                 in_bytes(at["push_bytes"]),
                 in_bytes(at["pull_bytes"]),
-                plain(_mean(rates[r])),
+                in_digits(_mean(rates[r])),
                 *([in_seconds(at["latency_s"]), in_joules(at["energy_j"])] if radio else []),
                 in_seconds(at["wall_s"]),
             ]
@@ -50,9 +59,9 @@ def round_table(run: RunLog) -> Html:
 
 
 def device_table(run: RunLog) -> Html:
-    """Return one row a device."""
-    bindings = [word for word in HOLDS if (run.words["binding"] == word).any()]
-    wires = [word for word in ERRORS if (run.words["wire"] == word).any()]
+    """Return a table with one row per device."""
+    bindings = [word for word in CONSTRAINTS if (run.words["binding"] == word).any()]
+    dtypes = [word for word in DTYPES if (run.words["dtype"] == word).any()]
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
     settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
     marked = ["suspicious"] if run.suspicious.any() else []
@@ -64,39 +73,39 @@ def device_table(run: RunLog) -> Html:
         of = {key: values[:, k] for key, values in run.by_device.items()}
         status, binding = run.words["status"][:, k], run.words["binding"][:, k]
         samples = of["samples"][np.isfinite(of["samples"])]
-        costs = [plain(_mean(of["share"])), in_seconds(_mean(of["latency_s"])), in_joules(_mean(of["energy_j"]))]
+        costs = [in_digits(_mean(of["share"])), in_seconds(_mean(of["latency_s"])), in_joules(_mean(of["energy_j"]))]
         rows.append(
             [
                 run.devices[k],
-                f"{samples[-1]:,.0f}" if samples.size else NOTHING,
+                f"{samples[-1]:,.0f}" if samples.size else UNKNOWN,
                 active[:, k].sum(),
                 (status == "left out").sum(),
                 (status == "refused").sum(),
                 *([run.suspicious[:, k].sum()] if marked else []),
-                plain(_mean(rates[:, k])),
+                in_digits(_mean(rates[:, k])),
                 in_bytes(float(np.nansum(of["push_bytes"]))),
                 in_bytes(float(np.nansum(of["pull_bytes"]))),
                 *(costs if radio else []),
                 *(_WRITE[key](_mean(of[key])) for key in settings_),
                 *((binding == word).sum() for word in bindings),
-                *((run.words["wire"][:, k] == word).sum() for word in wires),
+                *((run.words["dtype"][:, k] == word).sum() for word in dtypes),
             ]
         )
-    return table([*head, *(f"bound by {word}" for word in bindings), *(f"as {word}" for word in wires)], rows)
+    return table([*head, *(f"bound by {word}" for word in bindings), *(f"as {word}" for word in dtypes)], rows)
 
 
-def settings(title: str, values: Mapping[str, Any]) -> Html:
-    """Return a panel of settings, key by key."""
-    pairs = [part for key, value in flat(values).items() for part in (el("dt", key), el("dd", show(value)))]
+def settings_panel(title: str, values: Mapping[str, Any]) -> Html:
+    """Return a panel of settings by dotted key."""
+    pairs = [part for key, value in flat(values).items() for part in (el("dt", key), el("dd", setting_text(value)))]
     return el("div", el("h3", title), el("dl", *pairs), class_="panel")
 
 
-def show(value: object) -> str:
-    """Write a setting as TOML does, near enough; a long list is cut."""
+def setting_text(value: object) -> str:
+    """Write a setting much as in TOML; a long list is truncated."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(show(item) for item in value[:40])}{', …' * (len(value) > 40)}]"
+        return f"[{', '.join(setting_text(item) for item in value[:40])}{', …' * (len(value) > 40)}]"
     return clean(value, 500) or '""'
 
 

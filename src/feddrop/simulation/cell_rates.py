@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Allocation, AnyProblem, allocate, refit
+from feddrop.allocation import Allocation, AnyProblem, allocate, refit, scheme_named
 from feddrop.config import Radio
 from feddrop.errors import ConfigError
-from feddrop.radio import Cell, Channels, Measured, covering
+from feddrop.radio import Cell, Channels, MeasuredGains, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
 from feddrop.radio.cost import Cost
-from feddrop.radio.wires import AUTO, ERRORS, choose_wires
+from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
 from feddrop.seeds import derive
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
@@ -49,7 +49,7 @@ class CellRates:
         participation: Roster,
         seed: int,
         fixed: Sequence[float] | None = None,
-        gains: Measured | None = None,
+        gains: MeasuredGains | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
@@ -81,7 +81,7 @@ class CellRates:
             return self._tight(round_, channels, dtypes)
 
         count, given = self.cell.devices, self._work.dtype
-        dtypes, allocation = choose_wires(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
+        dtypes, allocation = choose_dtypes(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
         self._last = (round_, allocation)
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
         chosen = self._chosen(allocation, channels)
@@ -144,14 +144,8 @@ class CellRates:
         return replace(channels, present=present & channels.present)
 
     def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
-        return allocate(
-            problem,
-            self._radio.band_scheme,
-            policy=self._radio.policy,
-            seed=derive(self._seed, "shares", round_),
-            rate=self._fixed,
-            warm=self._last[1] if self._last else None,
-        )
+        scheme = scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
+        return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, dtypes: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:
         """Return the figures of the full model, valid while the rate of each device is at most its top."""

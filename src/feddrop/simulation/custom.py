@@ -14,14 +14,14 @@ from feddrop.data import Dataset
 from feddrop.executors import ExecutorFactory
 from feddrop.learning.local import Loss
 from feddrop.methods.method import MethodFactory
-from feddrop.radio import Measured
+from feddrop.radio import MeasuredGains
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.schemes import RateScheme, Workload
 
 Network = nn.Module | Callable[[int], nn.Module]
 """A custom network, or a function from a seed to one."""
-Gains = Measured | npt.ArrayLike
-"""Measured gains, or power gains |h|² as an array ``[rounds, devices]``."""
+Gains = MeasuredGains | npt.ArrayLike
+"""MeasuredGains gains, or power gains |h|² as an array ``[rounds, devices]``."""
 SchemeFactory = Callable[[Workload, Roster], RateScheme]
 """Builds a custom scheme."""
 

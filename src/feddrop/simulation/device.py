@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from feddrop import wire
 from feddrop.errors import FeddropError, FrameError
 from feddrop.executors.executor import Reply
-from feddrop.learning.batches import Inputs, LocalBatches, taken
+from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate
 from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
@@ -165,7 +165,7 @@ class Device:
         samples, where = self.task.samples, self.task.torch_device
         stop = min(start + TEST_CHUNK, len(samples.test_y))
         cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
-        batches = ((taken(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
+        batches = ((take_samples(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
         with self._own_draws():
             self._seed(derive(self.task.setup.seed, "test", start))
             return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})

@@ -20,6 +20,10 @@ _LAST = 2**62
 class Roster:
     """Chooses the devices of a round, as a function of the seed and the round alone.
 
+    Attributes:
+        most: the largest number of devices in a round.
+        everyone: whether all devices take part in every round.
+
     Args:
         config: how many devices take part, and when each is available.
         devices: number of devices.
@@ -30,16 +34,8 @@ class Roster:
         self._devices, self._seed = devices, seed
         self._count = config.count or (max(1, math.floor(config.share * devices + 0.5)) if config.share else devices)
         self._spans = _read_spans(Path(config.availability), devices) if config.availability else None
-
-    @property
-    def most(self) -> int:
-        """The largest number of devices in a round."""
-        return min(self._count, self._devices)
-
-    @property
-    def everyone(self) -> bool:
-        """Whether all devices take part in every round."""
-        return self._spans is None and self._count >= self._devices
+        self.most = min(self._count, devices)
+        self.everyone = self._spans is None and self._count >= devices
 
     def first_empty_round(self, rounds: int) -> int | None:
         """Return the first of so many rounds in which no device is available."""

@@ -48,11 +48,11 @@ def fixed_scheme_has_a_rate(config: RunConfig) -> Iterator[str]:
 
 def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
     """The dtype ``"auto"`` needs a cell whose rates depend on the size of frames."""
-    radio, use = config.radio, 'Use "float32", "float16" or "int8".'
+    radio, use = config.radio, 'Otherwise use "float32", "float16" or "int8".'
     if config.execution.dtype != AUTO:
         return
     if radio is None:
-        yield f'execution.dtype is "auto", which lets the cell choose; without a [radio] section there is no cell. {use}'
+        yield f'execution.dtype is "auto", which lets the cell choose, but there is no [radio] section. Add one. {use}'
     elif radio.costs == "formula" or radio.scheme in ("fixed", "none"):
         why = f"radio.costs is {radio.costs!r}" if radio.costs == "formula" else f"radio.scheme is {radio.scheme!r}"
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
@@ -92,20 +92,21 @@ def functions_can_be_called(custom: CustomObjects) -> Iterator[str]:
 
 def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
     """The data are a Dataset."""
-    if custom.dataset is not None and not isinstance(custom.dataset, Dataset):
+    given: Any = custom.dataset
+    if given is not None and not isinstance(given, Dataset):
         yield (
-            f"dataset is {shortened(custom.dataset)}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
+            f"dataset is {shortened(given)}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
             "feddrop.from_dataset return. To use one of feddrop's by name, set data.name."
         )
 
 
 def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
     """Metrics are functions by name, and the names are free."""
-    metrics = custom.metrics or {}
+    metrics: Any = custom.metrics or {}
     if not isinstance(metrics, Mapping) or not all(
         isinstance(name, str) and callable(metrics[name]) for name in metrics
     ):
-        yield f'metrics is {shortened(metrics)}; it must be functions (outputs, targets) -> mean by name: {{"top5": top5}}.'
+        yield f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> mean."
         return
     taken = {"loss", "mean_rate", *(item.name for item in fields(RoundRecord))}
     for name in metrics:
@@ -270,15 +271,18 @@ def check(run: Prepared) -> None:
     _raise_first(problem for one in RUN_CHECKS for problem in one(run))
 
 
-def notices(run: Prepared) -> Iterator[str]:
-    """Yield one line per thing that works but is probably not intended."""
-    gains = run.gains
-    yield from run.config.notices()
-    yield from run.custom.notices(run.config, getattr(run.scheme, "takes", ()))
-    yield gains.note(run.config.rounds) if gains else ""
-    yield run.task.setup.blueprint().note()
-    yield single_sample_notice(run.task.setup, run.dataset, run.samples)
-    yield run.flops.note() if run.config.radio else ""
+def notices(run: Prepared) -> list[str]:
+    """Return one line per thing that works but is probably not intended."""
+    setup, gains = run.task.setup, run.gains
+    lines = [
+        *run.config.notices(),
+        *run.custom.notices(run.config, getattr(run.scheme, "takes", ())),
+        gains.note(run.config.rounds) if gains else "",
+        setup.blueprint().note(),
+        single_sample_notice(setup, run.dataset, run.samples),
+        run.flops.note() if run.config.radio else "",
+    ]
+    return [line for line in lines if line]
 
 
 def _raise_first(problems: Iterator[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -17,11 +18,11 @@ from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.means import MeanConfig
-from feddrop.methods import checked, factory_of
+from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
-from feddrop.radio import Measured, gains_from
+from feddrop.radio import MeasuredGains, gains_from
 from feddrop.seeds import derive
 from feddrop.simulation import preflight
 from feddrop.simulation.cell_rates import CellRates
@@ -52,6 +53,7 @@ class Prepared:
         scheme: chooses their rates.
         params: the initial network.
         state: the method's initial state.
+        gains: the measured gains of the cell, if it has any.
     """
 
     config: RunConfig
@@ -66,17 +68,12 @@ class Prepared:
     scheme: RateScheme
     params: Params
     state: State
+    gains: MeasuredGains | None
 
     @property
     def model(self) -> nn.Module:
         """The network, as a template: it is never trained itself."""
         return self.task.setup.model
-
-    @property
-    def gains(self) -> Measured | None:
-        """The measured gains of the cell, if it has any."""
-        fading = self.scheme.cell.fading if isinstance(self.scheme, CellRates) else None
-        return fading if isinstance(fading, Measured) else None
 
     def start_executor(self) -> Executor:
         """Start the executor, which runs the devices."""
@@ -98,13 +95,15 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     )
     parts, samples = list[npt.NDArray[Any]](), custom.samples
     if samples is None:
-        parts = data.spread(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
+        parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
-    method = checked(task.factory(task.setup), "method")
-    counted = flops.count(task.setup.model, task.setup.example)
+    method = checked_method(task.factory(task.setup), "method")
+    counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
+    scheme = build_scheme(config, custom, work, roster, task.setup.rates)
+    gains = scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -116,12 +115,13 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         method=method,
         flops=counted,
         roster=roster,
-        scheme=build_scheme(config, custom, work, roster, task.setup.rates),
+        scheme=scheme,
         params=params,
         state=checked_state(method.init(params), "init"),
+        gains=gains,
     )
     preflight.check(run)
-    for line in filter(None, preflight.notices(run)):
+    for line in preflight.notices(run):
         log.warning(line)
     return run
 
@@ -140,7 +140,7 @@ def device_task(
     """
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
     given, chosen = custom.model, config.radio is not None or custom.rates is not None
-    network = models.build(config.model, dataset, config.seed) if given is None else models.copied(given, config.seed)
+    network = models.build_model(config.model, dataset, config.seed) if given is None else models.copy_model(given, config.seed)
     parameters.check_learnable(network)
     setup = Setup(
         model=network,
@@ -154,7 +154,7 @@ def device_task(
     )
     return Task(
         setup=setup,
-        factory=custom.method or factory_of(config.method),
+        factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         measures={**measures_for(loss), **(custom.metrics or {})},
@@ -190,6 +190,6 @@ def build_scheme(
         return GivenRates(rates or (), roster)
     fixed = read_rates(config.given_rate, len(work.samples)) if config.radio.scheme == "fixed" else None
     gains = custom.gains
-    if gains is not None and not isinstance(gains, Measured):
+    if gains is not None and not isinstance(gains, MeasuredGains):
         gains = gains_from(gains)
     return CellRates(config.radio, work, roster, config.seed, fixed, gains)

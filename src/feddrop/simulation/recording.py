@@ -79,29 +79,30 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
 
 def facts(run: Prepared, command: str) -> dict[str, Any]:
     """Return what ``run.json`` says about network and data; a resumed run must have the same."""
-    dataset, custom = run.dataset, run.custom.names()
+    dataset, custom, model, gains = run.dataset, run.custom.names(), run.task.setup.model, run.gains
+    classes = dataset.num_classes
     known = dataset.class_names and run.parts and not dataset.train_y.is_floating_point()
-    counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), dataset.num_classes) if known else None
+    counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), classes) if known else None
     return {
         "command": command or ("" if custom else "feddrop run config.toml"),
-        "network": type(run.model).__name__ if "network" in custom else run.config.model.name,
+        "network": type(model).__name__ if "network" in custom else run.config.model.name,
         "data": dataset.name,
         "custom": custom,
         "shapes": {
             "input_shapes": dataset.input_shapes,
             "target_shape": dataset.target_shape,
-            "num_classes": dataset.num_classes,
+            "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
-        "parameters": parameters.count_parameters(run.model),
-        "weights": sum(p.numel() for p in parameters.weights(run.model).values()),
-        "forward_flops": int(run.flops.whole.forward),
+        "parameters": parameters.count_parameters(model),
+        "weights": sum(p.numel() for p in parameters.weights(model).values()),
+        "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),
         "budget_j": run.scheme.budgets(),
         "rates": dict(getattr(run.scheme, "kept_settings", {})),
-        "gains_crc32": gains.crc32() if (gains := run.gains) else None,
+        "gains_crc32": gains.crc32() if gains else None,
         "data_crc32": dataset.crc32(),
         "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
         "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},

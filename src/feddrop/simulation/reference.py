@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.config import Train
-from feddrop.learning.batches import images_last
+from feddrop.learning.batches import channels_last
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.masks import kept_positions
 from feddrop.subnets.parameters import Params, from_model, load_into
@@ -85,7 +85,7 @@ def update(
     for epoch in range(train.epochs):
         order = torch.from_numpy(permutation(derive(device_seed, "order", epoch), len(y)))
         for batch in torch.split(order, train.batch_size):
-            loss = nn.functional.cross_entropy(model(images_last(x[batch])), y[batch])
+            loss = nn.functional.cross_entropy(model(channels_last(x[batch])), y[batch])
             model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():

@@ -17,7 +17,7 @@ from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
-from feddrop.subnets.parameters import Params, with_variances
+from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
@@ -126,7 +126,7 @@ def run_round(
     merged, new_state = method.merge(state, params, watched)
     _check_merged(watched, params, merged)
     done = [devices[number] for number in sorted(devices)]
-    return RoundResult(with_variances(params, merged), checked_state(new_state, "merge"), done)
+    return RoundResult(without_negative_variances(params, merged), checked_state(new_state, "merge"), done)
 
 
 def exchange(

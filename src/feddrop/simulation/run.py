@@ -134,7 +134,7 @@ class Run:
         self.state: State = ready.state
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
-        self._learned = [name for name, p in ready.model.named_parameters() if p.requires_grad]
+        self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
         self._memories = SavedMemories(self._disk.memories)
         facts = recording.facts(ready, command)

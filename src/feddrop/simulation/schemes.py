@@ -64,7 +64,7 @@ class Workload:
         flops: FLOPs per sample, forward and with the backward pass, of a subnet given by the values kept per tensor;
             None for the full network.
         sizes: what a subnet of a given rate holds; None if the method cannot predict it.
-        dtype: how values travel; ``"auto"`` to choose it per device, see :mod:`feddrop.radio.wires`.
+        dtype: how values travel; ``"auto"`` to choose it per device, see :mod:`feddrop.radio.dtypes`.
     """
 
     samples: Sequence[int]

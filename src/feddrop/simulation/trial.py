@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.data import Dataset
-from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_own
+from feddrop.learning.local import Loss, call_model
+from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_custom_loss
 from feddrop.methods.method import Setup
 from feddrop.subnets import probe
+from feddrop.subnets.probe import Example
 
 
 def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, descends: bool) -> None:
@@ -27,13 +28,13 @@ def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, 
     model = probe.twin(setup.model)
     with probe.random_state_kept(model):
         with torch.no_grad():
-            outputs, targets = _outputs(model, dataset, 1)
+            outputs, targets = _outputs(model, setup.example, dataset, 1)
         classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
         check_fit(setup.loss, outputs, targets, classes)
         if setup.loss in LOSSES.values() and not metrics:
             return
-        outputs, targets = _outputs(model, dataset, 2)
-        check_own(setup.loss, outputs, targets, learned=descends)
+        outputs, targets = _outputs(model, setup.example, dataset, 2)
+        check_custom_loss(setup.loss, outputs, targets, learned=descends)
         with torch.no_grad():
             check_metrics(metrics, outputs, targets)
 
@@ -52,7 +53,7 @@ def single_sample_notice(setup: Setup, dataset: Dataset, samples: Sequence[int])
     model = probe.twin(setup.model).train()
     try:
         with torch.no_grad(), probe.random_state_kept(model):
-            _outputs(model, dataset, 1)
+            _outputs(model, setup.example, dataset, 1)
     except Exception as error:  # norms raise errors of various types for one value per channel
         why = "train.batch_size is 1" if setup.train.batch_size == 1 else "they hold one sample"
         return (
@@ -62,7 +63,7 @@ def single_sample_notice(setup: Setup, dataset: Dataset, samples: Sequence[int])
     return ""
 
 
-def _outputs(model: nn.Module, dataset: Dataset, count: int) -> tuple[Any, Tensor]:
+def _outputs(model: nn.Module, example: Example, dataset: Dataset, count: int) -> tuple[Any, Tensor]:
     """Return the network's outputs for the first samples, and their targets."""
     targets = dataset.train_y[:count].to(next(model.parameters()).device)
-    return call(model, probe.samples(model, dataset.example, len(targets))), targets
+    return call_model(model, probe.example_inputs(model, example, len(targets))), targets

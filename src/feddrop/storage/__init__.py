@@ -1,4 +1,4 @@
-"""What a round leaves behind, and the run folder it is left in. Torch and pandas are loaded when they are needed."""
+"""Run folders: records, checkpoints, device memories. Torch and pandas are imported only when needed."""
 
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.load import LoadedRun, export, load_model, load_run

@@ -1,7 +1,7 @@
-"""Tensors on disk under a checksum, and the checkpoints of a run made of them.
+"""Tensors on disk under a checksum, and the checkpoints of a run.
 
-A file is plain safetensors. Its metadata holds what the file is of, and a BLAKE2b digest over every byte of it (the
-place of the digest itself counted as zeros), so that one flipped bit anywhere is found and the file is not used.
+A file is plain safetensors. Its metadata holds short notes and a BLAKE2b digest over every byte of the file (with zeros
+in the digest's own place), so that a single flipped bit is detected and the file is not used.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from torch import Tensor
 
 from feddrop.config.parsing import load_json
 from feddrop.errors import RunError
-from feddrop.storage.files import read_whole, trouble, write_atomically
+from feddrop.storage.files import os_errors, read_whole, write_atomically
 
 KEPT = 2
-"""The last checkpoints that are kept: one may be under way when the process is killed, or be damaged later."""
+"""How many of the last checkpoints are kept: the newest may be incomplete after a kill, or damaged later."""
 
 LAST_ROUND = 10**9
-"""No run goes on for longer: a file that says so is not ours."""
+"""The largest round number; a file that claims a larger one is ignored."""
 
 _DIGITS = 64
 _NAME = re.compile(r"round-(\d{6,10})\.safetensors")
 
 
 class DamagedError(Exception):
-    """A file that is not what was written: cut off, altered, or another one."""
+    """A file is not what was written: truncated, altered, or another file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What is needed to go on after a round.
+    """What a run needs to resume after a round.
 
     Attributes:
         round: the round, from 1.
         groups: tensors by group (``params``, ``state``, ...) and name.
-        notes: short texts that go with them.
+        notes: short texts saved with them.
     """
 
     round: int
@@ -53,42 +53,43 @@ class Checkpoint:
 
 def seal(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:
     """Return tensors and notes as a safetensors file with a digest over every byte."""
-    # Copies: safetensors refuses views, and two names of one tensor.
-    whole = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    data = save(whole, {**notes, "digest": "0" * _DIGITS})
-    at = _place(data, "0" * _DIGITS)
+    # Copies, because safetensors refuses views and tensors under two names.
+    copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    data = save(copies, {**notes, "digest": "0" * _DIGITS})
+    at = _digest_position(data, "0" * _DIGITS)
     return b"".join((data[:at], _digest(data, at).encode(), data[at + _DIGITS :]))
 
 
 def unseal(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and notes of a file.
+    """Return the tensors and notes of a sealed file.
 
     Raises:
-        DamagedError: not a bit is used of a file that differs from what was written.
+        DamagedError: the file differs from what was written.
     """
     try:
-        notes = dict(load_json(data[8 : 8 + _header(data)])["__metadata__"])
+        notes = dict(load_json(data[8 : _header_end(data)])["__metadata__"])
         digest = str(notes.pop("digest"))
-        if len(digest) != _DIGITS or _digest(data, _place(data, digest)) != digest:
-            raise DamagedError("its checksum does not fit")
+        if _digest(data, _digest_position(data, digest)) != digest:
+            raise DamagedError("its checksum does not match")
         return load(data), notes
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"it is not a file of tensors with a checksum ({type(error).__name__})") from None
+        raise DamagedError(f"it is not a safetensors file with a checksum ({type(error).__name__})") from None
 
 
 def read_sealed(path: Path, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file that must have these notes.
+    """Read a sealed file that must carry the given notes.
 
     Raises:
-        DamagedError: the file is not there, not whole, or the file of something else.
-        RunError: the system does not let us read it.
+        DamagedError: the file is missing, damaged, or has other notes.
+        RunError: we have no permission to read it.
     """
-    try:
-        tensors, found = unseal(read_whole(path))
-    except PermissionError as error:
-        raise trouble("read", path, error) from None
-    except OSError as error:
-        raise DamagedError(f"it cannot be read: {error.strerror}") from None
+    with os_errors("read", path):
+        try:
+            tensors, found = unseal(read_whole(path))
+        except PermissionError:  # not damaged: its owner can read it
+            raise
+        except OSError as error:
+            raise DamagedError(f"it cannot be read: {error.strerror}") from None
     for key, value in notes.items():
         if found.get(key) != value:
             raise DamagedError(f"it says {key} {found.get(key)!r:.40}, its name says {value}")
@@ -103,22 +104,22 @@ def save_checkpoint(
     notes: Mapping[str, str] | None = None,
     best: int = 0,
 ) -> set[int]:
-    """Save groups of tensors after a round, and remove what is not needed any more.
+    """Save groups of tensors after a round, and remove the checkpoints that are no longer needed.
 
-    This round, the one before it and the best one are kept; rounds after this one, of a past that was cut off, are not.
+    Keeps this round, the one before it and the best. Later rounds, from before the run went back, are removed.
 
     Args:
-        folder: the folder of the checkpoints.
-        round_: the round that is done.
+        folder: the folder of checkpoints.
+        round_: the finished round.
         groups: tensors by group and name.
-        notes: short texts to go with them.
+        notes: short texts to save with them.
         best: the round with the best test result so far; 0 for none.
 
     Returns:
-        The rounds whose checkpoints are in the folder now.
+        The rounds that have a checkpoint now.
     """
     if not 1 <= round_ <= LAST_ROUND:
-        raise RunError(f"round {round_} cannot be saved; rounds go from 1 to {LAST_ROUND}.")
+        raise RunError(f"cannot save round {round_}; rounds go from 1 to {LAST_ROUND}.")
     tensors = {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
     write_atomically(_path(folder, round_), seal(tensors, {**(notes or {}), "round": str(round_)}))
     _remove(folder, [other for other in saved_rounds(folder) if other > round_])
@@ -126,7 +127,7 @@ def save_checkpoint(
 
 
 def prune(folder: Path, round_: int, best: int) -> set[int]:
-    """Remove the checkpoints before a round that are neither the one just before it nor the best; return the others."""
+    """Of the checkpoints up to a round, keep the last :data:`KEPT` and the best; return their rounds."""
     rounds = [other for other in saved_rounds(folder) if other <= round_]
     kept = {*rounds[-KEPT:], best} & set(rounds)
     _remove(folder, set(rounds) - kept)
@@ -134,14 +135,14 @@ def prune(folder: Path, round_: int, best: int) -> set[int]:
 
 
 def saved_rounds(folder: Path) -> list[int]:
-    """Return the rounds that have a checkpoint, whole or not, rising by number."""
+    """Return the rounds that have a checkpoint, intact or not, in ascending order."""
     names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     rounds = sorted(int(name[1]) for name in names if name)
     return [round_ for round_ in rounds if 1 <= round_ <= LAST_ROUND]
 
 
 def read_checkpoint(folder: Path, round_: int) -> Checkpoint:
-    """Read the checkpoint of a round. Raises DamagedError where it is not whole, or of another round."""
+    """Read the checkpoint of a round. Raises DamagedError if it is damaged or of another round."""
     tensors, notes = read_sealed(_path(folder, round_), {"round": str(round_)})
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -151,7 +152,7 @@ def read_checkpoint(folder: Path, round_: int) -> Checkpoint:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that is whole, or None where there is none."""
+    """Load the newest intact checkpoint; None if no checkpoint is intact."""
     for round_ in reversed(saved_rounds(folder)):
         with suppress(DamagedError):
             return read_checkpoint(folder, round_)
@@ -159,7 +160,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def content(tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of names, types, shapes and values, whatever their order."""
+    """Return a digest of names, dtypes, shapes and values that does not depend on their order."""
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -174,27 +175,22 @@ def _path(folder: Path, round_: int) -> Path:
 
 def _remove(folder: Path, rounds: Collection[int]) -> None:
     for round_ in rounds:
-        with suppress(OSError):  # one file too many harms nobody
+        with suppress(OSError):  # a superfluous file does no harm
             _path(folder, round_).unlink()
 
 
-def _header(data: bytes) -> int:
-    size = int.from_bytes(data[:8], "little")
-    if size > len(data) - 8:
-        raise ValueError("cut off")
-    return size
+def _header_end(data: bytes) -> int:
+    return 8 + int.from_bytes(data[:8], "little")
 
 
-def _place(data: bytes, digest: str) -> int:
-    """Return where the digest stands, which must be one place."""
-    words, end = f'"digest":"{digest}"'.encode(), 8 + _header(data)
-    if data.count(words, 8, end) != 1:
-        raise ValueError("no place for a digest")
-    return data.index(words, 8, end) + len(b'"digest":"')
+def _digest_position(data: bytes, digest: str) -> int:
+    """Return where the digest begins in the header. Raises ValueError if it is not there."""
+    key = b'"digest":"'
+    return data.index(key + f'{digest}"'.encode(), 8, _header_end(data)) + len(key)
 
 
 def _digest(data: bytes, at: int) -> str:
-    """Return the digest of all bytes, with zeros where the digest stands."""
+    """Return the digest of all bytes, with zeros in its own place."""
     view = memoryview(data)
     found = hashlib.blake2b(view[:at], digest_size=_DIGITS // 2)
     found.update(b"0" * _DIGITS)

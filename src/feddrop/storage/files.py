@@ -1,4 +1,4 @@
-"""Files that a kill, a full disk or a second process leaves whole: atomic write, lock, JSON lines."""
+"""Files that stay intact through kills, full disks and second writers: atomic writes, folder locks, appended lines."""
 
 from __future__ import annotations
 
@@ -21,86 +21,85 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""Name of the file that stands for a lock where the system has none."""
+"""Name of the lock file on file systems without ``flock``."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full. Free some space, then go on with `feddrop resume`: what was saved is whole",
-    errno.EDQUOT: "your quota of the disk is used up. Free some space, then go on with `feddrop resume`",
-    errno.EFBIG: "File too large for this disk or your limits. Raise them, then go on with `feddrop resume`",
-    errno.EROFS: "the disk is read-only. Name a folder on another",
-    errno.EACCES: "you may not write there. Change its permissions, or name another folder",
-    errno.EPERM: "you may not write there. Change its permissions, or name another folder",
-    errno.ENOENT: "its folder is gone. Was it removed or renamed meanwhile? Put it back, or start again elsewhere",
+    errno.ENOSPC: "the disk is full. Free some space, then run `feddrop resume`; saved rounds are intact",
+    errno.EDQUOT: "your disk quota is used up. Free some space, then run `feddrop resume`",
+    errno.EFBIG: "File too large for this disk or your limits. Raise the limit, then run `feddrop resume`",
+    errno.EROFS: "the disk is read-only. Choose a folder on another disk",
+    errno.EACCES: "permission denied. Change the permissions, or choose another folder",
+    errno.EPERM: "permission denied. Change the permissions, or choose another folder",
+    errno.ENOENT: "its folder is gone. If it was renamed, rename it back; otherwise start again elsewhere",
+    errno.EEXIST: "it is a file. Choose another folder",
+    errno.ENOTDIR: "a folder above it is a file. Choose another folder",
     errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
-    errno.ELOOP: "it is a link. Remove the link, or name another folder",
+    errno.ELOOP: "it is a link. Remove the link, or choose another folder",
 }
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
-def trouble(what: str, path: Path, error: OSError) -> RunError:
-    """Return the error that says in one line what could not be done with a file, why, and what to do."""
-    why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-    return RunError(f"cannot {what} {clean(path)}: {why}.")
+@contextmanager
+def os_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError in the block into a one-line RunError: what failed, on which path, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        raise RunError(f"cannot {action} {clean(path)}: {why}.") from None
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, each of them on disk before the next."""
-    try:
+    """Create a folder and its parents, and sync each to disk before creating the next."""
+    with os_errors("make the folder", path):
         for folder in (*reversed(path.parents), path):
             if not folder.is_dir():
-                with suppress(FileExistsError):
-                    folder.mkdir()
+                folder.mkdir(exist_ok=True)
                 sync_folder(folder.parent)
-        if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
-    except OSError as error:
-        raise trouble("make the folder", path, error) from None
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder is there. A file in its place, or a folder that is closed to us, is a RunError."""
-    try:
+    """Return whether a folder exists. A file of that name, or a folder we may not enter, is a RunError."""
+    with os_errors("use", path):
         if path.is_dir():
             return True
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise trouble("use", path, error) from None
-    raise RunError(f"{clean(path)} is a file. Name a folder for the run.")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()
+            raise FileExistsError(errno.EEXIST, "it is a file")
+    return False
 
 
 def sync_folder(path: Path) -> None:
-    """Put on disk which files a folder holds; Windows does so unasked."""
+    """Sync the list of a folder's files to disk; a no-op on Windows, which does so by itself."""
     if sys.platform == "win32":
         return
-    try:
+    with os_errors("write into", path):
         folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks cannot sync a folder
+                raise
         finally:
             os.close(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks cannot sync a folder
-            raise trouble("write into", path, error) from None
 
 
-def write_atomically(path: Path, data: bytes, *, settle: bool = True) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut.
+def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a file so that after a kill or a power cut it holds either the old or the new content in full.
 
     Args:
-        path: where; folders above it are made.
-        data: what.
-        settle: whether to put the new name on disk too; without it call :func:`sync_folder` when all are written.
+        path: the file; missing folders are created.
+        data: its new content.
+        sync: sync the folder, too. Otherwise call :func:`sync_folder` once all files are written.
 
     Raises:
         RunError: the disk is full or read-only, or the folder is gone. The old file is untouched.
     """
     make_folder(path.parent)
-    # A name that nobody can guess, made here and nowhere else: a link planted in its place is not followed.
+    # An unguessable name, opened with O_EXCL: a link planted under that name is not followed.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-    try:
+    with os_errors("write", path):
         try:
             with os.fdopen(os.open(draft, _NEW, 0o666), "wb") as file:
                 file.write(data)
@@ -111,39 +110,37 @@ def write_atomically(path: Path, data: bytes, *, settle: bool = True) -> None:
             with suppress(OSError):
                 draft.unlink()
             raise
-        if settle:
+        if sync:
             sync_folder(path.parent)
-    except OSError as error:
-        raise trouble("write", path, error) from None
 
 
 def read_whole(path: Path) -> bytes:
-    """Read a file whose place anyone may have filled: a device or a pipe, which may have no end, is an OSError."""
+    """Read a regular file. A pipe or a device, which may never end, is an OSError."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
     return path.read_bytes()
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left half-written in a folder. Only for who holds its lock."""
+    """Remove the drafts that killed writers left in a folder. The caller must hold the folder's lock."""
     with suppress(OSError):
         for draft in folder.glob(".*.partial"):
             draft.unlink(missing_ok=True)
 
 
 class InUseError(RunError):
-    """Another process is at work in a folder."""
+    """Another process is using a folder."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, so that no other process writes into it. A process lets go of it however it ends.
+    """Lock a folder against other writers until the block or the process ends.
 
-    Where the file system or the system knows no locks, a file in the folder stands for one.
+    Uses ``flock``, or a lock file where the system or the file system does not support it.
 
     Raises:
-        InUseError: another process holds it.
-        RunError: it cannot be used.
+        InUseError: another process holds the lock.
+        RunError: the folder cannot be used.
     """
     make_folder(folder)
     release = _flock(folder) if fcntl is not None else None
@@ -156,41 +153,38 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _flock(folder: Path) -> Callable[[], None] | None:
-    """Lock a folder by flock; return how to let go, or None where that is not possible here."""
-    try:
+    """Lock a folder by flock; return a function that releases it, or None where flock is not supported."""
+    with os_errors("use as a run folder", folder):
         held = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise trouble("use as a run folder", folder, error) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(held)
         if error.errno in _TAKEN:
             raise InUseError(f"another process is at work in {clean(folder)}. Wait for it, or stop it.") from None
-        return None  # no locks here (network disks), or none left
+        return None  # not supported here (network disks), or no locks left
     return partial(os.close, held)
 
 
 def _lock_file(path: Path) -> Callable[[], None]:
-    """Lock by a file that only one process can make; one left by a process of this machine that ended is taken over."""
+    """Lock by exclusively creating a file; take over a file whose process, on this machine, has ended."""
     mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     for _ in range(2):
-        try:
-            held = os.open(path, _NEW, 0o666)
-        except FileExistsError:
-            _remove_if_left(path)
-            continue
-        except OSError as error:
-            raise trouble("lock by", path, error) from None
+        with os_errors("lock by", path):
+            try:
+                held = os.open(path, _NEW, 0o666)
+            except FileExistsError:
+                _remove_if_stale(path)
+                continue
         os.write(held, mine.encode())
-        return partial(_let_go, held, path, mine)
+        return partial(_release, held, path, mine)
     raise InUseError(
-        f"another process is at work in {clean(path.parent)}, or was: this file system has no locks, and {path.name} "
-        f"in it names {_owner(path)}. Wait for it; if it runs no more, delete {path.name}."
+        f"another process is at work in {clean(path.parent)}: this file system has no locks, and {path.name} names "
+        f"{_owner(path)}. Wait for it; if it no longer runs, delete {path.name}."
     )
 
 
-def _let_go(held: int, path: Path, mine: str) -> None:
+def _release(held: int, path: Path, mine: str) -> None:
     os.close(held)
     with suppress(OSError):
         if path.read_text(errors="replace") == mine:
@@ -202,17 +196,17 @@ def _owner(path: Path) -> str:
         owner = json.loads(path.read_text(errors="replace")[:1000])
         return f"process {int(owner['pid'])} on {clean(owner['host'], 60)}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "no process"
+        return "an unknown process"
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_stale(path: Path) -> None:
     """Remove a lock file whose process has ended."""
     if sys.platform == "win32":
         with suppress(OSError):  # a file that a process holds open cannot be removed there
             path.unlink()
         return
     guard = path.with_name(f"{path.name}.guard")
-    try:  # one at a time looks and removes: else the second would remove the lock that the first has just got
+    try:  # one at a time: a second process would remove the lock that the first has just taken
         os.close(os.open(guard, _NEW, 0o666))
     except OSError:
         return
@@ -224,12 +218,12 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _has_ended(path: Path) -> bool:
-    """Return whether a lock file names a process of this machine that is no more."""
+    """Return whether a lock file names a process of this machine that no longer runs."""
     try:
         owner = json.loads(path.read_text(errors="replace")[:1000])
         if owner["host"] != socket.gethostname() or int(owner["pid"]) <= 0:
             return False
-        os.kill(int(owner["pid"]), 0)  # signal 0 asks whether there is such a process
+        os.kill(int(owner["pid"]), 0)  # signal 0 only tests whether the process exists
     except ProcessLookupError:
         return True
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -238,16 +232,16 @@ def _has_ended(path: Path) -> bool:
 
 
 def append_line(path: Path, line: bytes, size: int) -> None:
-    """Append a line to a file of this size and put it on disk; one that fails half-way leaves the file as it was.
+    """Append a line to a file of ``size`` bytes and sync it; a failed write leaves the file as it was.
 
     Raises:
-        RunError: the file is not of this size (someone else wrote), or cannot be written.
+        RunError: the file has another size, so another process wrote to it; or it cannot be written.
     """
     flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    try:
+    with os_errors("write", path):
         with os.fdopen(os.open(path, flags | (0 if size else os.O_CREAT), 0o666), "ab", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != size:
-                raise RunError(f"{clean(path)} was changed by someone else meanwhile. Resume the run, or start anew.")
+                raise RunError(f"{clean(path)} was modified by another process. Resume the run, or start a new one.")
             try:
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, "disk full")
@@ -258,5 +252,3 @@ def append_line(path: Path, line: bytes, size: int) -> None:
                 raise
         if not size:
             sync_folder(path.parent)
-    except OSError as error:
-        raise trouble("write", path, error) from None

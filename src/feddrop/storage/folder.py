@@ -1,15 +1,14 @@
 """The run folder: its only reader and writer.
 
-    config.toml        the configuration, every key of it
-    run.json           what was trained, from which configuration, by which versions
-    metrics.jsonl      a line a round
+    config.toml        the full configuration
+    run.json           what was trained, from which configuration, with which versions
+    metrics.jsonl      one line per round
     checkpoints/       the last two rounds and the best one
-    memories/          what devices remember, where a method has them do so
+    memories/          what devices remember, if the method uses memories
     report.html        the report
 
-A run begins with its run.json, which holds the configuration, too: a folder without one holds no run. A round is saved
-in this order: memories, line, checkpoint. A kill in between costs that round, which is then computed again to the same
-bits.
+A run starts by writing run.json, which also holds the configuration: a folder without it holds no run. A round is saved
+in the order memories, line, checkpoint. A kill in between costs that round, which is repeated to the same bits.
 """
 
 from __future__ import annotations
@@ -17,25 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.config.parsing import json_line, load_json
+from feddrop.config.parsing import json_line
 from feddrop.errors import RunError, clean
-from feddrop.storage import manifest, recovery
-from feddrop.storage.files import (
-    append_line,
-    is_folder,
-    locked,
-    read_whole,
-    sweep,
-    sync_folder,
-    trouble,
-    write_atomically,
-)
+from feddrop.storage import manifest, reading, recovery
+from feddrop.storage.files import append_line, is_folder, locked, os_errors, sweep, sync_folder, write_atomically
+from feddrop.storage.reading import CONFIG, MANIFEST, METRICS, OVERWRITING, REPORT
 from feddrop.storage.records import RoundRecord
 
 if TYPE_CHECKING:
@@ -45,20 +35,16 @@ if TYPE_CHECKING:
     from feddrop.storage.checkpoints import Checkpoint
     from feddrop.storage.memories import Memories
 
-CONFIG, ABOUT, METRICS, REPORT = "config.toml", "run.json", "metrics.jsonl", "report.html"
 CHECKPOINTS, MEMORIES = "checkpoints", "memories"
-_CLEARING = "overwriting"
-"""All that run.json says while the run that it was of is removed."""
-_GIVE = "Give the folder that `feddrop run --out DIR` wrote."
 
 log = logging.getLogger("feddrop")
 
 
 class RunFolder:
-    """A run folder. Reading needs nothing; whatever writes needs :meth:`locked`.
+    """A run folder. Reading needs no lock; every method that writes must run inside :meth:`locked`.
 
     Args:
-        path: the folder; it need not be there yet.
+        path: the folder; it need not exist yet.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,115 +52,73 @@ class RunFolder:
         self._size = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self._best: tuple[float, int] | None = None
-        self._place: tuple[int, int] | None = None
+        self._inode: tuple[int, int] | None = None
         self._memories: Memories | None = None
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def config(self) -> RunConfig:
-        """Read the configuration."""
-        from feddrop.config import RunConfig
-
-        text, path = self._config_text(f"It is not a run folder. {_GIVE}"), self.path / CONFIG
-        return RunConfig.from_file(path) if path.exists() else RunConfig.from_toml(text)
+        """Read and validate the configuration."""
+        return reading.read_config(self.path)
 
     def settings(self) -> dict[str, Any]:
-        """Read the configuration as it is written, section by section; the settings themselves are not judged."""
-        text = self._config_text(_GIVE)
-        try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
-            raise RunError(f"{clean(self.path / CONFIG)} is not valid TOML: {clean(error, 120)}. Restore it.") from None
+        """Read the configuration as written, section by section, without validating the settings."""
+        return reading.read_settings(self.path)
 
     def about(self) -> dict[str, Any]:
-        """Read ``run.json``; empty where there is none.
+        """Read ``run.json``; empty if there is no such file.
 
         Raises:
-            RunError: it cannot be read, or what the folder held was being overwritten when that was cut short.
+            RunError: it cannot be read, another version wrote it, or the run was being overwritten.
         """
-        found = self._told()
-        if _CLEARING in found:
-            raise self._cut_short()
-        return found
+        return reading.read_manifest(self.path)
 
     def begun(self) -> dict[str, Any]:
-        """Read ``run.json``, which whatever is resumed must have."""
+        """Read ``run.json``, which must exist to resume a run."""
         if found := self.about():
             return found
-        raise RunError(f"{clean(self.path)} has no {ABOUT}, which a run begins with. Restore it, or start a new run.")
-
-    def _told(self) -> dict[str, Any]:
-        path = self.path / ABOUT
-        try:
-            found = load_json(self._text(ABOUT, default="{}"))
-        except ValueError as error:
-            raise RunError(
-                f"{clean(path)} cannot be read: {ABOUT} is not valid JSON: {clean(error, 120)}. Delete it to read the "
-                "run without; to resume it, restore it."
-            ) from None
-        if not isinstance(found, dict):
-            raise RunError(f"{clean(path)} cannot be read: it must hold a JSON object. Delete it to read without.")
-        return found
+        raise RunError(f"{clean(self.path)} has no {MANIFEST}, so it holds no run. Restore it, or start a new run.")
 
     def records(self) -> list[RoundRecord]:
-        """Read the rounds done so far; a last line that was cut off in the middle is left out.
+        """Read the finished rounds; a last line that was cut off in the middle is skipped.
 
         Raises:
-            RunError: a line is not what a run writes; the message says which and why.
+            RunError: a line is malformed; the message says which and why.
         """
-        where, found = self.path / METRICS, list[RoundRecord]()
-        rows = self._text(METRICS, default="").split("\n")
-        for number, row in enumerate(rows, 1):
-            if not row.strip():
-                continue
-            place = f"{clean(where)} line {number}"
-            try:
-                record = RoundRecord.from_json(load_json(row), place)
-            except ValueError as error:
-                if number == len(rows):  # no newline behind it: cut off while writing
-                    break
-                raise RunError(
-                    f"{place} is not valid JSON: {clean(error, 120)}. Restore the line, or resume the run."
-                ) from None
-            if found and record.round <= found[-1].round:
-                raise RunError(
-                    f"{place}: round {record.round} comes after round {found[-1].round}; rounds must increase. "
-                    "Did two runs write into this folder?"
-                )
-            found.append(record)
-        return found
+        return reading.read_records(self.path)
 
     def checkpoint(self, *, best: bool = False) -> Checkpoint:
-        """Read the newest checkpoint that is whole, or that of the round with the best test result."""
+        """Read the newest intact checkpoint, or with ``best`` that of the round with the best test result."""
         from feddrop.storage.checkpoints import DamagedError, load_checkpoint, read_checkpoint
 
+        found, problem = None, "holds no checkpoint that can be read. Let it finish a round"
         if not best:
             found = load_checkpoint(self.path / CHECKPOINTS)
-            if found is None:
-                raise RunError(f"{clean(self.path)} holds no checkpoint that can be read. Let it finish a round.")
-            return found
-        wanted = recovery.best_round(self.records())
-        if wanted is None:
-            raise RunError(f"{clean(self.path)} has no round with a test result. Ask for the last network instead.")
-        try:
-            return read_checkpoint(self.path / CHECKPOINTS, wanted[1])
-        except DamagedError as error:
-            raise RunError(f"the best checkpoint, of round {wanted[1]}, is of no use: {error}.") from None
+        elif wanted := recovery.best_round(self.records()):
+            try:
+                found = read_checkpoint(self.path / CHECKPOINTS, wanted[1])
+            except DamagedError as error:
+                problem = f"has a damaged best checkpoint, of round {wanted[1]}: {error}. Use the last one instead"
+        else:
+            problem = "has no round with a test result. Use the last checkpoint instead"
+        if found is None:
+            raise RunError(f"{clean(self.path)} {problem}.")
+        return found
 
     def saved_round(self) -> int:
-        """Return the round that the run would go on after: the newest that is whole; 0 for the start.
+        """Return the round that the run would resume after: the newest intact one; 0 for the start.
 
         Raises:
-            RunError: rounds were finished, but nothing is whole enough to go on from.
+            RunError: rounds were finished, but no state to resume from is intact.
         """
-        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self._bytes(), self.memories)
+        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self._metrics(), self.memories)
         return found.round if found else 0
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
     def memories(self) -> Memories:
-        """What the run's devices remember."""
+        """The memories of the run's devices."""
         from feddrop.storage.memories import Memories
 
         if self._memories is None:
@@ -183,70 +127,71 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder, so that no other process writes into it."""
+        """Lock the folder against other writers."""
         is_folder(self.path)
         with locked(self.path):
-            self._place = self._stat()
+            self._inode = self._current_inode()
             for folder in (self.path, self.path / CHECKPOINTS, self.path / MEMORIES):
                 sweep(folder)
             yield
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise unless a new run may be written here: the folder is new, empty, or a run that may be overwritten."""
-        try:
+        with os_errors("list", self.path):
             if not is_folder(self.path) or all(path.name.startswith(".") for path in self.path.iterdir()):
                 return
-        except OSError as error:
-            raise trouble("look into", self.path, error) from None
-        told = self._told_or_nothing()
-        is_run = "config_digest" in told or _CLEARING in told
-        if not is_run and overwrite:
-            raise RunError(
-                f"{clean(self.path)} is not empty, and holds no run: only a run is overwritten. Name a new folder."
-            )
-        if not overwrite and _CLEARING in told:
-            raise self._cut_short()
-        if not overwrite:
-            more = f", `feddrop resume {clean(self.path)}`, or in Python say overwrite=True" if is_run else ""
-            raise RunError(f"{clean(self.path)} is not empty. Name a new folder{more}.")
+        found: dict[str, Any] = {}
+        with suppress(RunError):
+            found = reading.read_json(self.path)
+        name, is_run, problem = clean(self.path), "config_digest" in found or OVERWRITING in found, ""
+        if overwrite and not is_run:
+            problem = f"{name} is not empty and holds no run; only a run is overwritten. Choose a new folder."
+        elif not overwrite and OVERWRITING in found:
+            self.about()  # says so
+        elif not overwrite:
+            more = f", run `feddrop resume {name}`, or in Python pass overwrite=True" if is_run else ""
+            problem = f"{name} is not empty. Choose a new folder{more}."
+        if problem:
+            raise RunError(problem)
 
     def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Start a run: what it is of is written before its first round. Whether the folder is free is checked here."""
+        """Start a run in a free folder: write its ``run.json`` and its configuration."""
         self.check_free(overwrite=overwrite)
         if overwrite:
             self._clear()
-        self._write(ABOUT, json.dumps(manifest.describe(config, facts), indent=1).encode())
+        self._write(MANIFEST, json.dumps(manifest.describe(config, facts), indent=1).encode())
         self._write(CONFIG, config.to_toml().encode())
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise where the run cannot go on with this configuration."""
-        manifest.check_config(self.begun(), config, folder=self.path, done=len(recovery.line_ends(self._bytes())))
+        """Raise if the run cannot be resumed with this configuration."""
+        manifest.check_config(self.begun(), config, folder=self.path, done=len(recovery.line_ends(self._metrics())))
 
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
-        """Go on with a run: hold it to how it was started, and return the newest checkpoint that is whole.
+        """Prepare to resume a run: compare it with its start, and go back to the newest intact checkpoint.
+
+        The metrics are cut to that checkpoint; the rounds after it are repeated.
 
         Returns:
-            None where no round was finished yet. The metrics are cut to the checkpoint: what came after it is computed
-            again. Where a checkpoint, a line or a memory is damaged, it is the newest one before.
+            The checkpoint; None if no round was finished.
 
         Raises:
-            RunError: it was started from something else, or nothing in it is whole enough to go on.
+            RunError: the run was started from something else, or no state to resume from is intact.
         """
-        before, data = self.begun(), self._bytes()
-        now = manifest.check(before, config, facts, folder=self.path, done=len(recovery.line_ends(data)))
+        before, data = self.begun(), self._metrics()
+        now = manifest.resumed(before, config, facts, folder=self.path, done=len(recovery.line_ends(data)))
         found, size = recovery.newest_pair(self.path / CHECKPOINTS, data, self.memories)
-        self._cut(data[:size], found)
+        self._go_back(data[:size], found)
         if now["config"] != before.get("config") or not (self.path / CONFIG).exists():
             self._write(CONFIG, config.to_toml().encode())
         if now != before:
-            self._write(ABOUT, json.dumps(now, indent=1).encode())
+            self._write(MANIFEST, json.dumps(now, indent=1).encode())
         return found
 
     def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Save a round: its line, then groups of tensors (``params``, ``state``) to go on from."""
+        """Save a round: its line of metrics, then the tensors to resume from, by group (``params``, ``state``)."""
         from feddrop.storage.checkpoints import save_checkpoint
 
-        self._check_place()
+        self._check_inode()
         line = json_line(record.to_json())
         append_line(self.path / METRICS, line, self._size)
         self._size += len(line)
@@ -263,11 +208,11 @@ class RunFolder:
         )
         self.memories.keep(kept)
 
-    def _cut(self, data: bytes, found: Checkpoint | None) -> None:
-        """Go back to the lines given and to the memories of a checkpoint."""
+    def _go_back(self, data: bytes, found: Checkpoint | None) -> None:
+        """Cut the metrics to these lines, and restore the memories of a checkpoint."""
         from feddrop.storage.checkpoints import prune
 
-        if data != self._bytes():
+        if data != self._metrics():
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
         if found and not recovery.written_before(found, data):
@@ -279,68 +224,32 @@ class RunFolder:
             round_ = found.round if found else 0
             self.memories.restore(round_, recovery.memory_indices(self.path / CHECKPOINTS, round_))
 
-    def _cut_short(self) -> RunError:
-        return RunError(
-            f"{clean(self.path)} holds no run any more: it was being overwritten, and that was cut short. Start the "
-            "new run again with overwrite=True, or delete the folder."
-        )
-
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def _text(self, name: str, remedy: str = "", *, default: str | None = None) -> str:
-        try:
-            return read_whole(self.path / name).decode("utf-8", errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            if default is not None:
-                return default
-            raise RunError(f"{clean(self.path)} has no {name}. {remedy}") from None
-        except OSError as error:
-            raise RunError(f"{clean(self.path / name)} cannot be read: {error.strerror}.") from None
-
-    def _config_text(self, remedy: str) -> str:
-        """Return the configuration; where a kill came before its file was written, as ``run.json`` has it."""
-        told = None
-        with suppress(OSError):  # closed to us: reading says so
-            told = None if (self.path / CONFIG).exists() else self.about().get("config")
-        return told if isinstance(told, str) else self._text(CONFIG, remedy)
-
-    def _bytes(self) -> bytes:
-        try:
-            return read_whole(self.path / METRICS)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise trouble("read", self.path / METRICS, error) from None
-
-    def _told_or_nothing(self) -> dict[str, Any]:
-        try:
-            return self._told()
-        except RunError:
-            return {}
+    def _metrics(self) -> bytes:
+        return reading.read_bytes(self.path, METRICS, b"")
 
     def _write(self, name: str, data: bytes) -> None:
-        self._check_place()
+        self._check_inode()
         write_atomically(self.path / name, data)
 
-    def _stat(self) -> tuple[int, int] | None:
+    def _current_inode(self) -> tuple[int, int] | None:
         with suppress(OSError):
             found = self.path.stat()
             return found.st_dev, found.st_ino
         return None
 
-    def _check_place(self) -> None:
-        """Raise where the folder is not the one that was locked: it would be made anew, and hold half a run."""
-        if self._place is None or self._stat() != self._place:
-            raise RunError(
-                f"{clean(self.path)} was removed or replaced while the run was at work. Put it back and resume, or "
-                "start a new run."
-            )
+    def _check_inode(self) -> None:
+        """Raise if this is not the folder that was locked: writing would create it anew, with half a run in it."""
+        if self._inode is None or self._current_inode() != self._inode:
+            name = clean(self.path)
+            raise RunError(f"{name} was removed or replaced during the run. Put it back and resume, or start again.")
 
     def _clear(self) -> None:
-        """Remove the files of a run, and nothing else; ``run.json`` says so until another run has its place."""
-        if (self.path / ABOUT).exists():
-            self._write(ABOUT, json.dumps({_CLEARING: True}).encode())
-        try:
+        """Remove the files of a run, and nothing else; ``run.json`` says so until the new run replaces it."""
+        if (self.path / MANIFEST).exists():
+            self._write(MANIFEST, json.dumps({OVERWRITING: True}).encode())
+        with os_errors("overwrite", self.path):
             for name in (METRICS, CONFIG, REPORT):
                 (self.path / name).unlink(missing_ok=True)
             for name, files in ((CHECKPOINTS, "round-*.safetensors"), (MEMORIES, "device-*.safetensors")):
@@ -349,7 +258,5 @@ class RunFolder:
                     for path in folder.glob(files):
                         path.unlink()
                     sync_folder(folder)
-                    with suppress(OSError):  # something else is in it
+                    with suppress(OSError):  # other files are in it
                         folder.rmdir()
-        except OSError as error:
-            raise trouble("overwrite", self.path, error) from None

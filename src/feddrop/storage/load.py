@@ -1,4 +1,4 @@
-"""A run as people analyse it: typed records, tables, the trained network."""
+"""Load a finished or running run for analysis: records, tables, the trained network."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoadedRun:
-    """A run folder that was read, finished or under way.
+    """The content of a run folder, as :func:`load_run` read it; the run may still be in progress.
 
     Attributes:
-        folder: where it is.
-        settings: its configuration as it is written, section by section; see :attr:`config`.
-        about: facts about the run and its machine (``run.json``); empty if the folder has none.
-        rounds: a record a round, rising.
+        folder: the run folder.
+        settings: the configuration as written in ``config.toml``, section by section. :attr:`config` is the same,
+            validated.
+        about: facts about the run and its machine, from ``run.json``; empty if the folder has no such file.
+        rounds: one record per finished round, in ascending order.
     """
 
     folder: Path
@@ -46,32 +47,33 @@ class LoadedRun:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration, read and checked."""
+        """The configuration, validated."""
         return RunFolder(self.folder).config()
 
     def to_pandas(self, *, devices: bool = False) -> DataFrame:
         """Return the rounds as a pandas table.
 
         Args:
-            devices: a row a device and round, instead of a row a round.
+            devices: return one row per device per round, not one per round.
         """
         return tables.to_pandas(self.rounds, devices=devices)
 
     def model(self, model: nn.Module | Callable[[int], nn.Module] | None = None, *, best: bool = False) -> nn.Module:
-        """Return the trained network; see :func:`load_model`."""
+        """Return the trained network, as :func:`load_model` does."""
         return load_model(self.folder, model, best=best)
 
 
 def load_run(folder: str | Path) -> LoadedRun:
     """Read a run folder.
 
-    A last line of metrics that was cut off in the middle (the run was killed, or is still writing) is left out.
+    A last line of metrics that was cut off in the middle (the run was killed, or is still writing) is skipped.
 
     Args:
-        folder: what ``feddrop run --out DIR`` or ``feddrop.run(config, out)`` wrote.
+        folder: the folder that ``feddrop run --out DIR`` or ``feddrop.run(config, out)`` wrote.
 
     Raises:
-        RunError: something is missing or malformed; the message says what, where, and what to do.
+        RunError: something is missing or malformed, or another version wrote the folder; the message says what, where,
+            and what to do.
 
     Example:
         >>> import feddrop, tempfile
@@ -83,7 +85,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     """
     run = RunFolder(folder)
     if not is_folder(run.path):
-        raise RunError(f"{clean(run.path)} is not a folder. Give the folder that `feddrop run --out DIR` wrote.")
+        raise RunError(f"{clean(run.path)} is not a folder. Give a run folder, as written by `feddrop run --out DIR`.")
     return LoadedRun(folder=run.path, settings=run.settings(), about=run.about(), rounds=tuple(run.records()))
 
 
@@ -94,11 +96,11 @@ def load_model(
 
     Args:
         folder: the run folder.
-        model: the network, or a function of the seed that makes it, where it was your own; it is not changed.
-        best: the network of the round with the best test result, instead of the last round's.
+        model: for a run with a custom network, that network or a function from a seed to it. It is not modified.
+        best: return the network of the round with the best test result, not of the last round.
 
     Raises:
-        RunError: no checkpoint is whole, or the network is another one.
+        RunError: no checkpoint is intact, or it belongs to another network.
 
     Example:
         >>> import feddrop
@@ -114,27 +116,25 @@ def load_model(
     config, about = run.config(), run.about()
     values = run.checkpoint(best=best).groups.get("params", {})
     if model is not None:
-        network = models.copied(model, config.seed)
+        network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):
-        raise RunError(
-            f"{clean(run.path)} trained a network of your own ({clean(about.get('network'), 60)}). Give it: "
-            "feddrop.load_model(folder, model)."
-        )
+        name = clean(about.get("network"), 60)
+        raise RunError(f"{clean(run.path)} trained a custom network ({name}). Pass it: load_model(folder, model).")
     else:
-        network = _build(config, about, run.path)
+        network = _build_network(config, about, run.path)
     if {name: tuple(value.shape) for name, value in values.items()} != parameters.shapes(network):
-        raise RunError(f"the checkpoint in {clean(run.path)} belongs to another network. Give the one it trained.")
+        raise RunError(f"the checkpoint in {clean(run.path)} belongs to another network. Pass the one it trained.")
     parameters.load_into(network, dict(values))
     return network
 
 
 def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Path:
-    """Write the rounds of a run as a table for other programs.
+    """Write the rounds of a run as a table.
 
     Args:
         folder: the run folder.
-        path: where; its ending says how: ``.parquet`` or ``.csv``.
-        devices: a row a device and round, instead of a row a round.
+        path: the file; its extension, ``.parquet`` or ``.csv``, selects the format.
+        devices: write one row per device per round, not one per round.
 
     Returns:
         The path.
@@ -142,8 +142,8 @@ def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Pa
     return tables.write(load_run(folder).rounds, Path(path), devices=devices)
 
 
-def _build(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:
-    """Build a network of the package's own again."""
+def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:
+    """Build the network that the configuration names, for the data shapes in ``run.json``."""
     from feddrop import models
 
     try:
@@ -155,5 +155,5 @@ def _build(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Modu
             vocabulary=int(shapes["vocabulary"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise RunError(f"run.json of {clean(folder)} does not tell its data's shapes. Give the network.") from None
-    return models.build(config.model, known, config.seed)
+        raise RunError(f"run.json of {clean(folder)} lacks the shapes of its data. Pass the network.") from None
+    return models.build_model(config.model, known, config.seed)

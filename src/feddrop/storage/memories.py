@@ -1,7 +1,7 @@
-"""What devices remember between rounds, on disk: a file a device, written only when it changed.
+"""What simulated devices remember between rounds: one file per device, rewritten only when it changes.
 
-A simulation keeps the memories of its devices here; a real device keeps its own. A checkpoint refers to the files that
-were current after its round by one array, and a file is removed once no checkpoint that is kept refers to it.
+A checkpoint stores one array that says which files were current after its round. A file is removed once no kept
+checkpoint refers to it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from feddrop.storage.checkpoints import DamagedError, content, read_sealed, seal
 from feddrop.storage.files import sync_folder, write_atomically
 
 Index = npt.NDArray[np.int32]
-"""For each device the round that wrote its current memory, ``[devices]``; 0 for none."""
+"""The round that wrote each device's current memory, ``[devices]``; 0 for none."""
 
 _NAME = re.compile(r"device-(\d{6,10})-round-(\d{6,10})\.safetensors")
 _LAST_DEVICE = 2**31 - 2
 
 
 class Memories:
-    """The memories of all devices of a run: dictionaries of tensors.
+    """The memories of all devices of a run: one dictionary of tensors per device.
 
-    A round asks with :meth:`get` and answers with :meth:`put`; what was put counts from :meth:`commit` on, so that a
-    round which fails half-way and is done again starts from the same memories. The work of a round goes with the
-    devices that took part; all devices together cost an array pass.
+    A round reads with :meth:`get` and writes with :meth:`put`. What was put takes effect with :meth:`commit`, so that a
+    round which fails half-way starts again from the same memories. The cost of a round grows with the devices that take
+    part, plus one array pass over all devices.
 
     Args:
-        folder: where the files are; made when the first is written.
+        folder: the folder of the files; created with the first one.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -43,10 +43,10 @@ class Memories:
         self._current: Index = np.zeros(0, np.int32)
         self._kept: dict[int, Index] = {}
         self._pending: dict[int, tuple[int, str]] = {}  # round and digest
-        self._contents: dict[int, str] = {}  # digests of current memories, of those seen here
+        self._contents: dict[int, str] = {}  # digests of the current memories seen so far
 
     def get(self, device: int) -> dict[str, Tensor]:
-        """Return what a device remembers after the last round that was committed; empty if nothing."""
+        """Return what a device remembers after the last committed round; empty if nothing."""
         round_ = int(self._current[device]) if 0 <= device < len(self._current) else 0
         if not round_:
             return {}
@@ -54,14 +54,14 @@ class Memories:
             tensors = self._read(device, round_)
         except DamagedError as error:
             raise RunError(
-                f"the memory of device {device} ({self._path(device, round_).name}) was damaged meanwhile: {error}. "
-                "Resume the run: it goes back to a checkpoint that is whole."
+                f"the memory of device {device} ({self._path(device, round_).name}) was damaged during the run: "
+                f"{error}. Resume the run from its last intact checkpoint."
             ) from None
         self._contents[device] = content(tensors)
         return tensors
 
     def put(self, round_: int, device: int, tensors: Mapping[str, Tensor]) -> None:
-        """Set what a device remembers after a round; empty forgets. What did not change is not written."""
+        """Set what a device remembers after a round; empty to forget. Unchanged tensors are not written."""
         if not 0 <= device <= _LAST_DEVICE:
             raise RunError(f"device {device} cannot have a memory; devices go from 0 to {_LAST_DEVICE}.")
         known = int(self._current[device]) if device < len(self._current) else 0
@@ -71,11 +71,11 @@ class Memories:
             return
         if tensors:
             notes = {"device": str(device), "round": str(round_)}
-            write_atomically(self._path(device, round_), seal(tensors, notes), settle=False)
+            write_atomically(self._path(device, round_), seal(tensors, notes), sync=False)
         self._pending[device] = (round_ if tensors else 0, found)
 
     def commit(self, round_: int) -> Tensor:
-        """Make what was put in a round count, and return the array that its checkpoint saves, ``[devices]`` int32."""
+        """Apply what was put in a round, and return the array for its checkpoint, int32 ``[devices]``."""
         if self._pending:
             grown = np.zeros(max(len(self._current), max(self._pending) + 1), np.int32)
             grown[: len(self._current)] = self._current
@@ -88,7 +88,7 @@ class Memories:
         return torch.from_numpy(self._current.copy())
 
     def keep(self, rounds: set[int]) -> None:
-        """Remove the files that only checkpoints other than those of these rounds refer to."""
+        """Keep the files that the checkpoints of these rounds refer to, and remove the others."""
         kept = {round_: index for round_, index in self._kept.items() if round_ in rounds}
         for round_ in self._kept.keys() - kept.keys():
             index = self._kept[round_]
@@ -102,9 +102,9 @@ class Memories:
         self._kept = kept
 
     def damaged(self, index: Tensor) -> str:
-        """Say which memory that an array refers to is not whole; empty if all are."""
+        """Return which memory of a checkpoint's array is damaged, and how; empty if all are intact."""
         if index.dtype != torch.int32 or index.dim() != 1:
-            return "the list of memories is not one"
+            return "its list of memories is malformed"
         for device in np.flatnonzero(index.numpy()).tolist():
             try:
                 self._read(device, int(index[device]))
@@ -113,9 +113,9 @@ class Memories:
         return ""
 
     def restore(self, round_: int, kept: Mapping[int, Tensor]) -> None:
-        """Go back to the memories after a round (0: none), given the arrays of the checkpoints that are kept.
+        """Go back to the memories after a round (0: none), given the arrays of the kept checkpoints by round.
 
-        Files that none of them refers to are removed.
+        Files that no kept checkpoint refers to are removed.
         """
         self._kept = {number: index.numpy().copy() for number, index in kept.items()}
         self._current = self._kept.get(round_, np.zeros(0, np.int32))

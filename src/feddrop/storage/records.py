@@ -1,4 +1,4 @@
-"""What a round leaves behind, typed once. Nothing read from a file is trusted."""
+"""The records of a round and of its devices. Nothing read from a file is trusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EDITED = "Was it edited by hand?"
 
 
 class _Record(Mapping[str, Any]):
-    """A record reads by attribute and, as the line of JSON that it is, by key."""
+    """A record whose fields can be read as attributes or, as in its line of JSON, by key."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class _Record(Mapping[str, Any]):
         return frozenset()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values, ready for JSON: None for what is not known or not finite."""
+        """Return the record as JSON values; None for unknown and non-finite numbers."""
         return {key: json_value(self[key]) for key in self}
 
 
@@ -55,25 +55,25 @@ class DeviceRecord(_Record):
     Attributes:
         device: its number, from 0.
         rate: dropout rate γ.
-        share: share ρ of the band; None without a radio.
-        samples: that it trained on.
-        push_bytes: bytes of frames down to it.
-        pull_bytes: bytes of frames up from it.
-        latency_s: seconds, simulated, by the way of counting that the run uses; by the server's clock where devices are
-            real; None without a radio.
-        energy_j: joules, likewise.
-        binding: the limit that it runs up against: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"``
-            or ``"none"``; None without a radio.
+        share: share ρ of the bandwidth; None without a radio.
+        samples: number of samples it trained on.
+        push_bytes: bytes of the frames sent to it.
+        pull_bytes: bytes of the frames received from it.
+        latency_s: seconds it took: simulated, from measured frames or by the formula, whichever the run uses; on real
+            devices, measured by the server; None without a radio.
+        energy_j: joules it used, likewise.
+        binding: the active limit: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"`` or ``"none"``;
+            None without a radio.
         loss: mean training loss.
         status: ``"ok"``, ``"left out"``, or why its update was refused.
-        formula_latency_s: seconds by the paper's formula, where the run counts by what was measured.
-        formula_energy_j: joules, likewise.
-        measured_latency_s: seconds as measured, where the run counts by the formula.
-        measured_energy_j: joules, likewise.
-        tx_power_w: watts that it sends with, where the allocator chose them.
-        cpu_hz: clock that it computes at, likewise.
-        dtype: how its values travelled, if that was chosen: ``"float32"``, ``"float16"`` or ``"int8"``.
-        suspicious: why its update stands out; None if it does not.
+        formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
+        formula_energy_j: joules by the paper's formula, likewise.
+        measured_latency_s: seconds from measured frames, if the run uses the formula.
+        measured_energy_j: joules from measured frames, likewise.
+        tx_power_w: transmit power in watts, if the allocator chose it.
+        cpu_hz: CPU clock in hertz, likewise.
+        dtype: how its values travelled, if chosen per device: ``"float32"``, ``"float16"`` or ``"int8"``.
+        suspicious: why its update looks suspicious; None if it does not.
     """
 
     device: int
@@ -102,15 +102,13 @@ class DeviceRecord(_Record):
 
     @property
     def took_part(self) -> bool:
-        """Whether the device was not left out."""
+        """Whether the device took part in the round, that is, was not left out."""
         return self.status != "left out"
 
     @classmethod
     def from_json(cls, entry: Any, where: str = "a device") -> Self:
-        """Read an entry; keys that are not known are passed over, wrong values are a RunError."""
-        if not isinstance(entry, Mapping):
-            raise RunError(f"{where}: every device must be an object, not {entry!r:.60}. {_EDITED}")
-        return cls(device=whole(entry, "device", where), **_values(cls, entry, where, ("device",)))
+        """Read an entry; unknown keys are ignored, wrong values are a RunError that names ``where``."""
+        return cls(device=integer(entry, "device", where), **_values(cls, entry, where, ("device",)))
 
 
 _RARE = frozenset(
@@ -121,22 +119,22 @@ _RARE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord(_Record):
-    """What a round left behind: a line of ``metrics.jsonl``.
+    """What happened in a round: one line of ``metrics.jsonl``.
 
     Attributes:
         round: its number, from 1.
-        train_loss: mean over the samples of the devices that returned a usable update, used or left out by Krum.
-        test_loss: of the whole network on the test set; None where it was not evaluated, or is not finite.
-        test_accuracy: 0 to 1, likewise; None too where the loss is not cross-entropy.
-        push_bytes: bytes of all frames down.
-        pull_bytes: bytes of all frames up.
-        latency_s: seconds of the slowest device, simulated, or by the server's clock; None without a radio.
+        train_loss: mean over the samples of all devices whose update was valid, including those that Krum rejected.
+        test_loss: of the full model on the test set; None if it was not evaluated or is not finite.
+        test_accuracy: from 0 to 1, likewise; None also if the loss is not cross-entropy.
+        push_bytes: bytes of all frames to devices.
+        pull_bytes: bytes of all frames from devices.
+        latency_s: seconds of the slowest device, simulated or measured by the server; None without a radio.
         energy_j: joules of all devices, simulated; None without a radio.
-        wall_s: seconds that the round took here.
+        wall_s: seconds of wall time that the round took.
         deadline_s: the deadline in force; None without a radio.
-        objective: what the allocator minimises; None without a radio.
-        metrics: own metrics by name.
-        devices: an entry for every device that took part or was left out.
+        objective: the allocator's objective; None without a radio.
+        metrics: custom metrics by name.
+        devices: one entry per device that took part or was left out.
     """
 
     round: int
@@ -159,41 +157,33 @@ class RoundRecord(_Record):
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
-        """Read a line; keys that are not known are passed over, wrong values are a RunError that says where."""
-        if not isinstance(line, Mapping) or not isinstance(line.get("devices"), list | tuple):
-            raise RunError(f"{where} must be an object with a round number and a list of devices. {_EDITED}")
-        devices = tuple(DeviceRecord.from_json(entry, where) for entry in line["devices"])
-        seen: set[int] = set()
-        for device in devices:
-            if device.device in seen:
-                raise RunError(f"{where}: device {device.device} appears twice in one round. {_EDITED}")
-            seen.add(device.device)
-        own = line.get("metrics") or {}
-        if not isinstance(own, Mapping):
-            raise RunError(f"{where}: 'metrics' is {own!r:.60}; it must be an object of numbers. {_EDITED}")
+        """Read a line; unknown keys are ignored, wrong values are a RunError that names ``where``."""
+        if problem := _malformed(line):
+            raise RunError(f"{where}{problem}. {_EDITED}")
+        metrics = line.get("metrics") or {}
         return cls(
-            round=whole(line, "round", where),
-            metrics={str(name): number(own, name, where) for name in own},
-            devices=devices,
+            round=integer(line, "round", where),
+            metrics={str(name): number(metrics, name, where) for name in metrics},
+            devices=tuple(DeviceRecord.from_json(entry, where) for entry in line["devices"]),
             **_values(cls, line, where, ("round", "metrics", "devices")),
         )
 
     @property
     def score(self) -> float | None:
-        """How good the network is on the test set, higher is better: accuracy, or else minus the loss; if finite."""
+        """Test result, higher is better: the accuracy, or else the negative loss; None if neither is finite."""
         if self.test_accuracy is not None and math.isfinite(self.test_accuracy):
             return self.test_accuracy
         return -self.test_loss if self.test_loss is not None and math.isfinite(self.test_loss) else None
 
     @property
     def diverged(self) -> bool:
-        """Whether training ran away in this round: the test loss is no number, or far above the training loss."""
+        """Whether training diverged: the test loss is not finite, or far above the training loss."""
         if self.test_loss is None:
             return False
         return not math.isfinite(self.test_loss) or self.test_loss > GROWN * max(1.0, self.train_loss or 0.0)
 
     def scalars(self) -> dict[str, float]:
-        """Return every number of the round that is known, by name; own metrics under theirs."""
+        """Return every known number of the round by name, custom metrics included."""
         found = {key: self[key] for key in self if key not in ("round", "metrics", "devices")}
         rates = [device.rate for device in self.devices if device.took_part and device.rate is not None]
         found |= {"devices": len([d for d in self.devices if d.took_part])}
@@ -201,28 +191,42 @@ class RoundRecord(_Record):
         return {key: float(value) for key, value in found.items() if value is not None}
 
 
-def whole(item: Mapping[str, Any], key: str, where: str) -> int:
-    """Return ``item[key]``, a whole number of 64 bits that must be there."""
+def _malformed(line: Any) -> str:
+    """Return what is wrong with the structure of a line; empty if nothing."""
+    if not isinstance(line, Mapping) or not isinstance(line.get("devices"), list | tuple):
+        return " must be an object with a round number and a list of devices"
+    if not isinstance(metrics := line.get("metrics") or {}, Mapping):
+        return f": 'metrics' is {metrics!r:.60}; it must be an object of numbers"
+    if wrong := [entry for entry in line["devices"] if not isinstance(entry, Mapping)]:
+        return f": every device must be an object, not {wrong[0]!r:.60}"
+    numbers = [one for entry in line["devices"] if isinstance(one := entry.get("device"), int)]
+    if len(set(numbers)) < len(numbers):
+        return f": device {max(numbers, key=numbers.count)} appears twice in one round"
+    return ""
+
+
+def integer(item: Mapping[str, Any], key: str, where: str) -> int:
+    """Return ``item[key]``, a required 64-bit integer."""
     value = item.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
-    raise RunError(f"{where}: {key!r} is {_show(value)}; it must be a whole number. {_EDITED}")
+    raise RunError(f"{where}: {key!r} is {_short(value)}; it must be an integer. {_EDITED}")
 
 
 def number(item: Mapping[str, Any], key: str, where: str) -> float | None:
-    """Return ``item[key]``, a number, or None for what is none: absent, null, or (a loss that ran away) infinite."""
+    """Return ``item[key]``, a number; None if it is absent, null or (a loss that diverged) infinite."""
     value = item.get(key)
     if value is None:
         return None
     if not isinstance(value, float | int) or isinstance(value, bool) or not _fits(value):
-        raise RunError(f"{where}: {clean(repr(key), 60)} is {_show(value)}; it must be a number or null. {_EDITED}")
+        raise RunError(f"{where}: {clean(repr(key), 60)} is {_short(value)}; it must be a number or null. {_EDITED}")
     return value if math.isfinite(value) else None
 
 
-def _show(value: Any) -> str:
+def _short(value: Any) -> str:
     try:
         return clean(repr(value), 60)
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+    except (ValueError, RecursionError):  # thousands of digits or brackets
         return "too large to show"
 
 
@@ -236,12 +240,12 @@ def _fits(value: float) -> bool:
 
 @cache
 def kinds(cls: Any) -> dict[str, str]:
-    """Return what the fields of a record hold: ``"int"``, ``"float"``, ``"str"``, whether or not they may be None."""
+    """Return the type of each field of a record, without its ``| None``: ``"int"``, ``"float"`` or ``"str"``."""
     return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
 
 
 def _values(cls: Any, item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a record that are there, each of its type."""
+    """Return the known fields of a record, converted to their types."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
         value = item.get(name)

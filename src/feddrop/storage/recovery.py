@@ -1,4 +1,4 @@
-"""Checkpoint and metrics as a pair: which one a run can go on from, when any of its files may be damaged."""
+"""Find the state to resume from: the newest intact checkpoint with its memories and all metrics before it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("feddrop")
 
 INDEX = "memories"
-"""The group of a checkpoint that says which memories of devices are current."""
+"""The group of a checkpoint that says which device memories are current."""
 
 
 def line_ends(data: bytes) -> list[int]:
-    """Return where the lines of rounds 1, 2, 3, ... end, up to the first that is missing or damaged."""
+    """Return where the lines of rounds 1, 2, 3, ... end, up to the first missing or damaged one."""
     ends: list[int] = []
     at = 0
     while (end := data.find(b"\n", at)) >= 0:
@@ -41,67 +41,74 @@ def line_ends(data: bytes) -> list[int]:
 
 
 def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
-    """Tell whether these are the very lines that had been written when the checkpoint was."""
-    noted = checkpoint.notes.get("metrics")
-    return noted is None or noted == hashlib.blake2b(data, digest_size=16).hexdigest()
+    """Return whether these are exactly the lines that had been written when the checkpoint was saved."""
+    return checkpoint.notes.get("metrics") == hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoint | None, int]:
-    """Find the newest checkpoint that is whole, with its memories and all lines of metrics before it.
+    """Find the newest intact checkpoint that has its memories and all lines of metrics before it.
 
     Args:
         folder: the folder of checkpoints.
         data: the metrics.
-        memories: what devices remember.
+        memories: the memories of the devices.
 
     Returns:
         The checkpoint, and how many bytes of metrics belong to it; None and 0 if no round was finished.
 
     Raises:
-        RunError: rounds were finished, but nothing is whole enough to go on from.
+        RunError: rounds were finished, but no state to resume from is intact.
     """
-    from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+    from feddrop.storage.checkpoints import saved_rounds
 
     where, last = clean(folder.parent), 0
     ends, rounds = line_ends(data), saved_rounds(folder)
     changed: Checkpoint | None = None
     for round_ in reversed(rounds):
-        try:
-            found = read_checkpoint(folder, round_)
-            index = found.groups.get(INDEX, {}).get("rounds")
-            if index is not None and (why := memories.damaged(index)):
-                raise DamagedError(why)
-        except DamagedError as error:
-            log.warning("the checkpoint of round %d in %s is damaged: %s.", round_, where, error)
+        found = _intact(folder, round_, memories)
+        if found is None:
             continue
         last = last or round_
         if len(ends) < round_:
             continue
-        if not written_before(found, data[: ends[round_ - 1]]):  # a line is not what it was, though it can be read
+        if not written_before(found, data[: ends[round_ - 1]]):  # a line can be read, but was changed
             changed = changed or found
             continue
-        if changed and round_ < rounds[-2]:  # an old line: better a record that was changed than all rounds again
+        if changed and round_ < rounds[-2]:  # an old line was changed: keep it rather than repeat all later rounds
             break
         if round_ != rounds[-1]:
-            log.warning("%s goes on from round %d, the newest that is whole.", where, round_)
+            log.warning("%s resumes from round %d, the newest intact one.", where, round_)
         return found, ends[round_ - 1]
     if changed:
         return changed, ends[changed.round - 1]
+    problem = ""
     if last:
-        raise RunError(
-            f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is missing or damaged. "
-            "Restore it, or start a new run."
-        )
-    if len(ends) > 1 or (rounds and rounds[-1] > 1):  # a kill may come between first record and first checkpoint
-        raise RunError(
-            f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read. Restore its checkpoints, "
-            "or start a new run."
-        )
+        problem = f"metrics.jsonl in {where} lacks rounds 1 to {last}: line {len(ends) + 1} is missing or damaged"
+    elif len(ends) > 1 or (rounds and rounds[-1] > 1):  # a kill may come between first record and first checkpoint
+        problem = f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read"
+    if problem:
+        raise RunError(f"{problem}. Restore the file from a backup, or start a new run.")
     return None, 0
 
 
+def _intact(folder: Path, round_: int, memories: Memories) -> Checkpoint | None:
+    """Read a checkpoint and verify its memories; log a warning and return None if any is damaged."""
+    from feddrop.storage.checkpoints import DamagedError, read_checkpoint
+
+    try:
+        found = read_checkpoint(folder, round_)
+        index = found.groups.get(INDEX, {}).get("rounds")
+        why = "" if index is None else memories.damaged(index)
+    except DamagedError as error:
+        why = str(error)
+    if not why:
+        return found
+    log.warning("the checkpoint of round %d in %s is damaged: %s.", round_, clean(folder.parent), why)
+    return None
+
+
 def memory_indices(folder: Path, last: int) -> dict[int, Tensor]:
-    """Read which memories the checkpoints up to a round refer to, by round."""
+    """Read which memories the checkpoints up to a round refer to: their arrays by round."""
     from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
 
     found: dict[int, Tensor] = {}
@@ -114,7 +121,7 @@ def memory_indices(folder: Path, last: int) -> dict[int, Tensor]:
 
 
 def best_round(records: Sequence[RoundRecord]) -> tuple[float, int] | None:
-    """Return the best score and its round, of equals the first; None where nothing was tested."""
+    """Return the best score and the first round that reached it; None if no round was tested."""
     scores = [(record.score, -record.round) for record in records if record.score is not None]
     if not scores:
         return None

@@ -1,4 +1,4 @@
-"""Records as tables: pandas, Parquet, CSV. A row a round, or a row a device and round."""
+"""Records as tables (pandas, Parquet, CSV), with one row per round or one row per device per round."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KINDS = kinds(RoundRecord) | kinds(DeviceRecord)
 
 
 def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
-    """Return the columns of a table, all of the same length; None is what is not known.
+    """Return the columns of a table, all of the same length; None for unknown values.
 
-    Own metrics are columns ``metrics.NAME``, in the order in which they first appear.
+    Custom metrics become columns ``metrics.NAME``, in the order in which they first appear.
     """
     if devices:
         names = [one.name for one in dataclasses.fields(DeviceRecord)]
@@ -35,21 +35,21 @@ def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
             name: [getattr(device, name) for _, device in pairs] for name in names
         }
     names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in ("metrics", "devices")]
-    own = list(dict.fromkeys(name for record in rounds for name in record.metrics))
+    metrics = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     return {name: [getattr(record, name) for record in rounds] for name in names} | {
-        f"metrics.{name}": [record.metrics.get(name) for record in rounds] for name in own
+        f"metrics.{name}": [record.metrics.get(name) for record in rounds] for name in metrics
     }
 
 
 def to_pandas(rounds: Sequence[RoundRecord], *, devices: bool = False) -> DataFrame:
-    """Return a pandas table. Numbers are float64 with NaN for what is not known, counts int64, words texts or None."""
+    """Return a pandas table: numbers as float64 with NaN for unknown, counts as int64, words as strings or None."""
     pandas = _need("pandas")
     table = columns(rounds, devices=devices)
     return pandas.DataFrame({name: pandas.Series(values, dtype=_dtype(name)) for name, values in table.items()})
 
 
 def write(rounds: Sequence[RoundRecord], path: Path, *, devices: bool = False) -> Path:
-    """Write a table as ``.parquet`` or ``.csv``; a reader of an older file sees that one or the new one."""
+    """Write a table as ``.parquet`` or ``.csv``, atomically."""
     table = columns(rounds, devices=devices)
     match path.suffix.lower():
         case ".csv":
@@ -76,7 +76,7 @@ def _parquet(table: Columns) -> bytes:
 
 
 def _dtype(name: str) -> str:
-    return _DTYPES[_KINDS.get(name, "float")]  # own metrics are numbers
+    return _DTYPES[_KINDS.get(name, "float")]  # custom metrics are numbers
 
 
 def _need(package: str) -> Any:
@@ -84,4 +84,4 @@ def _need(package: str) -> Any:
         return import_module(package)
     except ImportError:
         name = package.partition(".")[0]
-        raise RunError(f"{name} is not installed, and this needs it: pip install 'feddrop[pandas]'.") from None
+        raise RunError(f"this needs {name}, which is not installed. Run: pip install 'feddrop[pandas]'.") from None

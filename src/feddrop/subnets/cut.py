@@ -13,7 +13,7 @@ from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
-from feddrop.subnets.piece import Index, Piece, Subnet, whole
+from feddrop.subnets.piece import Index, Piece, Subnet, full_piece
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 Choose = Callable[[str, int, float], Index | None]
@@ -35,7 +35,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
             keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
             index = kept_positions(seed, name, math.prod(shape), keep, config.count)
             scale = 1.0 / keep
-            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else whole(shape)
+            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else full_piece(shape)
         return subnet
 
     return cut_weights

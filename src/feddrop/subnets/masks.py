@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from feddrop.errors import ConfigError
-from feddrop.seeds import derive, words
+from feddrop.seeds import derive, philox_words
 from feddrop.subnets.piece import Index
 
 
@@ -43,7 +43,7 @@ def kept_positions(seed: int, name: str, size: int, keep: float, count: str = "e
     """
     if keep >= 1.0:
         return None
-    draws = words(derive(seed, name), size)
+    draws = philox_words(derive(seed, name), size)
     if count == "bernoulli":
         positions = np.flatnonzero(draws < int(keep * 2**32))
         return positions if len(positions) else np.array([int(draws.argmin())])

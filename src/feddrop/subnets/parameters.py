@@ -90,7 +90,7 @@ def load_into(model: nn.Module, params: Params) -> None:
             tensor.zero_()
 
 
-def with_variances(before: Params, after: Params) -> Params:
+def without_negative_variances(before: Params, after: Params) -> Params:
     """Return the parameters after a merge, where a norm's variance that fell below 0 stays as it was before.
 
     Nothing guards it from that: a change that int8 rounds or a rate scales may take more from a small variance than

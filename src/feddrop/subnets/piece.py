@@ -48,7 +48,7 @@ Subnet = dict[str, Piece]
 """A subnet: what is kept of every tensor, in the network's order."""
 
 
-def whole(shape: tuple[int, ...]) -> Piece:
+def full_piece(shape: tuple[int, ...]) -> Piece:
     """Keep all of a tensor."""
     return Piece(shape=shape, sub_shape=shape)
 

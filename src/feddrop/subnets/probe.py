@@ -23,7 +23,7 @@ Example = Tensor | tuple[Tensor, ...] | Sequence[int]
 one sample of numbers, without the batch."""
 
 
-def samples(model: nn.Module, example: Example, count: int) -> tuple[Tensor, ...]:
+def example_inputs(model: nn.Module, example: Example, count: int) -> tuple[Tensor, ...]:
     """Return ``count`` samples as the network is called with: the example's first one, repeated, or zeros of its shape.
 
     Args:
@@ -37,14 +37,14 @@ def samples(model: nn.Module, example: Example, count: int) -> tuple[Tensor, ...
         return (torch.zeros((count, *(int(size) for size in given)), dtype=first.dtype, device=first.device),)
     if not all(isinstance(part, Tensor | np.ndarray) and part.ndim and len(part) for part in given):
         raise ConfigError(
-            f"an example input is {described(example)}; it must be a batch of at least one sample as a tensor, a "
+            f"an example input is {describe_example(example)}; it must be a batch of at least one sample as a tensor, a "
             "tuple of such tensors, or the shape of one sample."
         )
     parts = [torch.as_tensor(part)[:1].detach().to(first.device) for part in given]
     return tuple(part.repeat(count, *[1] * (part.ndim - 1)) for part in parts)
 
 
-def described(example: Any) -> str:
+def describe_example(example: Any) -> str:
     """Say in words what an example is: its shapes, without the batch."""
     if isinstance(example, Tensor | np.ndarray):
         return f"samples of shape {tuple(example.shape[1:])}"

@@ -21,7 +21,7 @@ from feddrop.subnets import (
     rules,  # noqa: F401 -- importing registers them
 )
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
-from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
+from feddrop.subnets.probe import Example, describe_example, random_state_kept, example_inputs, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized
 
 _OUTPUT = "its units are the network's output"
@@ -43,10 +43,10 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
     """
     if not any(p.is_floating_point() for p in model.parameters()):
         raise SubnetError("The network has no parameters, so there are no units to drop.")
-    inputs = samples(model, example, 2)
+    inputs = example_inputs(model, example, 2)
     coupling, outs, failure = _watch(twin(model), inputs)
     if failure:
-        raise SubnetError(f"The network fails on {described(example)}: {failure}")
+        raise SubnetError(f"The network fails on {describe_example(example)}: {failure}")
     if not outs:
         raise SubnetError("The network returns no tensors; it must return tensors, alone or in dicts or tuples.")
     shapes = [tuple(out.shape) for out in outs]

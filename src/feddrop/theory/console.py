@@ -115,7 +115,7 @@ def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subjec
             f"devices is {devices}; there must be at least 1, and no more than the {count} training samples."
         )
     return _Subject(
-        network=models.build(model, dataset, seed),
+        network=models.build_model(model, dataset, seed),
         dataset=dataset,
         loss=loss_named(dataset.loss),
         samples=[(count + k) // devices for k in range(devices)],
@@ -138,7 +138,7 @@ def _of_run(folder: Path, seed: int) -> _Subject:
             )
     model, limit = config.model.name, config.data.train_limit or None
     dataset = _numbers(data.load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
-    network, values = models.build(config.model, dataset, seed), dict(loaded.groups["params"])
+    network, values = models.build_model(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
         raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
     parameters.load_into(network, values)

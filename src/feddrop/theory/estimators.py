@@ -22,7 +22,7 @@ from torch.func import functional_call, grad, vmap
 
 from feddrop.errors import ConfigError
 from feddrop.learning.local import Loss
-from feddrop.seeds import derive, words
+from feddrop.seeds import derive, philox_words
 
 Tick = Callable[[], None]
 """Called after every gradient and every Hessian-vector product, to show progress."""
@@ -50,7 +50,7 @@ def mean_of(draws: list[float]) -> Estimate:
 
 def signs(seed: int, count: int, like: Tensor) -> Tensor:
     """Draw ``[count]`` random signs ±1 (Rademacher), of the type and place of ``like``."""
-    bits = np.unpackbits(words(seed, -(-count // 32)).view(np.uint8), count=count)
+    bits = np.unpackbits(philox_words(seed, -(-count // 32)).view(np.uint8), count=count)
     return torch.from_numpy(bits).to(like) * 2 - 1
 
 

@@ -11,10 +11,10 @@ from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.methods.method import Sizes
 from feddrop.seeds import derive
-from feddrop.simulation.participation import Roster
 from feddrop.simulation.cell_rates import CellRates, covers
-from feddrop.simulation.schemes import Workload
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run, resume, run
+from feddrop.simulation.schemes import Workload
 from feddrop.wire import frame_bytes
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]
@@ -69,15 +69,15 @@ def test_measured_latency_by_hand(tmp_path):
     config = RunConfig.from_toml("", [*BASE, "rounds=1", "radio.deadline_s=0.5"])
     job = Run(config, tmp_path / "run")
     (record,) = list(job)
-    cell, decision = job.prepared.scheme.cell, job.prepared.scheme.decide(1)
+    cell, plan = job.prepared.scheme.cell, job.prepared.scheme.decide(1)
     device = record["devices"][2]
-    down, up = cell.bits_per_second(decision.channels, decision.allocation.share)
+    down, up = cell.bits_per_second(plan.channels, plan.allocation.share)
     push, pull = 8 * device["push_bytes"] / down[2], 8 * device["pull_bytes"] / up[2]
     kept = 1 - device["rate"]
-    flops = job.prepared.flops.whole.forward * 3 * 50
-    compute = flops * kept / 16 / decision.channels.cpu_hz[2]
+    flops = job.prepared.flops.full.forward * 3 * 50
+    compute = flops * kept / 16 / plan.channels.cpu_hz[2]
     assert device["latency_s"] == pytest.approx(push + pull + compute, rel=1e-3)
-    joules = pull * decision.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * decision.channels.cpu_hz[2] ** 3
+    joules = pull * plan.channels.tx_power_w[2] + cell.cpu_constant[2] * compute * plan.channels.cpu_hz[2] ** 3
     assert device["energy_j"] == pytest.approx(joules + 0.1, rel=1e-3)
 
 
@@ -127,18 +127,19 @@ def test_covering_is_close(tmp_path):
     """The full model that the allocator is told of is at most a little larger than the real one."""
     import torch
 
-    from feddrop.config import Radio, method_named
+    from feddrop.config import FedDrop, Radio
+    from feddrop.methods import build_method
     from feddrop.methods.method import Setup
     from feddrop.models import lenet
-    from feddrop.models.flops import count
+    from feddrop.models.flops import count_flops
 
     setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
-    flops = count(setup.model, setup.example)
+    flops = count_flops(setup.model, setup.example)
     work = Workload(
         samples=[10, 10, 10],
         parameters=69656,
         flops=lambda kept: (flops.of(kept or {}).forward, 3 * flops.of(kept or {}).forward),
-        sizes=method_named("feddrop").factory()(setup).sizes,
+        sizes=build_method(FedDrop(), setup).sizes,
         dtype="float32",
     )
     control = CellRates(Radio(noise="density"), work, Roster(Participation(), 3, 0), 0)
@@ -188,7 +189,7 @@ def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
         assert np.all(objectives(deadline_s, "primal-dual") <= joint * (1 + 1e-3))
 
 
-def decided(tmp_path, *settings):
+def first_plan(tmp_path, *settings):
     config = RunConfig.from_toml("", ["rounds=1", "data.train_limit=300", *settings])
     return Run(config, tmp_path / f"{len(list(tmp_path.iterdir()))}").prepared.scheme.decide(1)
 
@@ -197,26 +198,26 @@ def test_closer_covers_come_to_an_end(tmp_path):
     """At the unit level a cover can rise a little as its top falls: then the one before is kept."""
     units = ["method.level=unit", "radio.deadline_s=0.24", "data.devices=6"]
     for scheme in ("equal", "random", "exact"):
-        assert 0 < max(decided(tmp_path, *units, f"radio.scheme={scheme}").rates.values()) < 0.9
+        assert 0 < max(first_plan(tmp_path, *units, f"radio.scheme={scheme}").rates.values()) < 0.9
     alone = ["method.level=unit", "data.devices=1", "data.train_limit=50", "radio.deadline_s=0.02"]
-    assert decided(tmp_path, *alone).rates[0] == pytest.approx(0.74, abs=0.005)  # what was feasible stays so
+    assert first_plan(tmp_path, *alone).rates[0] == pytest.approx(0.74, abs=0.005)  # what was feasible stays so
 
 
 @pytest.mark.parametrize("scheme", ["exact", "primal-dual", "equal"])
 def test_closer_covers_do_not_change_who_takes_part(tmp_path, scheme):
     weak = ["data.devices=2", "data.train_limit=100", "radio.path_loss=[1e-4, 7e-5]", "radio.deadline_s=0.06"]
-    decision = decided(tmp_path, *weak, "radio.policy=leave-out", f"radio.scheme={scheme}")
-    assert decision.left_out == [1]
-    assert decision.binding == {0: "deadline"}
-    assert decision.objective == pytest.approx(3.33, rel=1e-2)
+    plan = first_plan(tmp_path, *weak, "radio.policy=leave-out", f"radio.scheme={scheme}")
+    assert plan.left_out == [1]
+    assert plan.binding == {0: "deadline"}
+    assert plan.objective == pytest.approx(3.33, rel=1e-2)
 
 
 def test_fixed_rates_are_billed_at_those_rates(tmp_path):
     """Layers that stay whole weigh more in a smaller subnet: the cost at θ is not that of rate 0.5."""
     settings = ["data.devices=6", "method.layers=linear", "radio.scheme=fixed", "rate=0.5", "radio.deadline_s=0.3"]
-    assert len(decided(tmp_path, *settings).rates) == 6
+    assert len(first_plan(tmp_path, *settings).rates) == 6
     with pytest.raises(InfeasibleError):
-        decided(tmp_path, *settings[:-1], "radio.deadline_s=0.28")
+        first_plan(tmp_path, *settings[:-1], "radio.deadline_s=0.28")
 
 
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
@@ -247,13 +248,13 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     settings = ["radio.deadline_s=0.6", "radio.scheme=random"]
     job = Run(RunConfig.from_toml("", [*BASE, *settings]), tmp_path / "run")
     rates = job.prepared.scheme
-    decision = rates.decide(1)
-    wires = ["float32"] * rates.cell.devices
-    told = rates._problem(decision.channels, rates._full(wires, np.full(len(wires), 0.9)))
+    plan = rates.decide(1)
+    dtypes = ["float32"] * rates.cell.devices
+    told = rates._problem(plan.channels, rates._full(dtypes, np.full(len(dtypes), 0.9)))
     again = allocate(told, "random", seed=derive(0, "shares", 1))
-    assert decision.allocation.problem.max_rate == pytest.approx(0.9)
-    assert list(decision.shares.values()) == again.share.tolist()
-    assert all(rate <= worst for rate, worst in zip(decision.rates.values(), again.rate, strict=True))
+    assert plan.allocation.problem.max_rate == pytest.approx(0.9)
+    assert list(plan.shares.values()) == again.share.tolist()
+    assert all(rate <= worst for rate, worst in zip(plan.rates.values(), again.rate, strict=True))
 
 
 def test_layer_rates_of_units_cannot_be_promised(tmp_path):

@@ -1,8 +1,10 @@
-"""What a user brings: a network, data, parts, a method, an executor, a loss, metrics; and what stays theirs."""
+"""Custom objects: network, data, parts, method, executor, loss, metrics, rates."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ import torch
 from torch import nn
 
 import feddrop
-from feddrop.config import FedAvg
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
+from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.schemes import GivenRates
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
@@ -127,7 +129,7 @@ def lame(part, change):
     """Federated dropout, one of whose functions does not do what it should."""
 
     def factory(setup):
-        inner = feddrop.feddrop(setup, feddrop.FedDrop())
+        inner = feddrop.build_method(feddrop.FedDrop(), setup)
         return inner._replace(**{part: lambda *given: change(getattr(inner, part)(*given), *given)})
 
     return factory
@@ -143,20 +145,20 @@ def lame(part, change):
         (lame("merge", lambda done, *_: (done[0], [1])), r"merge gives the state \[1\]"),
         (
             lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),
-            "gives nothing for '1.weight'; torch.float32",
+            "returns nothing for '1.weight'; expected torch.float32",
         ),
-        (lame("merge", lambda done, *_: ({n: t.double() for n, t in done[0].items()}, {})), "gives torch.float64"),
+        (lame("merge", lambda done, *_: ({n: t.double() for n, t in done[0].items()}, {})), "returns torch.float64"),
     ],
 )
-def test_a_method_that_gives_something_else_is_said(tmp_path, small, method, said):
+def test_a_method_that_returns_something_else_is_an_error(tmp_path, small, method, said):
     net = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
     with pytest.raises(RunError, match=said):
         feddrop.run(config(), tmp_path / "run", model=net, dataset=small, method=method)
 
 
-def test_a_method_that_does_not_look_at_the_updates_is_said(tmp_path, small):
+def test_a_method_that_ignores_updates_is_an_error(tmp_path, small):
     def factory(setup):
-        return feddrop.feddrop(setup, feddrop.FedDrop())._replace(merge=lambda state, params, _: (params, state))
+        return feddrop.build_method(feddrop.FedDrop(), setup)._replace(merge=lambda state, params, _: (params, state))
 
     with pytest.raises(RunError, match="merge left updates unread"):
         feddrop.run(config(), tmp_path / "run", dataset=small, method=factory)
@@ -191,7 +193,7 @@ def test_outputs_that_do_not_fit_the_targets_are_an_error_before_the_run(tmp_pat
     with pytest.raises(ConfigError, match=said):
         feddrop.Run(config(), tmp_path / "run", model=net, dataset=dataset)
     assert not (tmp_path / "run").exists()
-    if isinstance(net, nn.ModuleDict):  # a loss of one's own takes what it likes
+    if isinstance(net, nn.ModuleDict):  # a custom loss takes any output
 
         def loss(outputs, targets):
             return nn.functional.cross_entropy(outputs["logits"], targets)
@@ -199,13 +201,13 @@ def test_outputs_that_do_not_fit_the_targets_are_an_error_before_the_run(tmp_pat
         assert feddrop.run(config(), tmp_path / "run", model=net, dataset=dataset, loss=loss)
 
 
-def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, tiny, small, caplog):
+def test_settings_that_custom_objects_replace_are_reported(tmp_path, tiny, small, caplog):
     parts = [range(30), range(30, 60)]
     feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)
     assert caplog.messages == [
-        "model.width: without effect, since model=... was given.",
-        "data.train_limit: without effect, since dataset=... was given.",
-        "data.devices: without effect, since parts=... was given.",
+        "model.width: no effect, because model=... was given.",
+        "data.train_limit: no effect, because dataset=... was given.",
+        "data.devices: no effect, because parts=... was given.",
     ]
 
 
@@ -213,7 +215,7 @@ def test_what_is_brought_leaves_settings_without_effect_and_says_so(tmp_path, ti
     ("settings", "norm", "failing"),
     [((), nn.BatchNorm1d(16), [0]), (("train.batch_size=1",), nn.BatchNorm1d(16), [0, 1]), ((), nn.LayerNorm(16), [])],
 )
-def test_devices_that_cannot_train_on_one_sample_are_told_before_they_fail(
+def test_devices_that_cannot_train_on_one_sample_are_reported_before_the_run(
     tmp_path, small, caplog, settings, norm, failing
 ):
     net = nn.Sequential(nn.Flatten(), nn.LazyLinear(16), norm, nn.Linear(16, 10))
@@ -228,7 +230,7 @@ def test_devices_that_cannot_train_on_one_sample_are_told_before_they_fail(
         assert [one.device for one in next(iter(run)).devices if one.status != "ok"] == failing
 
 
-def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_path, caplog):
+def test_a_rate_besides_custom_rates_has_no_effect_unless_they_use_it(tmp_path, caplog):
     class Taking(GivenRates):
         takes = ("rate",)
 
@@ -236,16 +238,16 @@ def test_a_rate_beside_rates_of_ones_own_has_no_effect_unless_they_take_it(tmp_p
         feddrop.Run(
             config("rate=0.5"), tmp_path / decider.__name__, rates=lambda _, who, own=decider: own([0.1] * 3, who)
         )
-    assert caplog.messages == ["rate: without effect, since rates=... was given."]
+    assert caplog.messages == ["rate: no effect, because rates=... was given."]
 
 
-def test_a_radio_or_gains_beside_rates_of_ones_own_have_no_effect_and_are_named(tmp_path, caplog):
+def test_a_radio_or_gains_besides_custom_rates_have_no_effect_and_are_reported(tmp_path, caplog):
     def own(_, who):
         return GivenRates([0.1] * 3, who)
 
     feddrop.Run(config("radio.deadline_s=20"), tmp_path / "run", rates=own)
-    assert "[radio]: without effect, since rates=... was given." in caplog.messages
-    with pytest.raises(ConfigError, match="gains have no effect where rates= decides"):
+    assert "[radio]: no effect, because rates=... was given." in caplog.messages
+    with pytest.raises(ConfigError, match=r"gains have no effect if rates=... decides"):
         feddrop.Run(config("radio.deadline_s=20"), tmp_path / "gains", rates=own, gains=np.ones((2, 3)))
 
 
@@ -253,7 +255,7 @@ def test_a_radio_or_gains_beside_rates_of_ones_own_have_no_effect_and_are_named(
     ("setting", "said"),
     [
         ("server.min_devices=4", "server.min_devices is 4, but at most 3 devices take part"),
-        ("server.krum=1", "server.krum is 1, which needs at least 5 updates a round, but at most 3"),
+        ("server.krum=1", "server.krum is 1, which needs at least 5 updates per round, but at most 3"),
     ],
 )
 def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, setting, said):
@@ -262,36 +264,36 @@ def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, settin
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("given", [nn.Linear(2, 2), None])
-def test_a_mistyped_argument_is_named_with_the_nearest(tmp_path, small, given):
-    with pytest.raises(ConfigError, match=r"an argument is 'modle'; it must be .* Did you mean 'model'\?"):
-        feddrop.run(config(), tmp_path / "run", dataset=small, modle=given)
-    with pytest.raises(ConfigError, match=r"an argument is 'overwirte'; .* Did you mean 'overwrite'\?"):
-        feddrop.Run(config(), tmp_path / "run", overwirte=given)
-    assert not (tmp_path / "run").exists()
-    feddrop.Run(config(), tmp_path / "run", dataset=small)
-    with pytest.raises(ConfigError, match=r"an argument is 'datset'; .* Did you mean 'dataset'\?"):
-        feddrop.resume(tmp_path / "run", datset=given)
+@pytest.mark.parametrize("call", [feddrop.run, feddrop.Run, feddrop.resume])
+def test_every_keyword_is_spelled_out_and_documented(call):
+    """So that help() lists them, editors complete them, and a mistyped one is an error."""
+    given = {name for name, one in inspect.signature(call).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert {item.name for item in dataclasses.fields(CustomObjects)} | {"callbacks"} <= given
+    assert call is feddrop.resume or {"overwrite", "command"} <= given
+    text = inspect.getdoc(call)
+    assert all(f"\n    {name}: " in text for name in given)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'modle'"):
+        call("config", "folder", modle=None)
 
 
-def test_a_run_goes_on_with_what_it_was_started_with_and_no_more(tmp_path, small):
+def test_a_run_is_resumed_with_the_custom_objects_of_its_start(tmp_path, small):
     mine = {
         "loss": lambda outputs, targets: 5 * nn.functional.cross_entropy(outputs, targets),
-        "method": lambda setup: feddrop.heterofl(setup, feddrop.Windows()),
+        "method": lambda setup: feddrop.build_method(feddrop.HeteroFL(), setup),
         "metrics": {"accuracy": lambda outputs, targets: torch.ones(())},
         "rates": lambda work, who: GivenRates([0.1] * len(work.samples), who),
         "parts": [np.arange(30), np.arange(30, 60), np.arange(60, 90)],
     }
     next(iter(feddrop.Run(config(), tmp_path / "run", dataset=small)))
     for name, given in mine.items():
-        with pytest.raises(RunError, match=f"was started without {name} of your own: resume it without, or start"):
+        with pytest.raises(RunError, match=f"was started without a custom {name}. Resume it without, or start"):
             feddrop.resume(tmp_path / "run", dataset=small, **{name: given})
     assert len(feddrop.resume(tmp_path / "run", dataset=small, loss=None, executor=Serial)) == 2
 
 
 def growing(setup, start=()):
     """A method whose state has a name more after every round."""
-    inner = feddrop.feddrop(setup, feddrop.FedDrop())
+    inner = feddrop.build_method(feddrop.FedDrop(), setup)
 
     def merge(state, params, updates):
         after, _ = inner.merge({}, params, updates)
@@ -317,27 +319,27 @@ def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(t
 
 
 @pytest.mark.parametrize(
-    ("brought", "said"),
+    ("custom", "said"),
     [
         ({"executor": "processes"}, "executor is 'processes'; it must be a function .* execution.executor"),
         ({"executor": feddrop.Processes}, "executor is .*Processes'>; it must be a function of one argument"),
         ({"loss": "mse"}, "loss is 'mse'; it must be a function .* train.loss"),
         ({"method": "feddst"}, "method is 'feddst'; it must be a function .* method.name"),
-        ({"rates": 0.5}, "rates is 0.5; it must be a function .* configuration: rate"),
+        ({"rates": 0.5}, "rates is 0.5; it must be a function .* set rate"),
         ({"dataset": "digits"}, "dataset is 'digits'; it must be a feddrop.Dataset.* data.name"),
         ({"dataset": (torch.zeros(2, 3), torch.zeros(2))}, "feddrop.from_arrays"),
-        ({"metrics": [nn.functional.mse_loss]}, "metrics is .*; it must be functions"),
-        ({"metrics": {"mse": 3}}, "metrics is {'mse': 3}; it must be functions"),
-        ({"samples": [40, 40, 40]}, "samples .* go with an executor of your own"),
+        ({"metrics": [nn.functional.mse_loss]}, "metrics is .*; it must map names to functions"),
+        ({"metrics": {"mse": 3}}, "metrics is {'mse': 3}; it must map names to functions"),
+        ({"samples": [40, 40, 40]}, "samples is given, .* needs an executor"),
     ],
 )
-def test_a_name_where_a_thing_is_due_is_an_error_before_anything_is_written(tmp_path, brought, said):
+def test_a_custom_object_of_the_wrong_type_is_an_error_before_anything_is_written(tmp_path, custom, said):
     with pytest.raises(ConfigError, match=said):
-        feddrop.run(config(), tmp_path / "run", **brought)
+        feddrop.run(config(), tmp_path / "run", **custom)
     assert not (tmp_path / "run").exists()
 
 
-def test_parts_of_ones_own(tmp_path, small):
+def test_custom_parts(tmp_path, small):
     parts = [np.arange(50), [60, 61, 62], np.arange(70, 90)]
     records = feddrop.run(config(), tmp_path / "run", dataset=small, parts=parts)
     assert [entry.samples for entry in records[0].devices] == [50, 3, 20]
@@ -349,7 +351,7 @@ def test_parts_of_ones_own(tmp_path, small):
         feddrop.run(config(), tmp_path / "bad", dataset=small, parts=[[0, 90]])
 
 
-def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
+def test_custom_loss_and_metrics(tmp_path, small):
     def smooth(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
 
@@ -361,21 +363,21 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path, small):
     assert records[0].train_loss != plain[0].train_loss
     assert 0 <= records[-1].metrics["top3"] <= 1
     assert "top3" not in plain[-1].metrics
-    named = feddrop.run(config('train.loss="test_open:halved"'), tmp_path / "named", dataset=small)
+    named = feddrop.run(config('train.loss="test_custom:halved"'), tmp_path / "named", dataset=small)
     assert named[0].train_loss == pytest.approx(plain[0].train_loss / 2, rel=0.2)
 
 
 @pytest.mark.parametrize(
     ("name", "method", "said"),
     [
-        ("loss", "feddrop", "metrics has 'loss', which a record holds already. Give it another name"),
-        ("test_loss", "feddrop", "metrics has 'test_loss', which a record holds"),
-        ("mean_rate", "feddrop", "metrics has 'mean_rate', which a record holds"),
-        (" ", "feddrop", "metrics has the name ' '; give it one that can be read"),
-        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method notes itself. Give it another name"),
+        ("loss", "feddrop", "metrics has 'loss', which is a field of every record. Use another name"),
+        ("test_loss", "feddrop", "metrics has 'test_loss', which is a field"),
+        ("mean_rate", "feddrop", "metrics has 'mean_rate', which is a field"),
+        (" ", "feddrop", "metrics has the name ' '; metric names must not be blank"),
+        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method records itself. Use another name"),
     ],
 )
-def test_a_metric_has_a_name_of_its_own(tmp_path, tiny, small, name, method, said):
+def test_a_metric_needs_a_free_name(tmp_path, tiny, small, name, method, said):
     chosen = config("rate=0.5", f"method={method}")
     with pytest.raises(ConfigError, match=said):
         feddrop.Run(chosen, tmp_path / "run", model=tiny, dataset=small, metrics={name: halved})
@@ -403,7 +405,7 @@ def test_a_loss_that_no_device_could_learn_by_is_an_error_before_the_run(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_method_of_ones_own_may_learn_without_the_gradient_of_the_loss(tmp_path, tiny, small):
+def test_a_custom_method_may_learn_without_the_gradient_of_the_loss(tmp_path, tiny, small):
     def wrong(outputs, targets):
         return (outputs.argmax(1) != targets).float().mean()
 
@@ -411,7 +413,7 @@ def test_a_method_of_ones_own_may_learn_without_the_gradient_of_the_loss(tmp_pat
         def local(subnet, values, job, batches, memory):
             return feddrop.Update(values={n: torch.zeros_like(v) for n, v in values.items()}, loss=1.0, samples=1), {}
 
-        return feddrop.feddrop(setup, feddrop.FedDrop())._replace(local=local)
+        return feddrop.build_method(feddrop.FedDrop(), setup)._replace(local=local)
 
     feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, loss=wrong, method=still)
 
@@ -437,7 +439,7 @@ def halved(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets) / 2
 
 
-def test_an_executor_of_ones_own(tmp_path, small):
+def test_custom_executor(tmp_path, small):
     seen = []
 
     class Counting(Serial):
@@ -463,7 +465,7 @@ def test_training_that_diverges_is_an_error_not_an_ok(tmp_path, small):
         feddrop.run(config("train.lr=1e6"), tmp_path / "run", dataset=small)
 
 
-def test_a_last_round_that_diverges_is_told(tmp_path, small, caplog):
+def test_a_last_round_that_diverges_is_reported(tmp_path, small, caplog):
     """The devices' own losses are from before their one step: only the test set shows what it did."""
     settings = config("train.lr=1e5", "rounds=1", "train.batch_size=90")
     (record,) = feddrop.run(settings, tmp_path / "run", dataset=small)
@@ -532,13 +534,13 @@ def test_local_optimizers_learn(tmp_path, small, optimizer):
     assert records[-1].train_loss < records[0].train_loss
 
 
-def test_a_method_is_told_what_it_is_built_for(tmp_path):
+def test_a_method_receives_its_setup(tmp_path):
     """Also the root seed, for what it draws outside of ``plan``."""
     seen = []
 
     def factory(setup):
         seen.append(setup)
-        return feddrop.fedavg(setup, FedAvg())
+        return feddrop.build_method(feddrop.FedAvg(), setup)
 
     feddrop.run(config("seed=7", "rate=0.3"), tmp_path / "run", method=factory)
     assert {(setup.seed, setup.rounds, tuple(setup.rates)) for setup in seen} == {(7, 2, (0.3,) * 3)}
