@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
-from feddrop.simulation.device import check_torch_device
+from feddrop.simulation.preflight import check_torch_device
 from feddrop.storage.files import write_atomically
 from reproduction import findings
 from reproduction.experiments import EXPERIMENTS

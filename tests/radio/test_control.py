@@ -15,7 +15,6 @@ from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.models import lenet
 from feddrop.models.flops import count_flops
-from feddrop.simulation.participation import Roster
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddrop.allocation import allocate
+from feddrop.allocation import Random, allocate
 from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError

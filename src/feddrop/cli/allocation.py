@@ -41,7 +41,7 @@ def allocate(
     from feddrop.allocation import allocate as solve
     from feddrop.allocation import scheme_named
     from feddrop.radio.files import as_json, as_text, load, with_names
-    from feddrop.report.allocation import save
+    from feddrop.report.allocation import save_allocation_figure
 
     problem, names, given, fallback = load(file)
     chosen = scheme or given
@@ -53,7 +53,7 @@ def allocate(
     except InfeasibleError as error:
         raise with_names(error, names) from None
     if plot is not None:
-        save(found, plot, names)
+        save_allocation_figure(found, plot, names)
     if json_:
         print(as_json(found, names))
     else:
