@@ -179,13 +179,13 @@ class CallbackList:
 
     Args:
         given: the callbacks, in calling order.
-        first: callbacks to call before them.
+        named: callbacks to call before them.
     """
 
-    def __init__(self, given: Iterable[Any] = (), *, first: Iterable[Any] = ()) -> None:
+    def __init__(self, given: Iterable[Any], named: Callbacks) -> None:
         if not isinstance(given, Iterable):
             raise ConfigError(f"callbacks is {clean(repr(given), 60)}; it must be a list of callbacks.")
-        self._active = [*first, *given]
+        self._active = [*named_callbacks(named), *given]
         for one in self._active:
             if not any(callable(getattr(one, name, None)) for name in ("on_start", "on_round", "on_end")):
                 shown = clean(repr(one), 60)

@@ -27,7 +27,7 @@ from feddrop.learning.local import Loss
 from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
-from feddrop.simulation.callbacks import CallbackList, named_callbacks
+from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
 from feddrop.simulation.memory import SavedMemories
 from feddrop.simulation.preparation import prepare
@@ -123,7 +123,7 @@ class Run:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = CallbackList(callbacks, first=named_callbacks(config.callbacks))
+        self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
         self._start(resume=resume, overwrite=overwrite, command=command)
 
@@ -141,9 +141,9 @@ class Run:
         with self._disk.locked():
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
+                self._begun = self.about
             else:
-                self._disk.begin(self.config, facts, overwrite=overwrite)
-            self._id = self.about.get("id")
+                self._begun = self._disk.begin(self.config, facts, overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
@@ -159,10 +159,7 @@ class Run:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
-            if self.about.get("id") != self._id:
-                raise RunError(f"{self.folder} now holds another run. Start this one in another folder.")
-            if len(self.records) != self.round:
-                raise RunError(f"{self.folder} was modified by another process. Resume it again.")
+            self._disk.check_unchanged(self._begun, self.round)
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
