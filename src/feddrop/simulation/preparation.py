@@ -17,7 +17,6 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
-from feddrop.learning.means import MeanConfig
 from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
@@ -103,7 +102,9 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
-    gains = scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, MeasuredGains) else None
+    gains = (
+        scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, MeasuredGains) else None
+    )
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -140,7 +141,11 @@ def device_task(
     """
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
     given, chosen = custom.model, config.radio is not None or custom.rates is not None
-    network = models.build_model(config.model, dataset, config.seed) if given is None else models.copy_model(given, config.seed)
+    network = (
+        models.build_model(config.model, dataset, config.seed)
+        if given is None
+        else models.copy_model(given, config.seed)
+    )
     parameters.check_learnable(network)
     setup = Setup(
         model=network,
@@ -149,7 +154,7 @@ def device_task(
         train=config.train,
         loss=loss,
         rates=None if chosen else read_rates(config.given_rate, devices),
-        mean=MeanConfig(kind=config.server.mean, trim=config.server.trim),
+        server=config.server,
         seed=config.seed,
     )
     return Task(
