@@ -102,9 +102,8 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
-    gains = (
-        scheme.cell.fading if isinstance(scheme, CellRates) and isinstance(scheme.cell.fading, MeasuredGains) else None
-    )
+    fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
+    gains = fading if isinstance(fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
