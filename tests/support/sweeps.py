@@ -6,7 +6,7 @@ import sys
 
 
 def deadly_loss(folder, monkeypatch):
-    """Name a loss that kills its process once, when a run in the folder has two rounds; return it and its marker."""
+    """Name a loss that kills its process once, when a run in the folder has two rounds; return it with its marker."""
     struck = folder / "struck"
     (folder / "deadly.py").write_text(
         "import os, signal\n"
