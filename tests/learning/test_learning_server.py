@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_average_takes_the_mean_as_it_is():
         ({"mean": "trimmed", "trim": 0.5}, r"in \[0, 0\.5\)"),
         ({"optimizer": "fedadam", "momentum": 1.0}, r"in \[0, 1\)"),
         ({"optimizer": "fedadam", "tau": 0.0}, "above 0"),
-        ({"clip": 0.5}, "0, or at least 1"),
+        ({"clip": 0.5}, "0 or at least 1"),
         ({"clip": math.nan}, "server.clip is nan"),
         ({"krum": -1}, "at least 0"),
         ({"min_devices": 0}, "at least 1"),
@@ -119,13 +120,13 @@ def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimiz
     weights = {name: p.numel() for name, p in tiny.named_parameters() if p.ndim >= 2}
     learned = [name for name, _ in tiny.named_parameters()]
     merged = []
-    inner = job._method.merge
+    inner = job.prepared.method.merge
 
     def merge(state, before, updates):
         merged.append(inner(state, before, updates))
         return merged[-1]
 
-    job._method = job._method._replace(merge=merge)
+    job.prepared = replace(job.prepared, method=job.prepared.method._replace(merge=merge))
     steps = {name: [(0.0, config.server.tau**2)] * w.numel() for name, w in job.params.items()}
     before = {name: w.flatten().tolist() for name, w in job.params.items()}
     for round_, _ in enumerate(job):

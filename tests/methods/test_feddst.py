@@ -594,7 +594,7 @@ def test_a_device_that_remembers_another_mask_says_so(tiny, digits):
     ("toml", "message"),
     [
         ("layer_sparsity = 'erkk'", "Did you mean 'erk'"),
-        ("alpha = 1.5", r"method.alpha is 1.5; it must be a number in \[0, 1\]"),
+        ("alpha = 1.5", r"method.alpha is 1.5; it must be in \[0, 1\]"),
         ("readjust_until = -0.1", "readjust_until"),
         ("readjust_every = 0", "at least 1"),
         ("level = 'unit'", "unknown key 'method.level'"),

@@ -302,12 +302,12 @@ def test_it_learns_while_it_shrinks(tmp_path, digits):
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("removable = 1.0", r"method.removable is 1.0; it must be a number in \[0, 1\)"),
-        ("max_density = 0.0", r"max_density is 0.0; it must be a number in \(0, 1\]"),
+        ("removable = 1.0", r"method.removable is 1.0; it must be in \[0, 1\)"),
+        ("max_density = 0.0", r"max_density is 0.0; it must be in \(0, 1\]"),
         ("adjust_every = 0", "at least 1"),
         ("first_rounds = -1", "at least 0"),
         ("overhead_s = 0.0", "above 0"),
-        ("layer_costs = { fc1 = -1.0 }", "a number above 0"),
+        ("layer_costs = { fc1 = -1.0 }", "it must be above 0"),
     ],
 )
 def test_bad_settings_say_what_to_do(toml, message):
