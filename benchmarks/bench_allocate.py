@@ -1,9 +1,9 @@
-"""The allocator beside CVXPY with Clarabel, and how it grows with the number of devices.
+"""The allocator against CVXPY with Clarabel, and its growth with the number of devices.
 
-The same problems, from arrays to shares: ours with its checks, CVXPY with building the problem. CVXPY is timed on P1
-as it reads; on a leaner form that a specialist would write, with shares in units of 1/K and their inverses as
-variables; on that form compiled, when only its numbers change; and Clarabel alone on it, by its own clock. ``--small``
-is a taste, whose times mean nothing.
+All solve the same problems, from arrays to shares: ours includes validation, CVXPY building the problem. CVXPY is timed
+on P1 as written; on a leaner form that a specialist would write, with shares in units of 1/K and their inverses
+as variables; on that form compiled once and re-solved with new numbers; and Clarabel alone on it, as it reports.
+``--small`` runs quickly; its times are meaningless.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from feddrop.allocation import Problem, SubbandProblem, allocate
+from feddrop.allocation import Exact, PrimalDual, Problem, SubbandProblem, allocate
 
 DEADLINE_S, BUDGET_J, TOP = 1.3, 1.2, 10.0
 SMALL = "--small" in sys.argv
 
 
 def arrays(devices: int) -> dict[str, np.ndarray]:
-    """Ten to a million devices, some held by the deadline, some by energy, some by both."""
+    """Return random devices, some limited by the deadline, some by energy, some by both."""
     rng = np.random.default_rng(devices)
 
     def uniform(low: float, high: float) -> np.ndarray:
@@ -40,16 +40,16 @@ def arrays(devices: int) -> dict[str, np.ndarray]:
     }
 
 
-def ours(values: dict[str, np.ndarray], method: str = "exact") -> float:
-    """From arrays to the optimum."""
+def ours(values: dict[str, np.ndarray], scheme: Exact | PrimalDual = Exact()) -> float:  # noqa: B008 -- immutable
+    """Return the optimum, from arrays."""
     problem = Problem(
         **values, deadline_s=np.asarray(DEADLINE_S), budget_j=np.asarray(BUDGET_J), max_rate=np.asarray(0.9)
     )
-    return float(allocate(problem, method).objective)
+    return float(allocate(problem, scheme).objective)
 
 
-def as_it_reads(devices: int, a, b, c, d, w) -> cp.Problem:
-    """P1 for CVXPY; a and b are divided by the deadline, c and d by the budget."""
+def as_written(devices: int, a, b, c, d, w) -> cp.Problem:
+    """Return P1 for CVXPY; a and b are divided by the deadline, c and d by the budget."""
     z, share = cp.Variable(devices), cp.Variable(devices)
     deadline = cp.multiply(a, cp.inv_pos(share)) + b <= z
     energy = cp.multiply(c, cp.inv_pos(share)) + d <= z
@@ -57,7 +57,7 @@ def as_it_reads(devices: int, a, b, c, d, w) -> cp.Problem:
 
 
 def leaner(devices: int, a, b, c, d, w) -> cp.Problem:
-    """The same with half the cones, well scaled, and linear in its parameters; a and c times K."""
+    """Return P1 with half the cones, well scaled and linear in its parameters; a and c are multiplied by K."""
     z, units, inverse = cp.Variable(devices), cp.Variable(devices), cp.Variable(devices)
     deadline, energy = cp.multiply(a, inverse) + b <= z, cp.multiply(c, inverse) + d <= z
     rules = [deadline, energy, cp.inv_pos(units) <= inverse, z >= 1, z <= TOP, cp.sum(units) <= devices]
@@ -65,7 +65,7 @@ def leaner(devices: int, a, b, c, d, w) -> cp.Problem:
 
 
 def coefficients(values: dict[str, np.ndarray], scale: float) -> tuple[np.ndarray, ...]:
-    """What the two forms take; ``scale`` is how many units make the band."""
+    """Return the coefficients of both forms; ``scale`` is the number of units in the band."""
     return (
         values["comm_s"] * scale / DEADLINE_S,
         values["compute_s"] / DEADLINE_S,
@@ -76,7 +76,7 @@ def coefficients(values: dict[str, np.ndarray], scale: float) -> tuple[np.ndarra
 
 
 def timed(call, count: int = 1) -> float:
-    """Seconds of one call."""
+    """Return the seconds per call, averaged over ``count`` calls."""
     started = time.perf_counter()
     for _ in range(count):
         call()
@@ -84,7 +84,7 @@ def timed(call, count: int = 1) -> float:
 
 
 def against_cvxpy(devices: int, repeats: int) -> list[tuple[str, float, float]]:
-    """Rows of name, median seconds, and relative error of the objective."""
+    """Return rows of name, median seconds and relative error of the objective."""
     values = arrays(devices)
     plain, scaled = coefficients(values, 1.0), coefficients(values, float(devices))
     parameters = [cp.Parameter(devices, nonneg=True) for _ in scaled]
@@ -105,28 +105,28 @@ def against_cvxpy(devices: int, repeats: int) -> list[tuple[str, float, float]]:
     again()  # compiles
     calls = {
         "feddrop exact": lambda: ours(values),
-        "feddrop primal-dual": lambda: ours(values, "primal-dual"),
-        "CVXPY + Clarabel": lambda: as_it_reads(devices, *plain).solve(solver=cp.CLARABEL),
+        "feddrop primal-dual": lambda: ours(values, PrimalDual()),
+        "CVXPY + Clarabel": lambda: as_written(devices, *plain).solve(solver=cp.CLARABEL),
         "CVXPY + Clarabel, leaner": lean,
         "CVXPY + Clarabel, leaner, compiled": again,
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            # Ours is so short that the clock needs several of it.
+            # A single call of ours is too short for the clock.
             times[name].append(timed(call, 50 if name == "feddrop exact" else 1))
     best = ours(values)
     rows = [(name, median(times[name]), call() / best - 1) for name, call in calls.items()]
-    return [*rows, ("Clarabel alone, by its own clock", median(alone), rows[3][2])]
+    return [*rows, ("Clarabel alone, as it reports", median(alone), rows[3][2])]
 
 
 def growth(counts: tuple[int, ...], repeats: int) -> list[tuple[float, int, float]]:
-    """For each number of devices: seconds at best, passes, and peak bytes a device, inputs not counted."""
+    """Return, per number of devices, the best seconds, iterations and peak bytes per device (without inputs)."""
     values = [arrays(devices) for devices in counts]
     times: list[list[float]] = [[] for _ in counts]
     for _ in range(repeats):
         for each, took in zip(values, times, strict=True):
-            ours(each)  # into the cache, what fits there
+            ours(each)  # warm the cache
             took.append(timed(lambda each=each: ours(each)))
     rows = []
     for each, took in zip(values, times, strict=True):
@@ -139,7 +139,7 @@ def growth(counts: tuple[int, ...], repeats: int) -> list[tuple[float, int, floa
 
 
 def subband_seconds(devices: int) -> float:
-    """Median seconds under subband noise."""
+    """Return the median seconds under subband noise."""
     values = arrays(devices)
     problem = SubbandProblem(
         weight=values["weight"],
@@ -160,8 +160,8 @@ def subband_seconds(devices: int) -> float:
 def main() -> None:
     """Print both tables."""
     console = Console()
-    table = Table(title="P1, from arrays to shares; target: CVXPY + Clarabel 50 x at K = 10, 300 x at K = 1000")
-    for column in ("K", "solver", "ms", "x exact", "objective off by"):
+    table = Table(title="P1, from arrays to shares; target: CVXPY + Clarabel 50 x slower at K = 10, 300 x at K = 1000")
+    for column in ("K", "solver", "ms", "x exact", "objective error"):
         table.add_column(column, justify="left" if column == "solver" else "right")
     for devices, repeats in ((10, 1),) if SMALL else ((10, 15), (1000, 9)):
         rows = against_cvxpy(devices, repeats)
@@ -171,7 +171,7 @@ def main() -> None:
     console.print(table)
 
     table = Table(title="Growth of exact; target: 10^6 takes at most 15 x as long as 10^5")
-    for column in ("K", "ms at best", "x previous", "passes", "peak bytes a device"):
+    for column in ("K", "best ms", "x previous", "iterations", "peak bytes per device"):
         table.add_column(column, justify="right")
     counts = (10, 1000) if SMALL else (10, 1000, 10**5, 10**6)
     before = 0.0

@@ -1,7 +1,7 @@
-"""Rate, share, power and clock together beside CVXPY with Clarabel, and how the solver grows with devices.
+"""Joint allocation of rate, share, power and clock against CVXPY with Clarabel, and its growth with devices.
 
-The same problems, a cell where energy binds, from arrays to the answer: ours with its checks, CVXPY with building the
-exponential-cone form. Contenders take turns, and the best time of each counts.
+All solve the same problems, a cell where energy binds, from arrays to solution: ours includes validation, CVXPY
+building the exponential-cone form. Contenders alternate, and the best time of each counts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from power_cases import conic
 
 from feddrop.allocation import PowerProblem, allocate
 from feddrop.radio import Cell
+from support.power_cases import conic
 
 SMALL = "--small" in sys.argv
 MODEL = {"parameters": 69_656, "forward_flops": 1_318_560}
 
 
 def cell_of(devices: int, noise: str = "density") -> PowerProblem:
-    """The paper's devices with path losses over 10 dB, LeNet, 100 J a round; band and noise grow with their number."""
+    """Return the paper's devices with path losses over 10 dB, LeNet, 100 J per round; the band grows with K."""
     loss = np.exp(np.random.default_rng(devices).uniform(np.log(3e-4), np.log(3e-3), devices))
     cell = Cell.paper(devices, seed=0, bandwidth_hz=1e6 * devices, budget_j=100.0, path_loss=loss, noise=noise)
     cell = replace(cell, noise_w_hz=1e-12 / devices)
@@ -40,7 +40,7 @@ def cell_of(devices: int, noise: str = "density") -> PowerProblem:
 
 
 def seconds(*calls: Callable[[], object], turns: int) -> list[float]:
-    """Seconds of each call, at best; they take turns of a fifth of a second or more, so that noise hits all alike."""
+    """Return the best time of each call; calls alternate in turns of 0.2 s or more, so that noise affects all alike."""
     best = [np.inf] * len(calls)
     for _ in range(turns):
         for number, call in enumerate(calls):
@@ -52,15 +52,15 @@ def seconds(*calls: Callable[[], object], turns: int) -> list[float]:
 
 
 def fresh(problem: PowerProblem) -> PowerProblem:
-    """The same problem, checked anew."""
+    """Return a copy of the problem, validated again."""
     return PowerProblem(**{name: getattr(problem, name) for name in problem.numbers})
 
 
 def main() -> None:
     """Print both tables."""
     console = Console()
-    table = Table(title="Power and clock; target: the conic form 10 x at K = 10, 100 x at K = 1000")
-    for column in ("K", "ours, ms", "conic form, ms", "x", "objective off by", "KKT residual"):
+    table = Table(title="Power and clock; target: conic form 10 x slower at K = 10, 100 x at K = 1000")
+    for column in ("K", "ours, ms", "conic form, ms", "ratio", "objective difference", "KKT residual"):
         table.add_column(column, justify="right")
     for devices, turns in ((10, 1),) if SMALL else ((10, 10), (1000, 3)):
         problem = cell_of(devices)
@@ -75,7 +75,7 @@ def main() -> None:
     console.print(table)
 
     table = Table(title="Growth; target: 10^5 takes at most 15 x as long as 10^4")
-    for column in ("K", "ms at best", "x previous", "passes", "peak bytes a device"):
+    for column in ("K", "best ms", "x previous", "iterations", "peak bytes per device"):
         table.add_column(column, justify="right")
     problems = [cell_of(devices) for devices in ((10, 100) if SMALL else (10**3, 10**4, 10**5))]
     took = seconds(*(partial(allocate, problem) for problem in problems), turns=1 if SMALL else 6)
@@ -87,10 +87,10 @@ def main() -> None:
         ratio = f"{time_s / before:.1f}" if before else ""
         table.add_row(f"{problem.shape[-1]:,}", f"{time_s * 1e3:.1f}", ratio, str(passes), f"{memory:.0f}")
     console.print(table)
-    for deadline_s in (8.0, 4.0):  # the band is no limit; it is scarce
+    for deadline_s in (8.0, 4.0):  # ample band, scarce band
         subband = replace(cell_of(10, "subband"), deadline_s=np.asarray(deadline_s))
         (took_s,) = seconds(partial(allocate, subband), turns=1 if SMALL else 3)
-        console.print(f"Subband noise, K = 10, a deadline of {deadline_s:g} s: {1e3 * took_s:.0f} ms.")
+        console.print(f"Subband noise, K = 10, deadline {deadline_s:g} s: {1e3 * took_s:.0f} ms.")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A LeNet round (10 devices x 1,000 samples, batch 32) against a bare PyTorch loop over the same batches.
 
-The bare loop is what one would write by hand: textbook LeNet (activation, then pooling), ``torch.optim.SGD``, models
-averaged at the end of the round. Contenders take turns in one process, so that noise hits all alike; medians are shown.
-``--small`` is a taste, whose times mean nothing.
+The bare loop is the usual hand-written one: textbook LeNet (activation, then pooling), ``torch.optim.SGD``, models
+averaged at the end of the round. Contenders alternate in one process, so that noise affects all alike; medians are
+shown. ``--small`` runs quickly; its times are meaningless.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -18,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import Method, Setup, Task, Train
+from feddrop import FedDrop, Method, Setup, Task, Train, build_method
 from feddrop.executors import Executor, Processes, Serial
-from feddrop.models import Shapes, build
+from feddrop.models import Shapes, build_model
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
@@ -30,12 +31,12 @@ SMALL = "--small" in sys.argv
 DEVICES, SAMPLES, BATCH, REPEATS = (2, 64, 32, 1) if SMALL else (10, 1000, 32, 7)
 SHAPES = Shapes.of((3, 32, 32), 100)
 CONFIG = Train(lr=0.01, batch_size=BATCH)
-FACTORY = named("feddrop").factory()
+FACTORY = partial(build_method, FedDrop())
 
 
 def textbook(model: nn.Sequential) -> nn.Sequential:
-    """Return the same layers with each activation before its pool, sharing no weights."""
-    layers = dict(build("lenet", SHAPES, seed=0).named_children())
+    """Return a copy of the network with each activation before its pooling layer."""
+    layers = dict(build_model("lenet", SHAPES, seed=0).named_children())
     for stage in ("1", "2"):
         layers[f"pool{stage}"], layers[f"act{stage}"] = layers[f"act{stage}"], layers[f"pool{stage}"]
     twin = nn.Sequential(*layers.values())
@@ -45,7 +46,7 @@ def textbook(model: nn.Sequential) -> nn.Sequential:
 
 
 def bare_round(model: nn.Module, samples: Samples, parts: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Federated averaging by hand, and nothing else."""
+    """Run one round of hand-written federated averaging."""
     start = [p.detach().clone() for p in model.parameters()]
     total = [torch.zeros_like(p) for p in start]
     loss = nn.CrossEntropyLoss()
@@ -68,7 +69,7 @@ def bare_round(model: nn.Module, samples: Samples, parts: list[torch.Tensor], se
 
 
 def task_of(model: nn.Module) -> Task:
-    """Noise of the shape of CIFAR-100, spread over the devices."""
+    """Return a task over random images of CIFAR-100's shape."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(DEVICES * SAMPLES, 3, 32, 32, generator=generator)
     y = torch.randint(0, 100, (DEVICES * SAMPLES,), generator=generator)
@@ -77,8 +78,8 @@ def task_of(model: nn.Module) -> Task:
     return Task(setup=setup, factory=FACTORY, samples=Samples(x, y, x[:10], y[:10]), parts=parts)
 
 
-def watched(seconds: list[float]) -> Callable[[Setup], Method]:
-    """Return a factory of federated dropout that notes how long devices train."""
+def timed(seconds: list[float]) -> Callable[[Setup], Method]:
+    """Return a factory of federated dropout that appends the training seconds of each device."""
 
     def factory(setup: Setup) -> Method:
         method = FACTORY(setup)
@@ -97,27 +98,27 @@ def watched(seconds: list[float]) -> Callable[[Setup], Method]:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    model = build("lenet", SHAPES, seed=0)
+    model = build_model("lenet", SHAPES, seed=0)
     task = task_of(model)
     samples, parts = task.samples, task.parts
-    method, whole = FACTORY(task.setup), parameters.from_model(model)
+    method, params = FACTORY(task.setup), parameters.from_model(model)
     training: list[float] = []
-    serial, processes = Serial(replace(task, factory=watched(training))), Processes(task, 2)
+    serial, processes = Serial(replace(task, factory=timed(training))), Processes(task, 2)
 
     def ours(executor: Executor, rate: float = 0.0):
         rates = dict.fromkeys(range(DEVICES), rate)
-        return run_round(method, executor, whole, {}, round_=1, rates=rates, seed=3).params
+        return run_round(method, executor, params, {}, round_=1, rates=rates, seed=3).params
 
-    hand = textbook(model)
+    by_hand = textbook(model)
     contenders = {
-        "bare loop, textbook LeNet, 1 thread": lambda: bare_round(hand, samples, parts, 3),
+        "bare loop, textbook LeNet, 1 thread": lambda: bare_round(by_hand, samples, parts, 3),
         "bare loop, our LeNet (pools first)": lambda: bare_round(model, samples, parts, 3),
         "feddrop serial": lambda: ours(serial),
         "feddrop serial, rate 0.3": lambda: ours(serial, 0.3),
         "feddrop processes, 2 workers": lambda: ours(processes),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    shares, results = [], {}
+    outside, results = [], {}
     for _ in range(REPEATS):
         for name, contender in contenders.items():
             training.clear()
@@ -125,7 +126,7 @@ def main() -> None:
             results[name] = contender()
             times[name].append(time.perf_counter() - started)
             if name == "feddrop serial":
-                shares.append(1.0 - sum(training) / times[name][-1])
+                outside.append(1.0 - sum(training) / times[name][-1])
     processes.close()
     serial.close()
     bare, *_ = results.values()
@@ -140,8 +141,8 @@ def main() -> None:
         table.add_row(name, f"{median(seconds):.3f}", f"{median(seconds) / reference:.2f}")
     console = Console()
     console.print(table)
-    console.print(f"share of a serial round that is not local training: {median(shares):.1%}")
-    console.print("bare loop and feddrop end in the same parameters (to float rounding): yes")
+    console.print(f"fraction of a serial round that is not local training: {median(outside):.1%}")
+    console.print("bare loop and feddrop end in the same parameters (up to float rounding): yes")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How long a run takes before its first round: data, network, method, allocator, and the run folder.
+"""Time before the first round of a run: data, network, method, allocator and run folder.
 
-Every measurement is a process of its own. Times are CPU seconds, which other programs disturb least; imports are timed
-apart, and the set-up is also told as a ratio to ``import torch`` in the same process. ``--against SRC`` measures
-another version's ``src`` folder in turn with this one; ``--small`` is a taste, whose times mean nothing.
+Each measurement runs in a new process and counts CPU seconds, which other programs disturb least. Imports are timed
+separately, and set-up is also given relative to ``import torch`` in the same process. ``--against SRC`` alternates with
+the ``src`` folder of another version (0.2 or later). ``--small`` runs quickly; its times are meaningless.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from rich.table import Table
 CASES = {
     "digits, LeNet": "",
     "digits, LeNet, with a radio": "[radio]\ndeadline_s = 0.65\n",
-    "digits, LeNet, units, with a radio": "{section}\nlevel = 'unit'\n[radio]\ndeadline_s = 0.65\n",
-    "digits, AlexNet, units": "{section}\nlevel = 'unit'\n[model]\nname = 'alexnet'\n",
+    "digits, LeNet, units, with a radio": "[method]\nlevel = 'unit'\n[radio]\ndeadline_s = 0.65\n",
+    "digits, AlexNet, units": "[method]\nlevel = 'unit'\n[model]\nname = 'alexnet'\n",
 }
 SCRIPT = """
 import json, sys, time
 started = time.process_time()
 import torch
 loaded = time.process_time()
-import feddrop, feddrop.simulation.run
+import feddrop
+feddrop.Run  # loaded on first use
 imported = time.process_time()
 torch.set_num_threads(1)
 feddrop.Run(feddrop.RunConfig.from_toml(sys.argv[1]), sys.argv[2])
@@ -39,11 +40,10 @@ print(json.dumps([loaded - started, imported - loaded, time.process_time() - imp
 
 
 def measure(source: Path, toml: str) -> list[float]:
-    """Return seconds for torch's import, for ours, and for the set-up, in a new process."""
-    section = "[method]" if (source / "feddrop" / "wire.py").is_file() else "[subnet]"  # before version 0.2
+    """Return the seconds to import torch, to import feddrop, and to set up a run, in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(source)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", SCRIPT, toml.replace("{section}", section), f"{folder}/run"]
+        command = [sys.executable, "-c", SCRIPT, toml, f"{folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [float(seconds) for seconds in json.loads(done.stdout)]
 
@@ -51,8 +51,8 @@ def measure(source: Path, toml: str) -> list[float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--against", type=Path, help="another version's src folder")
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--against", type=Path, help="src folder of another version to compare with")
+    parser.add_argument("--small", action="store_true", help="run quickly; the times are meaningless")
     given = parser.parse_args()
     sources = {"": Path(__file__).parents[1] / "src"}
     if given.against:

@@ -1,4 +1,7 @@
-"""Unit-level subnets save real time; frames run at memory speed. ``--small`` is a taste, whose times mean nothing."""
+"""Training time of unit-level subnets, and throughput of frames.
+
+``--small`` runs quickly; its times are meaningless.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from feddrop import Job, wire
-from feddrop.config import Model, Subnets
-from feddrop.models import Shapes, build
+from feddrop import Job, Model, wire
+from feddrop.config import Subnets
+from feddrop.models import Shapes, build_model
 from feddrop.simulation.round import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
@@ -23,7 +26,7 @@ from feddrop.subnets.units import shrink
 
 SMALL = "--small" in sys.argv
 REPEATS = 1 if SMALL else 5
-MODEL = Model(name="alexnet", width=0.1 if SMALL else 1.0)
+MODEL = Model("alexnet", width=0.1 if SMALL else 1.0)
 
 
 def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -38,7 +41,7 @@ def step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def timed(call):
-    """Return what a call gives and how long it took."""
+    """Return the result of a call and its duration in seconds."""
     started = time.perf_counter()
     value = call()
     return value, time.perf_counter() - started
@@ -48,8 +51,8 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     console = Console()
-    model = build(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
-    whole = parameters.from_model(model)
+    model = build_model(MODEL, Shapes.of((3, 32, 32), 100), seed=0)
+    params = parameters.from_model(model)
     blueprint = Blueprint(model, (3, 32, 32))
     cut = cutter(blueprint, Subnets(level="unit"))
     x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 100, (32,))
@@ -78,7 +81,7 @@ def main() -> None:
             for _ in range(REPEATS):
                 subnet, cut_s = timed(lambda c=cut, r=rate: c(1, r))
                 job = Job(round=1, device=0, seed=1, rate=rate)
-                frame, encode_s = timed(lambda s=subnet, j=job: push(whole, s, j))
+                frame, encode_s = timed(lambda s=subnet, j=job: push(params, s, j))
                 _, decode_s = timed(lambda s=subnet, f=frame: wire.decode(wire.parse(f), s))
                 _, copy_s = timed(lambda f=frame: np.frombuffer(f, np.uint8).copy())
                 rows.append((cut_s, encode_s, decode_s, copy_s))

@@ -1,14 +1,15 @@
-"""Thousands of random problems of rate, share, power and clock, held against their constraints and other solvers.
+"""Check the allocation of rate, share, power and clock on thousands of random problems.
 
-    python benchmarks/check_power.py            # all of them: about five minutes of one core
+    python benchmarks/check_power.py            # all problems: about five minutes on one core
     python benchmarks/check_power.py 0.02       # a fiftieth of them
 
-Every answer is held to its constraints and to the KKT conditions, solved in a batch and, where it is compared, once
-more alone. Under noise that does not depend on the share it is compared with CVXPY and Clarabel on the exponential-cone
-form, to 1e-10 or, where Clarabel does not get there, to its default of 1e-8; it must also find infeasible what we do.
-Under subband noise it is compared with SciPy's SLSQP in log variables, the best of four starts, which may breach a
-constraint by 1e-7. A family is one kind of problem under one noise: it prints a line when it is done, and all stand in
-the table at the end. A reference more than 1e-6 above ours, which is feasible, stopped short and is counted apart.
+Every solution is checked against its constraints and the KKT conditions. Problems are solved in batches; those that are
+compared with a reference are also solved alone. If the noise does not depend on the share, the reference is CVXPY with
+Clarabel on the exponential-cone form, to 1e-10 or, where Clarabel does not get there, to its default of 1e-8; it must
+also agree on which problems are infeasible. Under subband noise the reference is SciPy's SLSQP in log variables, the
+best of four starts, which may violate a constraint by 1e-7. A family is one kind of problem under one kind of noise; it
+is printed when done and again in the final table. Our solution is feasible, so a reference objective more than 1e-6
+above ours means that the reference stopped early; these are counted separately.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
-
 from feddrop.allocation import PowerProblem, SubbandPowerProblem, allocate, diagnose
+from support.power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = {False: (1, 2, 3, 10, 30, 100), True: (1, 2, 3, 5, 10, 30)}
-"""Numbers of devices; the keys say whether noise is that of the sub-band."""
+"""Numbers of devices, by whether the noise is that of the sub-band."""
 
 COMPARED, INFEASIBLE, STARTS = {False: 40, True: 10}, 10, 4
 CLOSE = 1e-6
@@ -38,22 +38,22 @@ COUNTS = ("instances", "compared", "eased", "short", "silent", "infeasible", "ag
 
 @dataclass
 class Family:
-    """What was found; integers count problems, the others are the worst of all, relative.
+    """Results of one family; integers count problems, floats are the worst relative value.
 
     Attributes:
         instances: problems solved.
-        breach: of a constraint.
+        breach: violation of a constraint.
         residual: of the KKT conditions.
-        compared: those for which the reference had an answer.
-        eased: those of them for which it had one to 1e-8 only.
-        off: the difference to the reference, where that did not stop short.
-        above: by how much ours is above it.
-        short: those for which the reference stopped more than 1e-6 above ours.
+        compared: problems that the reference solved.
+        eased: of these, problems that it solved to 1e-8 only.
+        off: difference to the reference, where it did not stop early.
+        above: excess of our objective over the reference.
+        short: problems where the reference stopped more than 1e-6 above ours.
         short_by: by how much.
-        silent: those for which it had no answer.
-        infeasible: further problems, that we find infeasible.
-        agreed: those of them that the reference does, too.
-        solved: those of them that it solves.
+        silent: problems without a solution from the reference.
+        infeasible: further problems that we find infeasible.
+        agreed: of these, problems that the reference finds infeasible too.
+        solved: of these, problems that the reference solves.
     """
 
     instances: int = 0
@@ -71,14 +71,14 @@ class Family:
     solved: int = 0
 
     def hold(self, p: PowerProblem) -> np.ndarray:
-        """Solve; hold the answers to constraints and KKT conditions; return the objectives."""
+        """Solve, check constraints and KKT conditions, and return the objectives."""
         found = allocate(p)
         self.breach = max(self.breach, worst_breach(found, p))
         self.residual = max(self.residual, found.residual)
         return np.atleast_1d(found.objective)
 
     def compare(self, ours: float, reference: float | None, *, eased: bool) -> None:
-        """Take one comparison into account; None if the reference had no answer."""
+        """Record one comparison; ``reference`` is None if it found no solution."""
         if reference is None:
             self.silent += 1
             return
@@ -96,13 +96,13 @@ class Family:
 
 
 def clarabel(p: PowerProblem) -> tuple[float | None, bool]:
-    """The optimum of the conic form; and whether only to Clarabel's default of 1e-8, not to 1e-10."""
+    """Return the optimum of the conic form, and whether it is only accurate to Clarabel's default of 1e-8."""
     found = conic_optimum(p)
     return (found, False) if found is not None else (conic_optimum(p, tolerance=1e-8), True)
 
 
 def slsqp(p: SubbandPowerProblem, rng: np.random.Generator) -> float | None:
-    """The least that a general solver finds from several starts."""
+    """Return the best objective that SLSQP finds from several starts."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         best = min(in_logs(p, rng) for _ in range(STARTS))
@@ -110,7 +110,7 @@ def slsqp(p: SubbandPowerProblem, rng: np.random.Generator) -> float | None:
 
 
 def check(kind: str, size: float, *, subband: bool) -> Family:
-    """Solve, hold and compare the problems of one family."""
+    """Solve, check and compare the problems of one family."""
     family, rng = Family(), np.random.default_rng(0)
     for devices in DEVICES[subband]:
         count = _some(size, (30 if subband else 600) // devices + COMPARED[subband])
@@ -128,7 +128,7 @@ def check(kind: str, size: float, *, subband: bool) -> Family:
 
 
 def refuse(family: Family, over: PowerProblem) -> None:
-    """Ask the reference about problems that ask for more than there is."""
+    """Check whether the reference agrees on infeasible problems."""
     for one in (one_of_power(over, row) for row in range(over.shape[0])):
         if diagnose(one) is not None:
             reference, _ = clarabel(one)
@@ -142,7 +142,7 @@ def _some(size: float, count: int) -> int:
 
 
 def line(name: str, family: Family) -> list[str]:
-    """A family as text, cell by cell."""
+    """Return the cells of a family's row."""
     f = family
     return [
         name,
@@ -159,12 +159,12 @@ def line(name: str, family: Family) -> list[str]:
 
 
 def main(size: float) -> None:
-    """Print a line a family as it is done, then the table."""
+    """Print one line per finished family, then the table."""
     started = time.process_time()
-    table = Table(title="The worst of each family, relative")
+    table = Table(title="Worst relative value per family")
     for column in (
-        *("family", "instances", "infeasibility", "KKT residual", "compared", "off by"),
-        *("ours above by", "reference stopped short", "reference silent", "infeasible, too"),
+        *("family", "instances", "infeasibility", "KKT residual", "compared", "difference"),
+        *("ours above by", "reference stopped early", "reference failed", "agreed infeasible"),
     ):
         table.add_column(column, justify="right")
     for subband, reference in ((False, "density, Clarabel"), (True, "subband, SLSQP")):

@@ -1,4 +1,4 @@
-"""Damage for ``soak.py``: to frames, to the files of a run, and to the disk under it."""
+"""Faults for ``soak.py``: damaged frames, damaged run files, full disks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ import torch
 
 import feddrop
 from feddrop import wire
-from feddrop.config import Train
 from feddrop.methods.method import Setup, Spec
 from feddrop.simulation.round import pull, push
 from feddrop.subnets import parameters
 
 
 class Line(NamedTuple):
-    """A line of the table."""
+    """One row of the table."""
 
     fault: str
     injected: int
@@ -37,14 +36,14 @@ class Line(NamedTuple):
 
 
 def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
-    """Damage frames, half of them under a right checksum; nothing but a FrameError may come of it."""
-    seen = {"checksum left wrong": [0, 0, 0], "checksum made right": [0, 0, 0]}
+    """Damage frames, half of them with a corrected checksum; only a FrameError may be raised."""
+    seen = {"wrong checksum": [0, 0, 0], "corrected checksum": [0, 0, 0]}
     frames = list(_frames())
     for number in range(count):
         data, read = dice.choice(frames)
         forged = bool(number % 2)
         damaged = _damaged(data, dice, forged=forged)
-        counts = seen["checksum made right" if forged else "checksum left wrong"]
+        counts = seen["corrected checksum" if forged else "wrong checksum"]
         counts[0] += 1
         try:
             read(damaged)
@@ -52,20 +51,20 @@ def strike_frames(count: int, dice: random.Random) -> Iterator[Line]:
         except feddrop.FrameError:
             pass
         except Exception as error:
-            print(f"{type(error).__name__}: {error} of {damaged.hex()}", file=sys.stderr)
+            print(f"{type(error).__name__}: {error} for frame {damaged.hex()}", file=sys.stderr)
             continue
         counts[1] += 1
     for name, (injected, survived, accepted) in seen.items():
-        lost = f"that device's round; {accepted:,} were taken for whole"
+        lost = f"that device's round; {accepted:,} were accepted as valid"
         yield Line(f"a damaged frame, {name}", injected, survived, lost)
 
 
 def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
-    """Yield jobs and updates of every dtype, with and without payload, and what reads each at its end."""
+    """Yield jobs and updates of every dtype, with and without payload, each with the function that decodes it."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
-    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=Train())
-    method = feddrop.feddrop(setup, feddrop.FedDrop())
-    whole = parameters.from_model(model)
+    setup = Setup(model=model, example=torch.zeros(1, 5), rounds=3, train=feddrop.Train())
+    method = feddrop.build_method(feddrop.FedDrop(), setup)
+    params = parameters.from_model(model)
     payload = {
         "bits": torch.tensor([True, False, True]),
         "scores": torch.rand(2, 3),
@@ -75,10 +74,10 @@ def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
     asks = {name: Spec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in payload.items()}
     for dtype in wire.DTYPES:
         for sent in ({}, payload):
-            (job,) = method.plan({}, whole, 1, {0: 0.4}, 7)
+            (job,) = method.plan({}, params, 1, {0: 0.4}, 7)
             job = replace(job, payload=sent, asks=asks if sent else {})
             subnet = method.cut(job)
-            down = push(whole, subnet, job, dtype=dtype)
+            down = push(params, subnet, job, dtype=dtype)
 
             def read_job(data: bytes, subnet: Any = subnet) -> None:
                 frame = wire.parse(data)
@@ -123,7 +122,7 @@ def _damaged(data: bytes, dice: random.Random, *, forged: bool) -> bytes:
 
 
 def damage_newest(folder: Path, kind: str, dice: random.Random) -> None:
-    """Flip a bit of, or cut off, a file that the last round of a run wrote: its checkpoint, line, or a memory."""
+    """Flip a bit of a file that the last round wrote, or truncate it: its checkpoint, metrics line or a memory."""
     if kind == "line":
         path = folder / "metrics.jsonl"
         data = bytearray(path.read_bytes())
@@ -142,14 +141,14 @@ def damage_newest(folder: Path, kind: str, dice: random.Random) -> None:
 
 
 def copy_of(folder: Path, to: Path) -> Path:
-    """Copy a run folder, over another one if need be."""
+    """Copy a run folder, replacing any folder at the destination."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(folder, to)
     return to
 
 
 def fill_disk(calls: int) -> None:
-    """Have every write fail, in this process, once so many files and folders have been put on disk."""
+    """Make every sync to disk in this process fail after ``calls`` successful ones."""
     real, left = os.fsync, [calls]
 
     def fsync(handle: int) -> None:

@@ -1,12 +1,12 @@
-"""Planning with measured links: nodes that are slowed down on purpose get higher rates, and rounds meet the deadline.
+"""Planning with measured links: slowed nodes get higher rates, and rounds meet the deadline.
 
     python benchmarks/flower_deadline.py --out docs/img/flower-deadline.png
 
-Four nodes train LeNet on the digits: a fast one, one with a slow link, one with a slow CPU, and one in between. Links
-and CPUs are slowed down by pauses in proportion to bytes; clocks are real. Nodes are threads of this process, so that
-the picture takes a minute; `--real` starts SuperLink and SuperNodes. There every message starts a process that imports
-torch, some 10 seconds with four nodes on two cores that are free: pauses and deadline are longer, to stand out from
-that, and on a busy machine must be longer still (`--slower`, `--deadline`).
+Four nodes train LeNet on the digits: a fast one, one with a slow link, one with a slow CPU, and one in between. Pauses
+proportional to bytes slow down links and CPUs; clocks are real. Nodes are threads of this process, so that the figure
+takes a minute; `--real` starts a SuperLink and SuperNodes. In that case every message starts a process that imports
+torch (about 10 seconds with four nodes on two idle cores), so pauses and deadline are longer by default; on a busy
+machine, increase them further (`--slower`, `--deadline`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NODES = {
     "in between": {"byte-s": 3e-6, "compute-byte-s": 8e-6},
 }
 SLOWER = {False: 1.0, True: 4.0}
-"""How many times as long pauses are, by whether nodes are SuperNodes."""
+"""Factor on all pauses, by whether nodes are SuperNodes."""
 DEADLINE_S = {False: 4.0, True: 25.0}
 SETTINGS = {
     "seed": 3,
@@ -47,21 +47,20 @@ SETTINGS = {
 
 
 def slowed(slower: float) -> list[dict[str, float]]:
-    """Return the pauses of every node."""
+    """Return the pauses of each node."""
     return [{name: slower * pause for name, pause in pauses.items()} for pauses in NODES.values()]
 
 
 def in_threads(folder: Path, settings: dict[str, Any], slower: float) -> list[RoundRecord]:
-    """Train over nodes that are threads here."""
+    """Train over nodes that are threads of this process."""
     from trial.client_app import app
 
     from feddrop.flower import train
     from support.grid import FakeGrid
 
-    told = [
-        {"partition-id": number, "memory": str(folder / "memory"), **slow} for number, slow in enumerate(slowed(slower))
-    ]
-    grid = FakeGrid(app, settings, told)
+    memory = str(folder / "memory")
+    configs = [{"partition-id": number, "memory": memory, **slow} for number, slow in enumerate(slowed(slower))]
+    grid = FakeGrid(app, settings, configs)
     grid.parallel = True
     records = train(grid, settings).records
     for thread in grid.threads:
@@ -73,18 +72,18 @@ def in_processes(folder: Path, settings: dict[str, Any], slower: float) -> list[
     """Train over SuperNodes."""
     from federation import Federation, wait_for
 
-    with Federation(folder, ROOT / "benchmarks" / "flower_app") as all_:
-        all_.start_link()
-        all_.register(*range(len(NODES)))
+    with Federation(folder, ROOT / "benchmarks" / "flower_app") as fleet:
+        fleet.start_link()
+        fleet.register(*range(len(NODES)))
         for number, slow in enumerate(slowed(slower)):
-            all_.start_node(number, **slow)
-        all_.start(**settings)
-        wait_for(lambda: "feddrop: done" in all_.log("run").read_text(), 3600, "the run ends", all_.log("run"))
+            fleet.start_node(number, **slow)
+        fleet.start(**settings)
+        wait_for(lambda: "feddrop: done" in fleet.log("run").read_text(), 3600, "end of the run", fleet.log("run"))
     return RunFolder(settings["flower.out"]).records()
 
 
 def draw(records: list[RoundRecord], deadline_s: float, path: Path) -> None:
-    """Draw seconds and rates of every node over the rounds."""
+    """Draw seconds and rates of each node per round."""
     figure = blank_figure(11.2, 3.9, dpi=150)
     left, right = figure.subplots(1, 2)
     rounds = [record.round for record in records]
@@ -95,7 +94,7 @@ def draw(records: list[RoundRecord], deadline_s: float, path: Path) -> None:
     left.axhline(deadline_s, color=INK, linestyle="--", linewidth=1)
     beside = {"xytext": (0, 6), "textcoords": "offset points", "ha": "right", "fontsize": TEXT, "color": INK}
     left.annotate("deadline", (rounds[-1], deadline_s), **beside)
-    for axes, text in ((left, "seconds of a round, by the server's clock"), (right, "dropout rate")):
+    for axes, text in ((left, "seconds per round, by the server's clock"), (right, "dropout rate")):
         axes.set_title(text, loc="left", fontsize=TEXT, color=MUTED)
         axes.set_xlabel("round", fontsize=TEXT, color=MUTED)
         axes.set_xticks(rounds)
@@ -111,21 +110,21 @@ def draw(records: list[RoundRecord], deadline_s: float, path: Path) -> None:
 
 
 def main() -> None:
-    """Train, print a line a round, draw."""
+    """Train, print one line per round, and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("flower-deadline.png"))
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--deadline", type=float, help="seconds; 4, or 25 over SuperNodes")
-    parser.add_argument("--slower", type=float, help="how many times as long pauses are; 1, or 4 over SuperNodes")
-    parser.add_argument("--real", action="store_true", help="over SuperNodes")
+    parser.add_argument("--deadline", type=float, help="seconds; default: 4, or 25 with --real")
+    parser.add_argument("--slower", type=float, help="factor on all pauses; default: 1, or 4 with --real")
+    parser.add_argument("--real", action="store_true", help="start a SuperLink and SuperNodes")
     given = parser.parse_args()
     deadline_s, slower = given.deadline or DEADLINE_S[given.real], given.slower or SLOWER[given.real]
     with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home:
-        own = {"rounds": given.rounds, "flower.deadline_s": deadline_s, "flower.out": f"{home}/out"}
-        records = (in_processes if given.real else in_threads)(Path(home), {**SETTINGS, **own}, slower)
+        chosen = {"rounds": given.rounds, "flower.deadline_s": deadline_s, "flower.out": f"{home}/out"}
+        records = (in_processes if given.real else in_threads)(Path(home), {**SETTINGS, **chosen}, slower)
     for record in records:
-        told = ", ".join(f"{d.rate:.2f} {d.latency_s or 0:.1f} s" for d in record.devices)
-        print(f"round {record.round}: slowest {record.latency_s:.1f} s; rate and seconds by node: {told}")
+        nodes = ", ".join(f"{d.rate:.2f} {d.latency_s or 0:.1f} s" for d in record.devices)
+        print(f"round {record.round}: slowest {record.latency_s:.1f} s; rate and seconds per node: {nodes}")
     draw(records, deadline_s, given.out)
     print(given.out)
 

@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder, one after another; ``--small`` for a taste. Close other programs first."""
+"""Run every benchmark in this folder, one after another; ``--small`` for a quick check. Close other programs first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A longer form of the tests: kills at random, damaged frames and files, full disks, many rounds.
+"""Stress test: random kills, damaged frames and files, full disks, many rounds.
 
-``make soak`` runs it, ``--small`` is a taste, and parts can be named. Prints the tables of ``docs/reliability.md``:
-what was done to it, how often, and how often it ended with the bits and records of a run that nothing happened to.
+Prints the tables of ``docs/reliability.md``: each fault, how often it was injected, and how often the run still ended
+with the parameters and records of an undisturbed run. ``make soak`` runs all parts; name parts to run only those.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 import feddrop
 from faults import Line, copy_of, damage_newest, fill_disk, strike_frames
 from feddrop.executors import EXECUTORS, worker
+from feddrop.simulation.run import read_config
 
 TOML = """
 rounds = {rounds}
@@ -57,7 +58,7 @@ timeout_s = {timeout_s}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything; whole runs are killed so often under the serial executor, and under each other one."""
+    """How often each fault is injected; ``other_kills`` is per executor other than serial."""
 
     frames: int
     files: int
@@ -87,32 +88,32 @@ SMALL = Size(
 
 
 def config(executor: str, **changes: float) -> Any:
-    """Return a small run whose devices remember something that changes: a mask."""
+    """Configure a small run whose devices remember a changing mask."""
     wanted = {"rounds": 12, "devices": 6, "samples": 180, "width": 0.5, "layers": 2, "readjust_every": 2}
     return feddrop.RunConfig.from_toml(TOML.format(executor=executor, **{"timeout_s": 3600} | wanted | changes))
 
 
 def outcome(folder: Path) -> Any:
-    """Return what two runs must agree on: every record but its times, and the last parameters."""
-    run = feddrop.Run(feddrop.simulation.run.read_config(folder), folder, resume=True)
+    """Return what two runs must agree on: all records without their times, and the final parameters."""
+    run = feddrop.Run(read_config(folder), folder, resume=True)
     records = [replace(record, wall_s=0.0) for record in run.records]
     return records, {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
 
 
-def untroubled(folder: Path) -> Any:
-    """Return the outcome of a run that nothing happens to."""
-    for _ in feddrop.Run(config("serial"), folder / "untroubled"):
+def undisturbed(folder: Path) -> Any:
+    """Return the outcome of a run without faults."""
+    for _ in feddrop.Run(config("serial"), folder / "undisturbed"):
         pass
-    return outcome(folder / "untroubled")
+    return outcome(folder / "undisturbed")
 
 
 # --- workers
 
 
 def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) -> Iterator[Line]:
-    """Kill and stop workers of runs at random moments; each run must end as an untroubled one did."""
-    expected = untroubled(folder)
-    worker.START_S = 15.0  # one that is stopped while it starts costs so much, not minutes
+    """Kill and stop workers at random moments; each run must end like an undisturbed one."""
+    expected = undisturbed(folder)
+    worker.START_S = 15.0  # a worker stopped during startup costs this long, not minutes
     for name, number, times, timeout_s in (
         ("killed", signal.SIGKILL, kills, 3600),
         ("stopped", signal.SIGSTOP, stops, 5),
@@ -128,23 +129,23 @@ def strike_workers(folder: Path, kills: int, stops: int, dice: random.Random) ->
                         for _ in feddrop.Run(settings, here, resume=begun):
                             pass
                         break
-                    except feddrop.RunError as error:  # three starts of a worker in a row came to nothing
+                    except feddrop.RunError as error:  # three starts of a worker failed in a row
                         resumed += 1
                         if resumed > struck + len(strikes):
-                            raise SystemExit(f"a run cannot go on: {error}") from None
+                            raise SystemExit(f"a run cannot be resumed: {error}") from None
             struck += len(strikes)
             survived += len(strikes) if outcome(here) == expected else 0
             _say(f"workers {name}: {struck} of {times}, survived {survived}, in {runs} runs")
         what = "SIGKILL" if name == "killed" else f"SIGSTOP, `timeout_s = {timeout_s}`"
-        lost = "the time of the device it was at" + f"; {resumed} resumes, after three starts in vain" * bool(resumed)
+        lost = "the work on its current device" + f"; {resumed} resumes, after three failed starts" * bool(resumed)
         yield Line(f"a worker process {name} ({what})", struck, survived, lost)
 
 
 @contextlib.contextmanager
 def _striker(number: int, most: int, dice: random.Random, folder: Path) -> Iterator[list[int]]:
-    """Send a signal to one worker now and then, also while it starts.
+    """Signal a random worker at random intervals, also during startup.
 
-    No more than twice between two rounds: a device that loses three workers in one round is given up, as it should be.
+    At most twice between two rounds: a device that loses three workers in one round is left out by design.
     """
     done, struck, since = threading.Event(), list[int](), list[int]()
 
@@ -170,17 +171,17 @@ def _striker(number: int, most: int, dice: random.Random, folder: Path) -> Itera
 
 
 def _rounds(folder: Path) -> int:
-    """Return the rounds that a run has saved."""
+    """Return the number of saved rounds of a run."""
     lines = folder / "metrics.jsonl"
     return lines.read_bytes().count(b"\n") if lines.exists() else 0
 
 
-# --- whole runs
+# --- runs
 
 
 def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) -> Line:
-    """Kill whole runs at random moments and resume them until they end; bits and records must be those untroubled."""
-    expected = untroubled(folder)
+    """Kill runs at random moments and resume them until they end; each must end like an undisturbed one."""
+    expected = undisturbed(folder)
     killed = survived = runs = 0
     while killed < kills:
         runs += 1
@@ -195,16 +196,16 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
             if ended == 0:
                 break
             if ended != -signal.SIGKILL:
-                raise SystemExit(f"`feddrop {' '.join(command)}` ended with {ended}")
+                raise SystemExit(f"`feddrop {' '.join(command)}` exited with code {ended}")
             mine += 1
         killed += mine
         survived += mine if outcome(here) == expected else 0
         _say(f"runs killed, {executor}: {killed} of {kills}, survived {survived}, in {runs} runs")
-    return Line(f"the whole run killed, {executor} (SIGKILL)", killed, survived, "the round it was at, computed again")
+    return Line(f"run killed, {executor} (SIGKILL)", killed, survived, "the current round, recomputed")
 
 
 def _toward(here: Path, folder: Path, executor: str) -> list[str]:
-    """Return the command that starts a run, or goes on with it where it has begun."""
+    """Return the command that starts a run, or resumes it if it has begun."""
     if (here / "config.toml").exists():
         return ["resume", str(here)]
     (folder / f"{executor}.toml").write_text(config(executor).to_toml())
@@ -212,7 +213,7 @@ def _toward(here: Path, folder: Path, executor: str) -> list[str]:
 
 
 def _kill(process: Any, folder: Path, dice: random.Random) -> None:
-    """Kill a run at a random moment: some rounds from now, and a little later; or while it starts."""
+    """Kill a run at a random moment: during startup, or a few rounds and a random delay from now."""
     until = _rounds(folder) + dice.randrange(5)
     while _rounds(folder) < until and process.poll() is None:
         time.sleep(0.01)
@@ -221,7 +222,7 @@ def _kill(process: Any, folder: Path, dice: random.Random) -> None:
 
 
 class _Forked:
-    """Runs in a copy of this process: that saves the import of torch, which takes longer than the run."""
+    """Runs a command in a fork, which saves importing torch (slower than the run itself)."""
 
     def __init__(self, command: list[str], before: Callable[[], None] = lambda: None) -> None:
         self._ended: int | None = None
@@ -253,7 +254,7 @@ def _command(command: list[str]) -> subprocess.Popen[bytes]:
 def _in_child(command: list[str]) -> int:
     try:
         if command[0] == "resume":
-            run = feddrop.Run(feddrop.simulation.run.read_config(command[1]), command[1], resume=True)
+            run = feddrop.Run(read_config(command[1]), command[1], resume=True)
         else:
             run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
         for _ in run:
@@ -270,10 +271,10 @@ def _in_child(command: list[str]) -> int:
 
 
 def strike_files(folder: Path, times: int, dice: random.Random) -> Iterator[Line]:
-    """Damage what the last round of a stopped run wrote, and resume it."""
-    expected = untroubled(folder)
+    """Damage a file that the last round of a stopped run wrote, and resume the run."""
+    expected = undisturbed(folder)
     for number, _ in enumerate(feddrop.Run(config("serial"), folder / "stopped"), 1):
-        if number == 7:  # the round in which devices hear of a mask that moved, and remember it
+        if number == 7:  # in this round devices receive and remember a changed mask
             break
     for kind in ("checkpoint", "line", "memory"):
         survived = 0
@@ -282,37 +283,38 @@ def strike_files(folder: Path, times: int, dice: random.Random) -> Iterator[Line
             damage_newest(here, kind, dice)
             survived += _Forked(["resume", str(here)], _hush).wait() == 0 and outcome(here) == expected
         _say(f"{kind}: {times} damaged, survived {survived}")
-        name = {"line": "the last line of the metrics", "memory": "a device's memory"}.get(kind, f"the last {kind}")
-        yield Line(f"{name} damaged: a bit, or its end", times, survived, "a round or two, computed again")
+        name = {"line": "last line of the metrics", "memory": "a device's memory"}.get(kind, f"last {kind}")
+        lost = "one or two rounds, recomputed"
+        yield Line(f"{name} damaged: bit flipped or truncated", times, survived, lost)
 
 
 def _hush() -> None:
-    """Say nothing of what is found and mended."""
+    """Suppress warnings about repaired files."""
     logging.getLogger("feddrop").setLevel(logging.ERROR)
 
 
 def fill_disks(folder: Path, times: int, dice: random.Random) -> Line:
-    """Let the disk be full from a random moment on, then free it and resume."""
-    expected, survived, failed = untroubled(folder), 0, 0
+    """Simulate a disk that is full from a random moment on; then free it and resume."""
+    expected, survived, failed = undisturbed(folder), 0, 0
     while failed < times:
         here, calls = folder / f"full-{failed}", dice.randrange(1, 80)
         ended = _Forked(_toward(here, folder, "serial"), lambda calls=calls: fill_disk(calls)).wait()
         if ended not in (0, 2):
-            raise SystemExit(f"a full disk ended a run with {ended}")
+            raise SystemExit(f"a run on a full disk exited with code {ended}; expected 0 or 2")
         failed += ended == 2
         if ended == 2:
             again = _Forked(_toward(here, folder, "serial")).wait()
             survived += again == 0 and outcome(here) == expected
         shutil.rmtree(here)
     _say(f"disk full: {failed}, survived {survived}")
-    return Line("the disk full from some moment on", failed, survived, "the round it was at, computed again")
+    return Line("disk full from a random moment on", failed, survived, "the current round, recomputed")
 
 
 # --- many rounds
 
 
 def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
-    """Run many rounds; return how memory and CPU time a round of the last tenth compare with those of the second."""
+    """Run many rounds; compare memory and CPU time per round of the second tenth with the last, as a table row."""
     size = {"rounds": rounds, "devices": devices, "samples": 4 * devices, "width": 0.1, "layers": 1}
     settings = config(executor, **size, readjust_every=10)
     run = feddrop.Run(settings, folder / executor)
@@ -325,12 +327,12 @@ def endure(folder: Path, executor: str, rounds: int, devices: int) -> str:
             gc.collect()
             memory.append(_resident_mb())
         if record.round % 100 == 0:
-            _say(f"{executor}: round {record.round}, {memory[-1]:.0f} MB, {1000 * seconds[-1]:.0f} ms of CPU a round")
+            _say(f"{executor}: round {record.round}, {memory[-1]:.0f} MB, {1000 * seconds[-1]:.0f} ms of CPU per round")
     tenth = max(1, rounds // 10)
     early, late = (statistics.median(seconds[cut]) for cut in (slice(tenth, 2 * tenth), slice(-tenth, None)))
     part = max(1, len(memory) // 10)
     before, after = statistics.median(memory[part : 2 * part]), statistics.median(memory[-part:])
-    name = "ray, without the processes of the cluster" if executor == "ray" else executor
+    name = "ray, without the cluster's processes" if executor == "ray" else executor
     return (
         f"| {name} | {rounds:,} × {devices} | {before:.0f} → {after:.0f} MB | "
         f"{1000 * early:.0f} → {1000 * late:.0f} ms |"
@@ -358,21 +360,21 @@ def _say(text: str) -> None:
 
 
 def installed() -> list[str]:
-    """Return the executors that can be run here: those of the table whose package, if they need one, is there."""
+    """Return the executors whose packages are installed."""
     return [name for name in EXECUTORS if name in ("serial", "processes") or find_spec(name)]
 
 
 def main() -> int:
-    """Do all, or the parts that are named; return the number of faults that were not survived."""
+    """Run all parts, or the named ones; return the number of faults that were not survived."""
     parts = ("frames", "files", "disks", "runs", "workers", "rounds")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)}; all by default")
-    parser.add_argument("--small", action="store_true", help="a taste of it, without a cluster")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=installed(), help="one executor, for runs and rounds")
+    parser.add_argument("parts", nargs="*", help=f"parts to run: {', '.join(parts)}; default: all")
+    parser.add_argument("--small", action="store_true", help="a short version, without Ray")
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults")
+    parser.add_argument("--only", choices=installed(), help="test only this executor (parts runs and rounds)")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(parts):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+        parser.error(f"unknown part: {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
     size, dice = SMALL if given.small else FULL, random.Random(given.seed)
     torch.set_num_threads(1)
     names = [given.only] if given.only else installed()[:2] if given.small else installed()
@@ -393,12 +395,12 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="feddrop-soak-") as place:
         if set(asked) != {"rounds"}:
-            print("| fault | times injected | times survived | what was lost |\n|---|---|---|---|")
+            print("| fault | injected | survived | what was lost |\n|---|---|---|---|")
         for line in faults(Path(place)):
             print(f"| {line.fault} | {line.injected:,} | {line.survived:,} | {line.lost} |", flush=True)
             unsurvived += line.injected - line.survived
         if "rounds" in asked:
-            print("\n| executor | rounds × devices | memory | CPU time a round |\n|---|---|---|---|")
+            print("\n| executor | rounds × devices | memory | CPU time per round |\n|---|---|---|---|")
             for name in names:
                 print(endure(Path(place) / "rounds", name, size.rounds, size.devices), flush=True)
     return unsurvived

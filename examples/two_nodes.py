@@ -1,7 +1,7 @@
-"""A Ray cluster of two nodes on this machine (two raylets, loopback alone, with a token), and a training over it.
+"""Start a Ray cluster of two nodes on this machine (two raylets, loopback only, with a token) and train over it.
 
-python examples/two_nodes.py            train on it and on one core, and say whether the parameters are the same
-python examples/two_nodes.py --serve    print its address and token as JSON, and keep it until the input ends
+python examples/two_nodes.py            train over the cluster and on one core, and compare the parameters
+python examples/two_nodes.py --serve    print address and token as JSON, and keep the cluster until stdin closes
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-STORE = 128 * 2**20  # bytes of shared memory a node
+STORE = 128 * 2**20  # bytes of shared memory per node
 
 
 @contextlib.contextmanager
 def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
-    """Start two nodes; give the address of the cluster, and the process numbers of the raylets."""
-    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # short: sockets lie in it
-    (Path(folder) / "ray").mkdir()  # Ray writes the address of its cluster there, and makes no folder for it
+    """Start two nodes; yield the address of the cluster and the process IDs of the raylets."""
+    folder = tempfile.mkdtemp(prefix="two-", dir="/tmp")  # a short path: it holds sockets
+    (Path(folder) / "ray").mkdir()  # Ray writes its address there but does not create the folder
     os.environ |= {
         "RAY_TMPDIR": folder,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps Ray on loopback, also on Linux
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps Ray on loopback, on Linux too
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # else 15: workers would wait for all else on the machine
+        "RAY_worker_niceness": "0",  # the default of 15 lets every other program go first
     }
     from ray.cluster_utils import Cluster
 
@@ -52,10 +53,9 @@ def train() -> bool:
 
     import feddrop
 
-    small = ["rounds=3", "rate=0.5", "data.devices=6", "data.train_limit=300"]
-    serial = feddrop.RunConfig.from_toml("", small)
+    serial = feddrop.RunConfig(rounds=3, rate=0.5, data=feddrop.Data("digits", devices=6, train_limit=300))
     with tempfile.TemporaryDirectory() as out, two_nodes() as (address, raylets):
-        spread = feddrop.RunConfig.from_toml("", [*small, "execution.executor=ray", f'execution.address="{address}"'])
+        spread = replace(serial, execution=feddrop.Execution(executor="ray", address=address))
         one, two = feddrop.Run(serial, Path(out) / "serial"), feddrop.Run(spread, Path(out) / "ray")
         for mine, theirs in zip(one, two, strict=True):
             print(f"round {mine.round}: loss {mine.test_loss:.6f} on one core, {theirs.test_loss:.6f} over two nodes")

@@ -1,7 +1,7 @@
-"""Every block of Python in the readme and the documentation runs as it stands, on less data than printed.
+"""Every block of Python in the readme and the documentation runs, over fewer rounds and less data than printed.
 
-The blocks of a page run one after another, as a reader would paste them. What a page takes as given (arrays, finished
-runs, a package that is not installed) is made in ``GIVEN``, by page.
+The blocks of a page run one after another, as a reader would paste them. ``GIVEN`` prepares what a page assumes:
+arrays, finished runs, a package that is not installed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ELSEWHERE = {
     "methods.md": "test_methods_page.py",
     "results.md": "test_records.py",
 }
-SMALLER = ("rounds=2", "data.train_limit=100")
+ROUNDS, SAMPLES = 2, 100
 
 
 def _arrays(_: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -92,14 +93,24 @@ GIVEN: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
 
 @pytest.fixture
 def less(monkeypatch):
-    """Configurations that are read from text are made smaller, and runs write no report at their end."""
-    plain = feddrop.RunConfig.from_toml.__func__
+    """Configurations that a page creates are made smaller, and runs write no report at their end."""
+    from_toml, init = feddrop.RunConfig.from_toml.__func__, feddrop.RunConfig.__init__
 
-    def from_toml(cls, text, overrides=(), folder=""):
-        said = {override.partition("=")[0] for override in overrides}
-        return plain(cls, text, [*overrides, *(one for one in SMALLER if one.partition("=")[0] not in said)], folder)
+    def smaller_from_toml(cls, text, overrides=(), folder=""):
+        given = {override.partition("=")[0] for override in overrides}
+        smaller = {"rounds": ROUNDS, "data.train_limit": SAMPLES}
+        more = [f"{key}={value}" for key, value in smaller.items() if key not in given]
+        return from_toml(cls, text, [*overrides, *more], folder)
 
-    monkeypatch.setattr(feddrop.RunConfig, "from_toml", classmethod(from_toml))
+    def smaller_init(self, **given):
+        if sys._getframe(1).f_code.co_filename.endswith(".md"):  # called by the page itself
+            data = given.get("data", feddrop.Data())
+            given["data"] = replace(data, train_limit=min(data.train_limit or SAMPLES, SAMPLES))
+            given["rounds"] = min(given.get("rounds", ROUNDS), ROUNDS)
+        init(self, **given)
+
+    monkeypatch.setattr(feddrop.RunConfig, "from_toml", classmethod(smaller_from_toml))
+    monkeypatch.setattr(feddrop.RunConfig, "__init__", smaller_init)
     monkeypatch.setattr("feddrop.report.write_report", lambda folder: folder)
 
 
@@ -117,4 +128,5 @@ def test_blocks_run_as_printed(page, tmp_path, monkeypatch, less):
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
 def test_pages_that_are_run_elsewhere(page, test):
-    assert page in (Path(__file__).parent / test).read_text()
+    (path,) = Path(__file__).parent.rglob(test)
+    assert page in path.read_text()

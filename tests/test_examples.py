@@ -26,28 +26,28 @@ def test_a_city_street(tmp_path):
     small = ["rounds=2", "data.train_limit=200", "radio.deadline_s=0.1"]
     records = run(RunConfig.from_file(EXAMPLES / "urban.toml", small), tmp_path / "run")
     devices = [device for record in records for device in record.devices if device.took_part]
-    assert all(device.latency_s <= 0.1 and device.wire for device in devices)
+    assert all(device.latency_s <= 0.1 and device.dtype for device in devices)
     problem, _, method, policy = load(EXAMPLES / "urban_cell.toml")
     found = allocate(problem, method, policy=policy)
     assert 0.2 < found.rate[found.active].mean() < 0.6
 
 
-def test_wires_are_compared(monkeypatch):
+def test_dtypes_are_compared(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
-    import compare_wires
+    import compare_dtypes
 
-    (cell, settings), *_ = compare_wires.CELLS.items()
-    monkeypatch.setattr(compare_wires, "CELLS", {cell: settings})
-    monkeypatch.setattr(compare_wires, "WIRES", ("float32", "auto"))
-    monkeypatch.setattr(compare_wires, "SMALL", ["data.train_limit=100"])
-    head, _, plain, auto = compare_wires.rows(rounds=1, seeds=1)
+    (cell, settings), *_ = compare_dtypes.CELLS.items()
+    monkeypatch.setattr(compare_dtypes, "CELLS", {cell: settings})
+    monkeypatch.setattr(compare_dtypes, "DTYPES", ("float32", "auto"))
+    monkeypatch.setattr(compare_dtypes, "SMALL", ["data.train_limit=100"])
+    head, _, plain, auto = compare_dtypes.rows(rounds=1, seeds=1)
     assert head.count("|") == plain.count("|") == auto.count("|")
     assert float(auto.split("|")[4]) < float(plain.split("|")[4])  # less is dropped
 
 
 @pytest.mark.slow
-def test_own_network_and_data(tmp_path):
-    command = [sys.executable, EXAMPLES / "own_network.py", tmp_path / "run"]
+def test_custom_network_and_data(tmp_path):
+    command = [sys.executable, EXAMPLES / "custom_network.py", tmp_path / "run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "round 10" in done.stdout
@@ -59,17 +59,16 @@ def test_own_network_and_data(tmp_path):
 
 
 def test_methods_on_equal_terms(tmp_path, monkeypatch, capsys):
-    """Two rows of the table, and over six rounds; the settings of the others are read."""
+    """Every method has a row; two of them are run, for six rounds."""
     spec = importlib.util.spec_from_file_location("compare_methods", EXAMPLES / "compare_methods.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    names = {RunConfig.from_toml(f"rounds = 20\nmethod = {method}").method.name for method, *_ in script.ROWS.values()}
-    assert names == set(METHODS)
+    assert {method.name for method, *_ in script.ROWS.values()} == set(METHODS)
     rows = {"PruneFL": script.ROWS["PruneFL"], "FjORD": script.ROWS["FjORD"]}
     monkeypatch.setattr(script, "ROWS", rows)
     monkeypatch.setattr("sys.argv", ["compare_methods.py", str(tmp_path), "--rounds", "6", "--seeds", "1"])
     script.main()
     first = capsys.readouterr().out.splitlines()
     assert [line.count("|") for line in first] == [6] * 4
-    script.main()  # what is finished is read, not run again
+    script.main()  # finished runs are reused
     assert capsys.readouterr().out.splitlines() == first

@@ -1,4 +1,4 @@
-"""Rooms import only those that come before them in one list, and the command line starts without torch."""
+"""Folders import only those before them in one list, and the command line starts without torch."""
 
 from __future__ import annotations
 
@@ -12,50 +12,63 @@ import pytest
 import feddrop
 
 ROOT = Path(feddrop.__file__).parent
-# The rooms in their order: a file or a folder right below feddrop/. A room imports itself and those above it, no other.
+TESTS = Path(__file__).parent
+# Folders and files right below feddrop/, in import order: each imports itself and those before it.
 ORDER = (
-    *("errors", "texts", "seeds", "files", "allocation", "radio"),
-    *("params", "subnets", "flops", "sections", "wire", "data", "models"),
-    *("learning", "methods", "trials", "device", "rounds", "participation", "rates", "executors"),
-    *("callbacks", "config", "checkpoints", "memories", "records", "report", "preparation", "runs", "sweeps", "flower"),
-    *("plain", "theory", "paper", "terminal", "__main__"),
+    *("errors", "seeds", "config", "allocation", "radio", "subnets", "wire", "models", "data", "learning", "methods"),
+    *("storage", "compare", "report", "executors", "simulation", "flower", "explore", "sweeps", "theory", "cli"),
+    "__main__",
 )
-NO_TORCH = ("errors", "texts", "seeds", "files", "allocation", "radio", "report")
-# Package -> the only rooms that may import it.
+PLANNED = {"compare", "explore"}  # may be missing
+# Folders that import neither package, directly or through others.
+WITHOUT = {
+    "errors": {"numpy", "torch"},
+    "seeds": {"torch"},
+    "config": {"numpy", "torch"},
+    "allocation": {"torch"},
+    "radio": {"torch"},
+    "report": {"torch"},
+}
+# Package -> the only folders that may import it.
 ONLY = {
-    "cyclopts": {"terminal"},
+    "cyclopts": {"cli"},
     "flwr": {"flower"},
     "ray": {"executors"},
-    "matplotlib": {"report", "paper", "theory"},
-    "feddrop.cli": {"terminal", "__main__"},
-    "reproduction.experiments": {"terminal", "paper"},
+    "matplotlib": {"report", "theory"},
+    "reproduction": set(),
 }
 
 
 def modules() -> list[tuple[str, str, set[str]]]:
-    """Every module of the package: its room, its name, and what it imports anywhere (type checking aside)."""
+    """Every module of the package: its folder, its name, and all its imports but those for type checking."""
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        tree = ast.parse(path.read_text())
-        skipped = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-            for inner in ast.walk(node)
-        }
-        names: set[str] = set()
-        for node in ast.walk(tree):
-            if id(node) in skipped:
-                continue
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                assert node.level == 0, f"{path}: write imports from the top"
-                full = [f"{node.module}.{alias.name}" for alias in node.names]
-                names |= {name if is_module(name) else node.module for name in full}
-        found.append((parts[0], ".".join(parts), names))
+        found.append((parts[0], ".".join(parts), imports_of(path)))
     return found
+
+
+def imports_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: use absolute imports"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {name if is_module(name) else str(node.module) for name in full}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            names |= {str(given.value) for given in node.args[:1] if isinstance(given, ast.Constant)}
+    return names
 
 
 def is_module(name: str) -> bool:
@@ -67,43 +80,61 @@ def under(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
-def room_of(name: str) -> str | None:
-    """The room that an imported name lives in; None for other packages and for the package's own public names."""
+def folder_of(name: str) -> str | None:
+    """The folder of an imported module; None for other packages and for the package's public names."""
     parts = name.split(".")
     return parts[1] if parts[0] == "feddrop" and len(parts) > 1 and parts[1] in ORDER else None
 
 
-@pytest.mark.parametrize(
-    ("room", "module", "names"), modules(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_imports_go_upward_in_the_list(room, module, names):
-    if room == "__init__":
-        return  # the table of public names, loaded when used
-    place = ORDER.index(room)
+MODULES = [one for one in modules() if one[0] != "__init__"]  # which is the table of public names
+
+
+@pytest.mark.parametrize(("folder", "module", "names"), MODULES, ids=[module for _, module, _ in MODULES])
+def test_imports_follow_the_order(folder, module, names):
+    place = ORDER.index(folder)
     for name in names:
-        other = room_of(name)
+        other = folder_of(name)
         assert other is None or ORDER.index(other) <= place, f"{module} must not import {name}: {other} comes later"
-        assert not (under(name, "torch") and room in NO_TORCH), f"{module} must do without torch"
+        for package in WITHOUT.get(folder, ()):
+            assert not under(name, package), f"{module} must not import {package}"
         for package, owners in ONLY.items():
-            if under(name, package):
-                assert room in owners, f"only {owners} may import {package}, not {module}"
+            assert folder in owners or not under(name, package), f"{module} must not import {package}"
 
 
-def test_every_room_has_its_place():
-    rooms = {room for room, _, _ in modules()} - {"__init__"}
-    assert rooms == set(ORDER)
+def test_every_folder_has_its_place():
+    folders = {folder for folder, _, _ in MODULES}
+    assert set(ORDER) - PLANNED <= folders <= set(ORDER)
     assert len(set(ORDER)) == len(ORDER)
+    files = {path.stem for path in ROOT.glob("*.py")}
+    assert files == {"__init__", "__main__", "errors", "seeds"}
+    deep = [path for path in ROOT.rglob("*.py") if len(path.relative_to(ROOT).parts) > 2]
+    assert not deep, "at most one level of folders"
 
 
-def test_no_module_imports_itself_on_a_way_around():
-    """Modules, too, have an order, also with those imports that wait inside a function."""
-    paths = {"feddrop." + name.removesuffix(".__init__"): names for _, name, names in modules() if name != "__init__"}
+def test_modules_have_no_cycles():
+    """Imports inside functions count, too."""
+    paths = {"feddrop." + name.removesuffix(".__init__"): names for _, name, names in MODULES}
     below = {name: {other for other in names if other in paths and other != name} for name, names in paths.items()}
     while below:
         free = [name for name, needed in below.items() if not needed & below.keys()]
         assert free, f"a cycle among {sorted(below)}"
         for name in free:
             del below[name]
+
+
+def test_tests_import_no_tests():
+    """Helpers are in tests/support/."""
+    paths = sorted(path for path in TESTS.rglob("*.py") if "support" not in path.relative_to(TESTS).parts)
+    for path in paths:
+        for name in imports_of(path):
+            last = name.rpartition(".")[2]
+            helper = not last.startswith("test_") and last != "conftest" and not under(name, "tests")
+            assert helper, f"{path.name} imports {name}"
+
+
+def test_tests_mirror_the_package():
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert folders <= {*ORDER, "support"}
 
 
 def loaded_after(code: str) -> set[str]:
@@ -117,14 +148,6 @@ def test_import_and_command_line_load_no_torch():
     assert not {"torch", "numpy", "matplotlib"} & loaded_after("import feddrop, feddrop.cli")
 
 
-def test_radio_and_allocation_load_no_torch():
-    assert "torch" not in loaded_after("import feddrop.radio, feddrop.allocation, feddrop.seeds")
-
-
-def test_public_names():
-    assert feddrop.__all__ == sorted(feddrop.__all__)
-    assert set(feddrop.__all__) == set(feddrop._HOMES)
-    for name in feddrop.__all__:
-        assert getattr(feddrop, name).__name__ == name
-    with pytest.raises(AttributeError, match="nothing"):
-        feddrop.nothing  # noqa: B018
+@pytest.mark.parametrize("folder", WITHOUT)
+def test_folders_load_nothing_heavy(folder):
+    assert not WITHOUT[folder] & loaded_after(f"import feddrop.{folder}")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from feddrop.errors import ConfigError
-from feddrop.seeds import derive, generator, permutation, words
+from feddrop.seeds import derive, generator, permutation, philox_words
 
 M64 = 2**64 - 1
 
@@ -22,14 +22,14 @@ def philox_4x64_10(key: int, counter: int) -> list[int]:
 def test_words_are_philox_by_its_specification(key):
     raw = [word for block in range(1, 4) for word in philox_4x64_10(key, block)]
     halves = [half for word in raw for half in (word & 0xFFFFFFFF, word >> 32)]
-    assert words(key, 24).tolist() == halves
-    assert words(key, 7).tolist() == halves[:7]
+    assert philox_words(key, 24).tolist() == halves
+    assert philox_words(key, 7).tolist() == halves[:7]
 
 
 def test_golden_vectors():
     assert derive(0) == 11730765846984475443
     assert derive(0, "mask", 1, 2) == 14321382303959324032
-    assert words(5, 5).tolist() == [888999057, 3151414882, 226028104, 2536266856, 4123169955]
+    assert philox_words(5, 5).tolist() == [888999057, 3151414882, 226028104, 2536266856, 4123169955]
     assert permutation(3, 6).tolist() == [3, 2, 5, 4, 0, 1]
 
 
@@ -52,10 +52,10 @@ def test_generator_repeats():
 
 def test_seeds_out_of_range_are_refused():
     for draw in (derive, lambda seed: derive(0, "mask", seed)):
-        with pytest.raises(ConfigError, match="is -3; it must be 0 or more"):
+        with pytest.raises(ConfigError, match="is -3; it must be at least 0"):
             draw(-3)
-    for draw in (generator, lambda seed: words(seed, 2), lambda seed: permutation(seed, 2)):
+    for draw in (generator, lambda seed: philox_words(seed, 2), lambda seed: permutation(seed, 2)):
         for seed in (-3, 2**128):
-            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be 0 or more, and below 2\*\*128"):
+            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be at least 0 and below 2\*\*128"):
                 draw(seed)
         draw(2**128 - 1)

@@ -1,6 +1,6 @@
-"""A whole Flower federation on this machine: a SuperLink with TLS, SuperNodes with keys, all on 127.0.0.1.
+"""A complete Flower federation on this machine: a SuperLink with TLS and SuperNodes with keys, all on 127.0.0.1.
 
-`python examples/flower/federation.py` starts it, trains, compares with the same run in one process, and ends it again.
+`python examples/flower/federation.py` starts it, trains, stops it, and compares with the same run in one process.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ HERE = Path(__file__).parent
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else the SuperLink would install torch anew
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # otherwise the SuperLink installs torch again
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on 127.0.0.1 only
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps Ray on 127.0.0.1
     "OMP_NUM_THREADS": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
 
 
 class Federation:
-    """A SuperLink and SuperNodes as processes; everything is ended with the ``with`` block, or with this process.
+    """A SuperLink and SuperNodes as processes, which end with the ``with`` block or with this process.
 
     Args:
         home: an empty folder for keys, certificates, databases and logs; its path must be short.
         app: folder of the Flower app.
-        simulated: whether nodes are simulated by the SuperLink (over Ray), without TLS and keys.
+        simulated: let the SuperLink simulate the nodes (over Ray), without TLS and keys.
     """
 
     def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False) -> None:
@@ -82,42 +82,43 @@ class Federation:
             *(("--insecure", "--simulation") if self.simulated else trusted),
             *("--database", str(place / "state.db"), "--disable-runtime-dependency-installation"),
         )
-        wait_for(lambda: listening(self.port), 60, "the SuperLink listens", self.log("superlink"))
+        wait_for(lambda: listening(self.port), 60, "SuperLink listening", self.log("superlink"))
 
     def register(self, *numbers: int) -> None:
-        """Make a key for each of some nodes, and let the SuperLink know them."""
+        """Create a key per node and register it with the SuperLink."""
         keys = [node_key(self.home / f"node-{number}") for number in numbers]
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
 
     def start_node(self, number: int, **config: Any) -> None:
-        """Start a SuperNode; further settings go into its configuration. It remembers in a folder of its own."""
+        """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration."""
         memory = self.home / f"memory-{number}"
-        told = {"partition-id": number, "memory": str(memory), **{k.replace("_", "-"): v for k, v in config.items()}}
+        more = {name.replace("_", "-"): value for name, value in config.items()}
+        settings = {"partition-id": number, "memory": str(memory), **more}
         self._start(
             f"node-{number}",
             *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"),
             *("--port", str(free_port()), "--isolation", "subprocess"),
             *("--root-certificates", str(self.home / "ca.pem")),
             *("--auth-supernode-private-key", str(self.home / f"node-{number}")),
-            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())),
+            *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())),
         )
 
     def start(self, nodes: int = 0, **settings: Any) -> None:
-        """Start a training, over so many nodes if they are simulated; its log is in ``run.log``."""
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        """Start a run, with its log in ``run.log``; ``nodes`` is the number of simulated nodes."""
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         simulated = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
         more = ("--federation-config", simulated) if self.simulated else ()
-        self._start("run", "flwr", "run", str(self.app), "here", "--run-config", told, *more, "--stream")
+        self._start("run", "flwr", "run", str(self.app), "here", "--run-config", given, *more, "--stream")
 
     def status(self) -> str:
-        """Return what the SuperLink says of the newest training, e.g. ``finished:completed``."""
+        """Return the status of the newest run, e.g. ``finished:completed``."""
         listed = json.loads(self.flwr("list", "here", "--format", "json"))
         runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("pending-at", "")))
         return str(runs[-1]["status"]) if runs else "none"
 
     def flwr(self, *words: str) -> str:
-        """Run a command of Flower's, and return what it prints."""
+        """Run a ``flwr`` command and return its output."""
         done = subprocess.run(  # noqa: S603
             [str(Path(sys.executable).parent / "flwr"), *words],
             env=self._env,
@@ -132,13 +133,13 @@ class Federation:
         return done.stdout
 
     def log(self, name: str) -> Path:
-        """Return the file with what a process printed."""
+        """Return the log file of a process."""
         return self.home / f"{name}.log"
 
     def kill(self, name: str) -> None:
-        """Kill a process, with all that it started, and wait until it is gone."""
+        """Kill a process and its descendants, and wait for it to exit."""
         process = self.processes.pop(name)
-        for pid in (process.pid, *descendants(process.pid)):  # some have groups of their own
+        for pid in (process.pid, *descendants(process.pid)):  # some have their own process group
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -158,12 +159,12 @@ class Federation:
 
 
 def die_with_parent() -> None:
-    """Have the system end this process with the one that started it, however that ends."""
+    """Ask the system to kill this process when its parent exits."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes that a process has started, and that these have."""
+    """Return the IDs of all descendants of a process."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout  # noqa: S607
     pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
     found, seen = [pid], 0
@@ -174,31 +175,31 @@ def descendants(pid: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
+    """Return an unused port of 127.0.0.1."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def listening(port: int) -> bool:
-    """Tell whether somebody listens on a port of 127.0.0.1."""
+    """Return whether a port of 127.0.0.1 accepts connections."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_for(happened: Any, seconds: float, what: str, log: Path | None = None) -> Any:
-    """Wait until something is true, and return it; with the end of a log where it does not become so."""
+    """Poll until the result of ``happened`` is true and return it; on timeout, raise with the end of the log."""
     end = time.monotonic() + seconds
     while not (found := happened()):
         if time.monotonic() > end:
-            told = log.read_text(errors="replace")[-4000:] if log and log.exists() else ""
-            raise TimeoutError(f"not within {seconds:g} s: {what}\n{told}")
+            tail = log.read_text(errors="replace")[-4000:] if log and log.exists() else ""
+            raise TimeoutError(f"timed out after {seconds:g} s: {what}\n{tail}")
         time.sleep(0.2)
     return found
 
 
 def certificates(folder: Path) -> None:
-    """Make an authority of our own and a certificate for this machine: ca.pem, server.pem, server.key."""
+    """Create a certificate authority and a certificate for this machine: ca.pem, server.pem, server.key."""
     now = datetime.datetime.now(datetime.UTC)
 
     def name(text: str) -> x509.Name:
@@ -228,7 +229,7 @@ def certificates(folder: Path) -> None:
 
 
 def node_key(path: Path) -> Path:
-    """Make the key of a node, as ``ssh-keygen -t ecdsa -b 384`` does, and return the file with its public half."""
+    """Create a node's key, as ``ssh-keygen -t ecdsa -b 384`` does, and return the path of its public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_key(path, key, serialization.PrivateFormat.OpenSSH)
     public = path.with_suffix(".pub")
@@ -244,7 +245,7 @@ def _write_key(path: Path, key: Any, kind: serialization.PrivateFormat) -> None:
 
 @contextlib.contextmanager
 def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iterator[Federation]:
-    """Start a SuperLink and nodes that are registered there, in a temporary folder."""
+    """Start a SuperLink with registered nodes in a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
         Federation(Path(home), app, simulated=simulated) as all_,
@@ -258,7 +259,7 @@ def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iter
 
 
 def main() -> int:
-    """Train over real nodes, and compare with the same run in one process."""
+    """Train over Flower nodes, and compare with the same run in one process."""
     import torch
 
     import feddrop
@@ -266,21 +267,21 @@ def main() -> int:
     from feddrop.storage.checkpoints import load_checkpoint
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="where the run folder goes; must be new")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="a new folder for both runs")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
     given = parser.parse_args()
     out, own = given.out.absolute(), {"rounds": given.rounds}
     settings = {**app_settings(HERE), **own}
     nodes, started = int(settings["data.devices"]), time.monotonic()
     with federation(nodes, simulated=given.simulation) as all_:
-        kind = "simulated nodes" if given.simulation else "nodes with keys, TLS"
-        print(f"a SuperLink and {nodes} {kind}, on 127.0.0.1:{all_.port}", flush=True)
+        kind = "simulated nodes" if given.simulation else "nodes with TLS and keys"
+        print(f"SuperLink and {nodes} {kind} on 127.0.0.1:{all_.port}", flush=True)
         all_.start(nodes, **own, **{"flower.out": str(out / "flower")})
         process = all_.processes["run"]
         print_while(all_.log("run"), lambda: process.poll() is None)
         status, tail = all_.status(), all_.log("run").read_text(errors="replace")[-3000:]
-    print(f"{status} after {time.monotonic() - started:.0f} s; all processes are ended")
+    print(f"{status} after {time.monotonic() - started:.0f} s; all processes stopped")
     if "completed" not in status:
         print(tail)
         return 1
@@ -288,7 +289,7 @@ def main() -> int:
     feddrop.run(config, out / "serial")
     one, other = (load_checkpoint(out / name / "checkpoints") for name in ("flower", "serial"))
     if one is None or other is None:
-        raise SystemExit("a run left no checkpoint")
+        raise SystemExit("a run has no checkpoint")
     params, expected = one.groups["params"], other.groups["params"]
     same = params.keys() == expected.keys() and all(torch.equal(params[name], expected[name]) for name in params)
     print(f"parameters {'equal those' if same else 'DIFFER from those'} of the serial executor, bit for bit")
@@ -296,7 +297,7 @@ def main() -> int:
 
 
 def app_settings(app: Path) -> Mapping[str, Any]:
-    """Return the configuration of an app by dotted keys, as Flower hands it to both sides."""
+    """Return the configuration of an app by dotted keys, as Flower passes it to both sides."""
     import tomllib
 
     from feddrop.config.parsing import flat
@@ -305,7 +306,7 @@ def app_settings(app: Path) -> Mapping[str, Any]:
 
 
 def print_while(log: Path, running: Any) -> None:
-    """Print what a log gets of our own lines, as long as its writer runs."""
+    """Print feddrop's lines from a log while its writer runs."""
     seen = 0
     while True:
         going = running()

@@ -1,7 +1,13 @@
 """The public names and their modules: the one table of them, which ``__init__.py`` reads."""
 
+from feddrop.allocation import Equal as Equal
+from feddrop.allocation import Exact as Exact
+from feddrop.allocation import Fixed as Fixed
+from feddrop.allocation import NoDropout as NoDropout
 from feddrop.allocation import PowerProblem as PowerProblem
+from feddrop.allocation import PrimalDual as PrimalDual
 from feddrop.allocation import Problem as Problem
+from feddrop.allocation import Random as Random
 from feddrop.allocation import allocate as allocate
 from feddrop.cli.live import show_run as show_run
 from feddrop.config import FIARSE as FIARSE

@@ -1,4 +1,4 @@
-"""What every method of allocation promises, and what happens when nothing meets the constraints."""
+"""What every allocation scheme guarantees, and what happens if nothing meets the constraints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddrop import allocation as package
-from feddrop.allocation import METHODS, Problem, Status, SubbandProblem, allocate, diagnose
+from feddrop.allocation import (
+    SCHEMES,
+    ConstantSteps,
+    Equal,
+    Exact,
+    FirstMultipliers,
+    Fixed,
+    NoDropout,
+    PrimalDual,
+    Problem,
+    Random,
+    RelativeSteps,
+    Status,
+    SubbandProblem,
+    allocate,
+    diagnose,
+    scheme_named,
+)
 from feddrop.allocation.solution import kkt_residual
+from feddrop.config import radio
 from feddrop.errors import ConfigError, InfeasibleError
 from support.allocate_cases import KINDS, dual_bound, least_share, one, problems, smallest_z, subband
 
@@ -30,10 +48,23 @@ SIMPLE = {
 }
 
 
-def call(problem, method, **more):
-    """Any method, with what it needs."""
-    extra = {"random": {"seed": 3}, "fixed": {"rate": problem.max_rate * 0.99}}.get(method, {})
-    return allocate(problem, method, **extra, **more)
+def call(problem, scheme, **more):
+    """Allocate by any scheme, with the settings that it needs."""
+    rate = problem.max_rate * 0.99 if scheme == "fixed" else None
+    return allocate(problem, scheme_named(scheme, seed=3, rate=rate), **more)
+
+
+def test_schemes_are_objects_with_names():
+    """The table is the one of the configuration; an object and its name give the same allocation."""
+    assert tuple(SCHEMES) == radio.SCHEMES
+    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, NoDropout, Fixed]
+    p = Problem(**SIMPLE)
+    for name, kind in SCHEMES.items():
+        found = allocate(p, kind(0.5) if kind is Fixed else kind())
+        assert found.scheme == kind.name == name
+        assert repr(kind(0.5) if kind is Fixed else kind()).startswith(kind.__name__)
+        if kind is not Fixed:
+            np.testing.assert_array_equal(found.rate, allocate(p, name).rate)
 
 
 def test_public_names():
@@ -43,22 +74,22 @@ def test_public_names():
 @pytest.mark.parametrize(
     "make", [lambda: problems("latency", 7, 40), lambda: replace(subband(7, 40), budget_j=np.asarray(np.inf))]
 )
-@pytest.mark.parametrize("method", METHODS)
-def test_contract(method, make):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_contract(scheme, make):
     """Feasible to the last bit, rates the lowest for the shares, nothing better than exact."""
     p = make()
-    if isinstance(p, SubbandProblem) and method == "primal-dual":
-        with pytest.raises(ConfigError, match="use the method 'exact'"):
-            allocate(p, method)
+    if isinstance(p, SubbandProblem) and scheme == "primal-dual":
+        with pytest.raises(ConfigError, match="use the scheme 'exact'"):
+            allocate(p, scheme)
         return
-    result = call(p, method, policy="stretch")
-    assert result.method == method
+    result = call(p, scheme, policy="stretch")
+    assert result.scheme == scheme
     assert result.rate.shape == result.share.shape == result.binding.shape == p.shape
     assert np.shape(result.objective) == (40,)
     assert result.active.all()
     assert not result.left_out.any()
     np.testing.assert_allclose(np.sum(p.weight / (1 - result.rate), axis=-1), result.objective)
-    if method == "none":
+    if scheme == "none":
         assert result.status is Status.IDEAL
         assert (result.rate == 0).all()
         return
@@ -68,24 +99,24 @@ def test_contract(method, make):
     assert (result.share.sum(axis=-1) <= 1).all()
     assert (result.share > 0).all()
     assert (result.rate <= p.max_rate).all()
-    if method != "fixed":
+    if scheme != "fixed":
         np.testing.assert_allclose(1 / (1 - result.rate), smallest_z(q, result.share), rtol=1e-9)
     assert (allocate(q, policy="stretch").objective <= np.asarray(result.objective) * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_device_without_samples_still_gets_what_it_needs(method):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_device_without_samples_still_gets_what_it_needs(scheme):
     p = Problem(**(SIMPLE | {"weight": [0.0, 0.5, 0.5]}))
-    result = call(p, method)
+    result = call(p, scheme)
     assert (result.share > 0).all()
-    if method != "none":
+    if scheme != "none":
         assert (result.latency_s <= 1.0).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_absent_devices_have_no_part(method):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_absent_devices_have_no_part(scheme):
     here = np.array([True, False, True])
-    result = call(Problem(**SIMPLE, present=here), method)
+    result = call(Problem(**SIMPLE, present=here), scheme)
     assert list(result.active) == list(here)
     assert result.share[1] == 0
     assert result.rate[1] == 1
@@ -93,8 +124,8 @@ def test_absent_devices_have_no_part(method):
     assert result.binding[1] == "absent"
     names = ("weight", "comm_s", "compute_s", "upload_j", "compute_j", "budget_j")
     alone = Problem(**{k: np.asarray(v)[here] if k in names else v for k, v in SIMPLE.items()})
-    if method != "random":
-        np.testing.assert_allclose(result.share[here], call(alone, method).share, rtol=1e-6)
+    if scheme != "random":
+        np.testing.assert_allclose(result.share[here], call(alone, scheme).share, rtol=1e-6)
 
 
 # Primal-dual: thousands of problems, in batches
@@ -120,12 +151,48 @@ def test_primal_dual_history_and_limit():
     assert (np.diff(gaps) <= 1e-12).all()
     assert gaps[-1] <= 5e-5
     assert result.history[-1, 0] == result.iterations
-    from feddrop.allocation import primal_dual
-
-    short = primal_dual.solve(p, np.ones(10, bool), limit=3)
+    short = allocate(p, PrimalDual(max_passes=3))
     assert short.status is Status.UNCONVERGED
     assert short.iterations == 3
     assert (short.latency_s <= p.deadline_s).all()
+
+
+@pytest.mark.parametrize("kind", ["latency", "mixed"])
+def test_primal_dual_with_other_settings(kind):
+    """Tolerance, step sizes and first multipliers lead to the same optimum by another way."""
+    p = one(problems(kind, 6, 1, seed=3), 0)
+    best, usual = allocate(p).objective, allocate(p, PrimalDual())
+    assert allocate(p, PrimalDual(tolerance=1e-7)).objective == pytest.approx(best, rel=1e-7)
+    small = allocate(p, PrimalDual(steps=RelativeSteps(band=0.5, deadline=0.5, energy=0.5)))
+    given = allocate(p, PrimalDual(start=FirstMultipliers(band=1.0, deadline=p.weight, energy=0.1)))
+    for found in (small, given):
+        assert found.status is Status.CONVERGED
+        assert found.iterations != usual.iterations
+        assert found.objective == pytest.approx(best, rel=1e-4)
+        assert (found.latency_s <= p.deadline_s).all()
+    frozen = allocate(p, PrimalDual(steps=lambda at: (at.mu, at.lam, at.nu), max_passes=20))
+    assert frozen.status is Status.UNCONVERGED
+    assert frozen.history[0, 2] == pytest.approx(frozen.history[1, 2], rel=0.1)
+    for decay in (0.0, 0.1):  # the paper's steps, which converge for one kind and circle the optimum for the other
+        steps = ConstantSteps(band=0.05, deadline=0.01, energy=0.01, decay=decay)
+        paper = allocate(p, PrimalDual(steps=steps, max_passes=2000))
+        assert (paper.status is Status.CONVERGED) == (kind == "mixed")
+        assert paper.objective == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tolerance": 0.0}, "tolerance is 0.0"),
+        ({"max_passes": 0}, "max_passes 0"),
+        ({"start": FirstMultipliers(0.0, 1.0, 1.0)}, "band of the first multipliers is 0.0; it must be positive"),
+        ({"start": FirstMultipliers(1.0, [1.0, 2.0], 1.0)}, r"deadline of the first multipliers .* shape \[3\]"),
+        ({"start": FirstMultipliers(1.0, 1.0, "much")}, "energy of the first multipliers is much"),
+    ],
+)
+def test_settings_of_primal_dual_that_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        allocate(Problem(**SIMPLE), PrimalDual(**settings))
 
 
 def test_a_warm_start_saves_passes():
@@ -153,7 +220,7 @@ def test_a_warm_start_from_a_round_without_a_price_does_no_harm():
 
 def test_a_warm_start_of_another_shape_is_refused():
     p = Problem(**SIMPLE)
-    with pytest.raises(ConfigError, match=r"shape \[3\].*'exact' of shape \[7\]|shape \[3\]; it is one by 'exact'"):
+    with pytest.raises(ConfigError, match=r"is by 'exact', shape \[7\]; it must .* shape \[3\]"):
         allocate(p, "primal-dual", warm=allocate(one(problems("mixed", 7, 1), 0)))
     with pytest.raises(ConfigError, match="'equal'"):
         allocate(p, "primal-dual", warm=allocate(p, "equal"))
@@ -224,13 +291,13 @@ def overloaded(devices=6, load=1.7, seed=0):
     return one(problems("mixed", devices, 1, seed=seed, load=load), 0)
 
 
-@pytest.mark.parametrize("method", ["exact", "primal-dual", "equal", "random", "fixed"])
-def test_infeasible_is_an_error_by_default(method):
+@pytest.mark.parametrize("scheme", ["exact", "primal-dual", "equal", "random", "fixed"])
+def test_infeasible_is_an_error_by_default(scheme):
     with pytest.raises(InfeasibleError) as caught:
-        call(overloaded(), method)
+        call(overloaded(), scheme)
     text = str(caught.value)
     assert re.search(r"device \d needs 0\.\d+ of the band to meet its (deadline|energy)", text)
-    assert re.search(r"Smallest deadline: ([\d.]+ s|none would do)\.", text)
+    assert re.search(r"Smallest deadline: ([\d.]+ s|none is enough)\.", text)
     assert re.search(r"Smallest bandwidth: [\d.]+ times", text)
 
 
@@ -261,13 +328,13 @@ def test_who_cannot_take_part_at_all_is_named_with_the_reason():
     assert diagnose(poor).deadline_s == np.inf
     broke = Problem(**(SIMPLE | {"budget_j": [5.0, 5.0, -1.0]}))
     assert "device 2 cannot meet its energy budget with any share" in str(diagnose(broke))
-    with pytest.raises(InfeasibleError, match="Smallest deadline: none would do"):
+    with pytest.raises(InfeasibleError, match="Smallest deadline: none is enough"):
         allocate(broke, policy="stretch")
 
 
-def advice(problem, method="exact", **more):
+def advice(problem, scheme="exact", **more):
     with pytest.raises(InfeasibleError) as caught:
-        allocate(problem, method, **more)
+        allocate(problem, scheme, **more)
     return str(caught.value).rsplit(". ", 1)[1]
 
 
@@ -276,7 +343,7 @@ def test_the_advice_is_what_helps():
     assert (
         advice(tight) == "Raise the deadline, the bandwidth or max_rate, or choose the policy 'leave-out' or 'stretch'."
     )
-    assert advice(tight, "fixed", rate=0.9).startswith("Raise the deadline, the bandwidth or the rate, or")
+    assert advice(tight, Fixed(0.9)).startswith("Raise the deadline, the bandwidth or the rate, or")
     late = Problem(**(SIMPLE | {"deadline_s": 1e-3}))
     assert advice(late) == "Raise the deadline or max_rate, or choose the policy 'stretch'."
     assert advice(late, policy="leave-out") == advice(late)
@@ -340,16 +407,16 @@ def test_leave_out_leaves_out_the_fewest(equal):
         assert result.objective == pytest.approx(np.sum(weight / (1 - result.rate[result.active])) / weight.sum())
 
 
-@pytest.mark.parametrize("method", ["exact", "equal", "random", "fixed"])
-def test_stretch_takes_the_smallest_deadline(method):
+@pytest.mark.parametrize("scheme", ["exact", "equal", "random", "fixed"])
+def test_stretch_takes_the_smallest_deadline(scheme):
     for seed in range(10):
         p = one(problems("latency", 6, 1, seed=seed, load=1.7), 0)
-        result = call(p, method, policy="stretch")
+        result = call(p, scheme, policy="stretch")
         assert result.problem.deadline_s > p.deadline_s
         assert (result.latency_s <= result.problem.deadline_s).all()
         assert result.share.sum() <= 1
         with pytest.raises(InfeasibleError):
-            call(replace(p, deadline_s=result.problem.deadline_s * (1 - 1e-9)), method)
+            call(replace(p, deadline_s=result.problem.deadline_s * (1 - 1e-9)), scheme)
 
 
 def test_policies_leave_feasible_rounds_of_a_batch_alone():
@@ -367,7 +434,7 @@ def test_policies_leave_feasible_rounds_of_a_batch_alone():
     late = problems("latency", 6, 3, load=1.5)
     assert (allocate(late, policy="stretch").problem.deadline_s > 1.0).all()
     stuck = replace(late, budget_j=np.array([[np.inf], [1e-9], [np.inf]]))
-    with pytest.raises(InfeasibleError, match=r"^Round 1 of the batch.*Smallest deadline: none would do"):
+    with pytest.raises(InfeasibleError, match=r"^Round 1 of the batch.*Smallest deadline: none is enough"):
         allocate(stuck, policy="stretch")
 
 
@@ -434,30 +501,28 @@ def test_bad_calls():
         allocate(p, "exakt")
     with pytest.raises(ConfigError, match=r"policy is 'leaveout'.*'leave-out'"):
         allocate(p, policy="leaveout")
-    with pytest.raises(ConfigError, match="needs a seed"):
-        allocate(p, "random")
     for seed in (-1, 2**128):
-        with pytest.raises(ConfigError, match=f"seed is {seed}; it must be 0 or more"):
-            allocate(p, "random", seed=seed)
-    for method in set(METHODS) - {"fixed"}:
-        with pytest.raises(ConfigError, match=f"rate is 0.5, but the method '{method}' takes none"):
-            allocate(p, method, rate=0.5, seed=0)
+        with pytest.raises(ConfigError, match=f"seed is {seed}; it must be at least 0"):
+            Random(seed)
+    for scheme in set(SCHEMES) - {"fixed"}:
+        with pytest.raises(ConfigError, match=f"rate is 0.5, but the scheme '{scheme}' takes none"):
+            scheme_named(scheme, rate=0.5)
     with pytest.raises(ConfigError, match=r"needs a rate: --rate 0\.3"):
         allocate(p, "fixed")
     with pytest.raises(ConfigError, match=r"fixed rate of device 0 is 0\.95; it must be from 0 to max_rate, 0\.9"):
-        allocate(p, "fixed", rate=0.95)
+        allocate(p, Fixed(0.95))
     for rate, message in (
         (-0.1, "fixed rate of device 0 is -0.1; it must be from 0 to"),
         ([0.1, 0.95, 0.2], "fixed rate of device 1 is 0.95"),
         (np.nan, "fixed rate of device 0 is nan"),
-        ([0.1, 0.2], "one for each device"),
+        ([0.1, 0.2], "one per device"),
     ):
         with pytest.raises(ConfigError, match=message):
-            allocate(Problem(**(SIMPLE | {"max_rate": [0.9] * 3})), "fixed", rate=rate)
+            allocate(Problem(**(SIMPLE | {"max_rate": [0.9] * 3})), Fixed(rate))
     alone = {k: v[0] if isinstance(v, list) else v for k, v in SIMPLE.items()} | {"weight": [1.0]}
     for several in ([0.5] * 5, [[0.5], [0.6]]):  # which would have made five devices, or two rounds, of one
-        with pytest.raises(ConfigError, match="one for each device"):
-            allocate(Problem(**alone), "fixed", rate=several)
+        with pytest.raises(ConfigError, match="one per device"):
+            allocate(Problem(**alone), Fixed(several))
     with pytest.raises(ConfigError, match=r"shape \[\]"):
         Problem(**(SIMPLE | {k: 1.0 for k in SIMPLE if k != "max_rate"}))
 

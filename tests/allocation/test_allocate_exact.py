@@ -8,7 +8,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from feddrop.allocation import Problem, Status, SubbandProblem, allocate
+from feddrop.allocation import Problem, Random, Status, SubbandProblem, allocate
 from feddrop.allocation.feasible import settle
 from support.allocate_cases import (
     DEVICES,
@@ -92,7 +92,7 @@ def test_no_random_split_is_better() -> None:
     p = problems("mixed", 30, 50)
     best = allocate(p).objective
     for seed in range(20):
-        assert (allocate(p, "random", seed=seed).objective >= best * (1 - 1e-12)).all()
+        assert (allocate(p, Random(seed)).objective >= best * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,7 +296,7 @@ def test_deadlines_and_budgets_hold_at_rates_next_to_1(theta: float) -> None:
     """There the rounding of a rate is more of what is kept than deadlines and budgets have to spare."""
     p = replace(problems("mixed", 30, 20, seed=5), max_rate=np.asarray(theta))
     p = replace(p, comm_s=p.comm_s / (1 - theta) / 30, upload_j=p.upload_j / (1 - theta) / 30)
-    for method in ("exact", "equal", "random"):
-        found = allocate(p, method, seed=0, policy="leave-out")
+    for scheme in ("exact", "equal", "random"):
+        found = allocate(p, scheme, policy="leave-out")
         assert (found.rate[found.active] > 0.99).any()
         assert_feasible(found)

@@ -7,7 +7,7 @@ import torch
 
 from feddrop import data
 from feddrop.config import Data
-from feddrop.data.partitions import check_parts
+from feddrop.data.partitions import custom_parts
 from feddrop.errors import ConfigError, DataError
 from feddrop.seeds import derive, generator, permutation
 
@@ -101,17 +101,17 @@ def test_class_counts_against_a_plain_loop():
     ("change", "message"),
     [
         ({"devices": 0}, "devices is 0"),
-        ({"devices": 31}, "31 devices cannot share 30 samples"),
+        ({"devices": 31}, "devices is 31; it must be from 1 to 30"),
         ({"how": "idd"}, "Did you mean 'iid'"),
         ({"how": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
         ({"how": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
-        ({"how": "quantity", "alpha": 1e308}, "at most 1e6"),  # draws overflowed, and gave the most uneven parts
+        ({"how": "quantity", "alpha": 1e308}, "at most 1e"),  # draws overflowed, and gave the most uneven parts
         ({"how": "classes", "classes_per_device": 1}, "from 2"),
         ({"how": "classes", "classes_per_device": 4}, "to 3"),
         ({"how": "classes", "classes_per_device": 3, "devices": 11}, "10 samples for 11 devices"),
-        ({"labels": np.zeros((3, 3), int), "how": "dirichlet"}, "one dimension"),
+        ({"labels": np.zeros((3, 3), int), "how": "dirichlet"}, "one class per sample"),
         ({"labels": np.zeros(3), "how": "dirichlet"}, "float64"),
-        ({"labels": np.array([0, -1, 2]), "how": "dirichlet"}, "non-negative"),
+        ({"labels": np.array([0, -1, 2]), "how": "dirichlet"}, "an integer from 0"),
     ],
 )
 def test_partition_refuses(change, message):
@@ -144,20 +144,20 @@ def test_owner_against_a_plain_loop():
         chosen = sorted(sizes, key=lambda owner: (-sizes[owner], owner))[: devices or None]
         expected = [[i for i in range(200) if owners[i] == owner] for owner in sorted(chosen)]
         assert [part.tolist() for part in parts] == expected
-    with pytest.raises(ConfigError, match="devices is 13, but there are"):
+    with pytest.raises(ConfigError, match="devices is 13; it must be from 1 to"):
         data.partition(targets, devices=13, how="owner", owners=owners, seed=0)
-    with pytest.raises(DataError, match="needs data whose samples have owners"):
+    with pytest.raises(DataError, match="needs samples with owners"):
         data.partition(targets, devices=3, how="owner", seed=0)
-    with pytest.raises(ConfigError, match="owners must be 200"):
+    with pytest.raises(ConfigError, match="it must be 200 whole numbers"):
         data.partition(targets, devices=3, how="owner", owners=owners[1:], seed=0)
 
 
 def test_parts_that_are_given():
     given = [torch.tensor([3, 1]), [0], np.array([5, 4], np.int32), range(6, 9)]
-    assert [part.tolist() for part in check_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
-    assert [part.tolist() for part in check_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
+    assert [part.tolist() for part in custom_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
+    assert [part.tolist() for part in custom_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
     digits = data.load_dataset("digits", image_size=8)
-    found = data.spread(digits, Data(), seed=0, parts=given)
+    found = data.partition_dataset(digits, Data(), seed=0, parts=given)
     assert [len(part) for part in found] == [2, 1, 2, 3]
 
 
@@ -165,10 +165,10 @@ def test_parts_that_are_given():
     ("parts", "message"),
     [
         ([], "parts is empty"),
-        ([[0], []], r"parts\[1\] is empty; every device must hold a sample"),
+        ([[0], []], r"Omit devices without samples"),
         ([[0.5]], "float64"),
         ([[True, False]], "flatnonzero"),
-        ([[0, 9]], "position 9; there are 9"),
+        ([[0, 9]], "position 9; it must be from 0 to 8"),
         ([[-1]], "position -1"),
         ([[0, 1], [2, 1]], r"sample 1 2 times \(devices \[0, 1\]\)"),
         ([[[0, 1]]], "one dimension"),
@@ -176,7 +176,7 @@ def test_parts_that_are_given():
 )
 def test_parts_that_are_wrong(parts, message):
     with pytest.raises(ConfigError, match=message):
-        check_parts(parts, 9)
+        custom_parts(parts, 9)
 
 
 def test_classes_of_numbers_are_an_error_that_names_what_to_use():
@@ -203,15 +203,15 @@ def test_todays_partitions_are_pinned():
 
 
 def test_settings_are_checked_and_those_without_effect_named():
-    assert Data().without_effect() == []
-    assert Data(partition="dirichlet", alpha=0.5).without_effect() == []
-    assert Data(partition="quantity", alpha=0.5).without_effect() == []
-    (line,) = Data(alpha=0.5).without_effect()
+    assert Data().notices() == []
+    assert Data(partition="dirichlet", alpha=0.5).notices() == []
+    assert Data(partition="quantity", alpha=0.5).notices() == []
+    (line,) = Data(alpha=0.5).notices()
     assert line == (
-        "data.alpha = 0.5 has no effect: it is for the partition 'dirichlet' or 'quantity', "
-        "and data.partition is 'iid'."
+        "data.alpha is 0.5, which has no effect with data.partition = 'iid'; it needs data.partition = 'dirichlet' or "
+        "'quantity'."
     )
-    assert len(Data(alpha=0.5, classes_per_device=3).without_effect()) == 2
+    assert len(Data(alpha=0.5, classes_per_device=3).notices()) == 2
     for change, message in (
         ({"alpha": -1.0}, "data.alpha is -1"),
         ({"alpha": float("nan")}, "data.alpha is nan"),
@@ -228,5 +228,5 @@ def test_settings_are_checked_and_those_without_effect_named():
 
 def test_a_billion_devices_are_one_line():
     for how in ("iid", "dirichlet", "quantity", "classes"):
-        with pytest.raises(ConfigError, match="1000000000 devices cannot share 30 samples"):
+        with pytest.raises(ConfigError, match="devices is 1000000000; it must be from 1 to 30"):
             data.partition(labels_of(3, 10), devices=10**9, how=how, seed=0)

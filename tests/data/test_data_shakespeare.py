@@ -103,7 +103,7 @@ def test_every_form_and_place_reads_the_same(tmp_path, monkeypatch):
             assert found == expected
         if name[0] != "d":
             monkeypatch.setenv("FEDDROP_DATA", str(root))
-            assert data.locate("shakespeare") == place
+            assert data.locate_dataset("shakespeare") == place
             assert data.load_dataset("shakespeare").crc32() == expected
 
 
@@ -113,11 +113,11 @@ def test_what_is_not_the_text_is_refused(tmp_path):
     packed[len(packed) // 2] ^= 16
     cases = {
         "cannot be read": (bytes(packed), gzip.compress(good)[:-9]),
-        "it may hold printable ASCII": (good.replace(b"Role 1:\n", "Role 1:\né".encode(), 1),
+        "only printable ASCII": (good.replace(b"Role 1:\n", "Role 1:\né".encode(), 1),
                                         good.replace(b"Role 1:\n", b"Role 1:\n\x1f", 1)),
-        "not UTF-8": (b"\xff\xfe" + good,),
-        "a speech begins with 'Just a line'": (b"Just a line\nand another", good + b"\n\nJust a line\n"),
-        "no role that says": (b"", b"A:\nfew words", play(100, 100).encode()),
+        "'utf-8' codec": (b"\xff\xfe" + good,),
+        "a speech starts with 'Just a line'": (b"Just a line\nand another", good + b"\n\nJust a line\n"),
+        "no role speaks": (b"", b"A:\nfew words", play(100, 100).encode()),
     }  # fmt: skip
     place = tmp_path / "text"
     for message, contents in cases.items():
@@ -151,7 +151,7 @@ def test_it_is_downloaded_and_checked(tmp_path, monkeypatch):
     source = replace(sources.SOURCES["shakespeare"], base=(tmp_path / "site").as_uri() + "/", files=sums)
     monkeypatch.setitem(sources.SOURCES, "shakespeare", source)
     assert len(data.load_dataset("shakespeare", download=True).train_x) == 10
-    assert data.locate("shakespeare") == sources.cache_folder() / "shakespeare" / "input.txt"
+    assert data.locate_dataset("shakespeare") == sources.cache_folder() / "shakespeare" / "input.txt"
 
 
 def test_train_limit_is_spread_over_roles(tmp_path):

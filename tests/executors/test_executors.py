@@ -154,7 +154,7 @@ def test_an_executor_that_miscounts_is_an_error(tmp_path, tiny, digits, keep):
 
     config = feddrop.RunConfig.from_toml("rounds = 1\ndata = { devices = 3 }")
     small = feddrop.from_arrays(digits.train_x[:30], digits.train_y[:30], digits.test_x[:10], digits.test_y[:10])
-    with pytest.raises(RunError, match=r"gave (more|fewer) replies than there were devices \(3\)"):
+    with pytest.raises(RunError, match=r"returned (more|fewer) replies than there are devices \(3\)"):
         feddrop.run(config, tmp_path / "run", model=tiny, dataset=small, executor=Miscounting)
 
 
@@ -260,8 +260,8 @@ def rewritten(frame, subnet, payload=None, **header):
     ("header", "reason"),
     [
         ({}, "diverged"),
-        ({"num_samples": 2**62}, "60 was due"),
-        ({"payload": {"x" * 60_000: torch.zeros(1)}}, "answered with payload {'xxx"),
+        ({"num_samples": 2**62}, "expected 60"),
+        ({"payload": {"x" * 60_000: torch.zeros(1)}}, "returned the payload {'xxx"),
     ],
 )
 def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):

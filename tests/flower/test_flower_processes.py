@@ -125,7 +125,7 @@ def test_training_survives_every_fault(tmp_path, home):
     for device in (1, 2):
         assert f"round 2: device {device} (node " in text  # the log names the node
     assert "round 2: device 3 " in text  # of which none may be left to name
-    assert "goes on after round 1 of 2" in text
+    assert "continues after round 1 of 2" in text
     assert "No SuperNode found with the given public key" in refused
     settings = {**flower.app_settings(TRIAL), "rounds": 2}
     expected = twin(tmp_path, settings, failed)

@@ -15,7 +15,7 @@ from feddrop.executors import Serial
 from feddrop.learning.guard import Guard, distances, size_of
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
-from feddrop.subnets.piece import Piece, Subnet, whole
+from feddrop.subnets.piece import Piece, Subnet, full_piece
 from support.simulation import few
 
 
@@ -23,7 +23,7 @@ from support.simulation import few
 class Sent:
     device: int
     values: dict[str, torch.Tensor]
-    subnet: Subnet = field(default_factory=lambda: {"w": whole((4,))})
+    subnet: Subnet = field(default_factory=lambda: {"w": full_piece((4,))})
 
 
 def watched(guard: Guard, *sizes: float):
@@ -36,9 +36,9 @@ def watched(guard: Guard, *sizes: float):
 
 def test_size_is_a_root_mean_square():
     values = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0, 0.0])}
-    subnet = {"a": whole((2,)), "b": whole((2,))}
+    subnet = {"a": full_piece((2,)), "b": full_piece((2,))}
     assert size_of(Sent(0, values, subnet)) == pytest.approx(math.sqrt(25 / 4))
-    assert size_of(Sent(0, {}, {})) == size_of(Sent(0, {"a": torch.empty(0)}, {"a": whole((0,))})) == 0.0
+    assert size_of(Sent(0, {}, {})) == size_of(Sent(0, {"a": torch.empty(0)}, {"a": full_piece((0,))})) == 0.0
 
 
 def test_size_is_in_the_units_of_the_network():
@@ -143,7 +143,7 @@ def random_updates(count, seed=0, shift=None, scales=(1.0,)):
     updates = []
     for device in range(count):
         kept, scale = np.flatnonzero(chance.random(12) < 0.6), scales[device % len(scales)]
-        subnet = {"w": Piece(shape=(3, 4), index=kept, sub_shape=(3, 4), scale=scale), "b": whole((2,))}
+        subnet = {"w": Piece(shape=(3, 4), index=kept, sub_shape=(3, 4), scale=scale), "b": full_piece((2,))}
         values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in subnet.items()}
         if shift and device in shift:
             values = {name: value + shift[device] for name, value in values.items()}
@@ -175,7 +175,7 @@ def test_multi_krum_is_a_plain_loop(count, hostile):
 
 def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
     """A subnet of rate 0.9 is sent ten times as large, and moves so; that is not what is hostile."""
-    plain, high = whole((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
+    plain, high = full_piece((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
     moves = ((1.0, plain), (1.1, plain), (-3.0, plain), (0.9, plain), (10.5, high))  # the third goes the other way
     updates = [Sent(d, {"w": torch.full((4,), move)}, {"w": piece}) for d, (move, piece) in enumerate(moves)]
     passed = Guard(krum=1).watch(((None, one) for one in updates), lambda *_: None)
@@ -183,7 +183,7 @@ def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
 
 
 def test_krum_needs_enough_devices():
-    with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates a round; there are 3"):
+    with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates per round, but there are 3"):
         watched(Guard(krum=2), 1.0, 1.0, 1.0)
 
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from feddrop.config import Subnets, Train
 from feddrop.errors import ConfigError, TrainingError
-from feddrop.learning.batches import LocalBatches, images_last, laid_out
-from feddrop.learning.local import accuracy, evaluate, train
+from feddrop.learning.batches import LocalBatches, channels_last, safe_layout
+from feddrop.learning.local import accuracy, evaluate, train_network
 from feddrop.learning.losses import LOSSES, loss_named, measures_for
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter
 from feddrop.subnets.parameters import from_model, load_into
-from feddrop.subnets.piece import gather, scatter, whole
+from feddrop.subnets.piece import full_piece, gather, scatter
 
 LOSS = nn.functional.cross_entropy
 
@@ -37,7 +37,7 @@ OPTIMIZERS = {
 
 
 def whole_subnet(model):
-    return {name: whole(tuple(t.shape)) for name, t in from_model(model).items()}
+    return {name: full_piece(tuple(t.shape)) for name, t in from_model(model).items()}
 
 
 def plainly(model, data, config):
@@ -83,7 +83,7 @@ def test_steps_are_those_of_torch_to_the_bit(tiny, digits, optimizer, momentum, 
         epochs=2,
     )
     start = from_model(tiny)
-    mean = train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.05, loss=LOSS)
+    mean = train_network(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.05, loss=LOSS)
     ours = from_model(tiny)
     load_into(tiny, start)
     assert mean == pytest.approx(plainly(tiny, batches(digits, config), config), rel=1e-6)
@@ -96,7 +96,7 @@ def test_proximal_is_fedprox(tiny, digits, optimizer, mu):
     """The pull back to the start equals a term μ/2·‖w - w₀‖² in the loss."""
     config = Train(optimizer=optimizer, lr=0.05, proximal=mu, batch_size=16, epochs=2)
     start = from_model(tiny)
-    train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.05, loss=LOSS)
+    train_network(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.05, loss=LOSS)
     ours = from_model(tiny)
     load_into(tiny, start)
     plainly(tiny, batches(digits, config), config)
@@ -105,7 +105,7 @@ def test_proximal_is_fedprox(tiny, digits, optimizer, mu):
     far = sum(float((ours[name] - w).norm()) for name, w in start.items() if not name.startswith("norm"))
     load_into(tiny, start)
     free = Train(optimizer=optimizer, lr=0.05, batch_size=16, epochs=2)
-    train(tiny, whole_subnet(tiny), batches(digits, free), free, lr=0.05, loss=LOSS)
+    train_network(tiny, whole_subnet(tiny), batches(digits, free), free, lr=0.05, loss=LOSS)
     free_far = sum(float((v - start[n]).norm()) for n, v in from_model(tiny).items() if not n.startswith("norm"))
     assert far < free_far
 
@@ -113,7 +113,7 @@ def test_proximal_is_fedprox(tiny, digits, optimizer, mu):
 def test_a_loss_that_explodes_is_an_error(tiny, digits):
     config = Train(lr=1e6, batch_size=16)
     with pytest.raises(TrainingError, match=r"diverged\. Lower train\.lr"):
-        train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=1e6, loss=LOSS)
+        train_network(tiny, whole_subnet(tiny), batches(digits, config), config, lr=1e6, loss=LOSS)
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -131,7 +131,7 @@ def test_dropped_weights_stay_zero_at_every_step(tiny, digits, biases, optimizer
             all((p[scatter(torch.ones(subnet[n].size), subnet[n]) == 0] == 0).all() for n, p in tiny.named_parameters())
         )
     )
-    train(tiny, subnet, batches(digits, config), config, lr=0.1, loss=LOSS)
+    train_network(tiny, subnet, batches(digits, config), config, lr=0.1, loss=LOSS)
     tiny(digits.test_x[:2])
     assert len(seen) == 11
     assert all(seen)
@@ -144,7 +144,7 @@ def test_frozen_parameters_are_left_alone(tiny, digits):
     tiny.conv1.weight.requires_grad_(False)
     before = tiny.conv1.weight.clone()
     config = Train()
-    train(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.1, loss=LOSS)
+    train_network(tiny, whole_subnet(tiny), batches(digits, config), config, lr=0.1, loss=LOSS)
     assert torch.equal(before, tiny.conv1.weight)
 
 
@@ -189,9 +189,9 @@ def test_losses_by_name():
     assert float(LOSSES["bce"](outputs, targets)) == pytest.approx(
         float(nn.functional.binary_cross_entropy_with_logits(outputs.flatten(), targets))
     )
-    with pytest.raises(ConfigError, match="needs the same shape"):
+    with pytest.raises(ConfigError, match="needs equal shapes"):
         LOSSES["mse"](outputs, torch.zeros(5))
-    with pytest.raises(ConfigError, match=r"gives \(2, 3, 1\) for targets \(3, 2\)"):  # positions before samples
+    with pytest.raises(ConfigError, match=r"returns \(2, 3, 1\) for targets \(3, 2\)"):  # positions before samples
         LOSSES["mse"](torch.zeros(2, 3, 1), torch.zeros(3, 2))
     assert float(LOSSES["mse"](torch.zeros(2, 6), torch.ones(2, 3, 2))) == 1.0
     with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'"):
@@ -246,13 +246,13 @@ def test_narrow_strided_convolutions_are_trained_as_without_onednn(channels):
     """With channels last, oneDNN's gradient of such a layer writes past its memory."""
     net = nn.Sequential(nn.Conv2d(channels[0], channels[1], 1, stride=2), nn.Flatten(), nn.Linear(channels[1] * 64, 3))
     x = torch.randn(20, channels[0], 16, 16)
-    last = images_last(x)
-    assert laid_out(net, last).is_contiguous() == (channels[0] < 16)
-    assert laid_out(net, (last, last))[1].is_contiguous() == (channels[0] < 16)
+    last = channels_last(x)
+    assert safe_layout(net, last).is_contiguous() == (channels[0] < 16)
+    assert safe_layout(net, (last, last))[1].is_contiguous() == (channels[0] < 16)
     losses = []
     for enabled in (True, False):
         twin = copy.deepcopy(net)
         with torch.backends.mkldnn.flags(enabled=enabled):
             pairs = [(last if enabled else x, torch.arange(20) % 3)] * 8
-            losses.append(train(twin, whole_subnet(twin), pairs, Train(), lr=0.05, loss=LOSS))
+            losses.append(train_network(twin, whole_subnet(twin), pairs, Train(), lr=0.05, loss=LOSS))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -16,9 +16,10 @@ import pytest
 
 from feddrop.allocation import allocate
 from feddrop.config import Radio, RunConfig, from_table, to_table
-from feddrop.config.presets import PRESETS, noise_density
+from feddrop.config.presets import PRESETS, SITES, noise_density
+from feddrop.config.radio import DEVICE_KINDS
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError
-from feddrop.radio import Measured, gains_from, read_arrays
+from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
@@ -54,7 +55,7 @@ ALEXNET = {"parameters": 36_000_000, "forward_flops": 400_000_000}
     ],
 )
 def test_losses_and_probabilities_are_the_reports(model, distance, with_sight, without, probability):
-    link = Link(np.array([float(distance)]), 3.5, MODELS[model].base_height_m, 1.5)
+    link = Link(np.array([float(distance)]), 3.5, SITES[model].base_height_m, 1.5)
     assert path_loss_db(model, link, [True]) == pytest.approx(with_sight, abs=6e-4)
     assert path_loss_db(model, link, [False]) == pytest.approx(without, abs=6e-4)
     assert sight_probability(model, distance) == pytest.approx(probability, abs=6e-5)
@@ -83,7 +84,7 @@ def test_breakpoints_walls_and_noise():
 def test_losses_grow_and_sight_fades_with_distance(model):
     low, high = MODELS[model].distance_m
     distance = np.geomspace(max(low, 3.0), high - 3, 300)
-    link = Link(distance, 3.5, MODELS[model].base_height_m, MODELS[model].device_height_m)
+    link = Link(distance, 3.5, SITES[model].base_height_m, SITES[model].device_height_m)
     for sight in (True, False):
         assert (np.diff(path_loss_db(model, link, sight)) > -0.01).all()
     probability = sight_probability(model, distance)
@@ -109,13 +110,12 @@ def test_high_devices_see_more_and_have_roofs_around_them():
 
 
 def place(model="umi", **changes):
-    m = MODELS[model]
     settings = {
         "carrier_hz": 3.5e9,
-        "radius_m": m.radius_m,
-        "min_distance_m": m.min_distance_m,
-        "base_height_m": m.base_height_m,
-        "device_height_m": m.device_height_m,
+        "radius_m": SITES[model].radius_m,
+        "min_distance_m": SITES[model].min_distance_m,
+        "base_height_m": SITES[model].base_height_m,
+        "device_height_m": SITES[model].device_height_m,
     }
     return Place(model=model, **(settings | changes))
 
@@ -184,25 +184,29 @@ def test_further_devices_change_nobodys_place():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"carrier_hz": 0.4e9}, "carrier_hz is 4e.08; the model 'umi' of TR 38.901 holds from 5e.08 to 1e.11"),
+        ({"carrier_hz": 0.4e9}, "carrier_hz is 4e.08; in 'umi' of TR 38.901 it must be from 5e.08 to 1e.11"),
         ({"carrier_hz": math.nan}, "carrier_hz is nan"),
-        ({"device_height_m": 30.0}, "device_height_m is 30; the model 'umi' .* holds from 1.5 to 22.5"),
-        ({"base_height_m": -1.0}, "base_height_m is -1; it must be a height"),
+        ({"device_height_m": 30.0}, "device_height_m is 30; in 'umi' .* it must be from 1.5 to 22.5"),
+        ({"base_height_m": -1.0}, "base_height_m is -1; in 'umi' .* it must be from 0.001 to 1000"),
         ({"min_distance_m": 200.0}, "min_distance_m is 200 and radio.radius_m 100"),
-        ({"model": "rma", "carrier_hz": 60e9}, "holds from 5e.08 to 3e.10"),
-        ({"model": "rma", "base_height_m": 5.0}, "holds from 10 to 150"),
+        ({"model": "rma", "carrier_hz": 60e9}, "it must be from 5e.08 to 3e.10"),
+        ({"model": "rma", "base_height_m": 5.0}, "it must be from 10 to 150"),
         ({"model": "rma", "indoor_share": 0.5}, "has no loss into buildings"),
-        ({"indoor_share": 1.5}, "indoor_share is 1.5"),
         ({"antenna_gain_db": 1e6}, "antenna_gain_db"),
-        ({"model": "suburb"}, "radio.propagation is 'suburb'"),
-        ({"sight": "often"}, "radio.sight is 'often'"),
-        ({"kappa": -1.0}, "kappa is -1"),
     ],
 )
 def test_what_the_models_are_not_given_for_is_refused(changes, message):
     model = changes.pop("model", "umi")
     with pytest.raises(ConfigError, match=message):
-        place(model, **changes) if model in MODELS else replace(place(), model=model)
+        place(model, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("indoor_share", 1.5), ("propagation", "suburb"), ("sight", "often"), ("kappa", -1.0)]
+)
+def test_ranges_that_do_not_depend_on_the_model_are_declared(name, value):
+    with pytest.raises(ConfigError, match=f"radio.{name} is {value!r}; it must be"):
+        Radio(**({"propagation": "umi"} | {name: value}))
 
 
 def test_distances_out_of_range_name_the_device():
@@ -215,7 +219,7 @@ def test_distances_out_of_range_name_the_device():
 
 
 def test_a_height_that_the_report_does_not_vouch_for_is_said():
-    with pytest.warns(FeddropWarning, match="base_height_m is 12; the model 'umi' .* is given for 10"):
+    with pytest.warns(FeddropWarning, match="base_height_m is 12; TR 38.901 gives 'umi' only for 10"):
         place(base_height_m=12.0)
 
 
@@ -237,7 +241,7 @@ def test_values_come_from_what_is_given_then_the_preset_then_the_model():
 
 
 def test_the_papers_cell_is_what_it_was():
-    cell = Radio().cell(10, 5000, seed=4)
+    cell = build_cell(Radio(), 10, 5000, seed=4)
     assert cell.downlink_noise_w_hz is None
     assert (cell.flop_per_cycle == 16).all()
     assert Radio(preset="paper") == Radio()
@@ -259,7 +263,7 @@ def test_a_configuration_that_was_written_out_is_the_same(preset, changes):
 
 
 def test_the_band_is_noisier_at_the_devices():
-    cell = Radio(preset="urban-micro").cell(4, 100, seed=0)
+    cell = build_cell(Radio(preset="urban-micro"), 4, 100, seed=0)
     assert cell.noise_w_hz == pytest.approx(1.259e-20, rel=1e-3)
     assert cell.downlink_noise_w_hz == pytest.approx(1.995e-20, rel=1e-3)
     channels = replace(cell.draw(1, 0), downlink=np.full(4, 1e-10), uplink=np.full(4, 1e-10))
@@ -272,21 +276,21 @@ def test_the_band_is_noisier_at_the_devices():
 def test_the_base_stations_power_is_split_over_the_devices():
     config = Radio(preset="urban-macro")
     assert config.base_power_w == pytest.approx(10**4.1 / 1e3, rel=1e-2)  # 44 dBm over 20 MHz is 41 over 10
-    np.testing.assert_allclose(config.cell(8, 10, seed=0).downlink_power_w, config.base_power_w / 8)
+    np.testing.assert_allclose(build_cell(config, 8, 10, seed=0).downlink_power_w, config.base_power_w / 8)
     np.testing.assert_allclose(
-        replace(config, base_power_w=0.0, downlink_power_w=0.5).cell(8, 10, 0).downlink_power_w, 0.5
+        build_cell(replace(config, base_power_w=0.0, downlink_power_w=0.5), 8, 10, 0).downlink_power_w, 0.5
     )
 
 
 def test_devices_are_of_the_kinds_named():
-    cell = Radio(devices="phone", noise_w_hz=1e-20).cell(3000, 10, seed=0)
+    cell = build_cell(Radio(devices="phone", noise_w_hz=1e-20), 3000, 10, seed=0)
     for name in GROUPS["phone"]:
         kind = KINDS[name]
         of = cell.cpu_hz == kind.cpu_hz[1]
         assert of.mean() == pytest.approx(1 / 3, abs=0.03)
         for field in ("cpu_constant", "tx_power_w", "flop_per_cycle", "budget_j"):
             assert (getattr(cell, field)[of] == getattr(kind, field)).all()
-    both = Radio(devices=("pi-4", "esp32"), cpu_hz=(1e9, 2e9), flop_per_cycle=4.0).cell(50, 10, seed=0)
+    both = build_cell(Radio(devices=("pi-4", "esp32"), cpu_hz=(1e9, 2e9), flop_per_cycle=4.0), 50, 10, seed=0)
     assert ((both.cpu_hz >= 1e9) & (both.cpu_hz <= 2e9)).all()
     assert (both.flop_per_cycle == 4).all()
     assert set(both.budget_j) == {np.inf, 2.7}
@@ -294,7 +298,7 @@ def test_devices_are_of_the_kinds_named():
 
 def test_in_a_dynamic_cell_clocks_stay_in_the_range_of_their_kind():
     config = Radio(devices=("phone-low", "pi-5"), dynamic=True, min_devices=2)
-    cell = config.cell(40, 10, seed=0)
+    cell = build_cell(config, 40, 10, seed=0)
     clocks = cell.draw(range(50), 0).cpu_hz
     low = cell.cpu_hz == 2.02e9
     assert clocks[:, low].min() < 0.5e9
@@ -308,7 +312,7 @@ def test_no_clock_is_chosen_below_the_lowest_of_its_kind(noise):
     config = Radio(preset="urban-macro", noise=noise, deadline_s=60.0, bits_per_parameter=32.0)
     lowest = {KINDS[name].cpu_hz[1]: KINDS[name].cpu_hz[0] for name in GROUPS["phone"]}
     for dynamic in (False, True):
-        cell = replace(config, dynamic=dynamic).cell(10, 2000, seed=1)
+        cell = build_cell(replace(config, dynamic=dynamic), 10, 2000, seed=1)
         channels = cell.draw(1, 1)
         least = np.array([lowest[clock] for clock in cell.cpu_hz])
         for choose in (("cpu",), ("power", "cpu")):
@@ -321,12 +325,17 @@ def test_no_clock_is_chosen_below_the_lowest_of_its_kind(noise):
 
 def test_who_has_a_lowest_clock():
     """A kind's own; at most the clock that a device is given; the paper's devices have none."""
-    slow = Radio(devices="phone-low", cpu_hz=(0.2e9, 0.4e9)).cell(20, 10, seed=0)
+    slow = build_cell(Radio(devices="phone-low", cpu_hz=(0.2e9, 0.4e9)), 20, 10, seed=0)
     problem = slow.problem(slow.draw(1, 0), **LENET, choose=("cpu",))
     np.testing.assert_array_equal(problem.least_cpu_hz, np.minimum(0.3e9, slow.cpu_hz))
     assert (slow.cpu_hz < 0.3e9).any()
-    paper = Radio(control=("rate", "share", "cpu")).cell(5, 10, seed=0)
+    paper = build_cell(Radio(control=("rate", "share", "cpu")), 5, 10, seed=0)
     assert (paper.problem(paper.draw(1, 0), **LENET, choose=("cpu",)).least_cpu_hz == 0).all()
+
+
+def test_every_kind_and_group_is_declared():
+    assert (*KINDS, *GROUPS) == DEVICE_KINDS
+    assert tuple(MODELS) == tuple(SITES)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -341,7 +350,7 @@ def test_presets_drop_some_of_lenet_and_keep_most_devices(preset):
     rates, left_out = [], []
     for seed in range(12):
         config = Radio(preset=preset, bits_per_parameter=32)
-        cell = config.cell(10, 144, seed=seed)
+        cell = build_cell(config, 10, 144, seed=seed)
         found = allocate(cell.problem(cell.draw(range(1, 4), seed), **LENET), policy=config.policy)
         rates.append(found.rate[found.active].mean())
         left_out.append(found.left_out.mean())
@@ -351,7 +360,7 @@ def test_presets_drop_some_of_lenet_and_keep_most_devices(preset):
 
 
 def test_what_a_microcontroller_cannot_do_is_explained():
-    cell = Radio(preset="indoor", devices="microcontroller", deadline_s=60.0).cell(3, 100, seed=0)
+    cell = build_cell(Radio(preset="indoor", devices="microcontroller", deadline_s=60.0), 3, 100, seed=0)
     with pytest.raises(InfeasibleError, match=r"device 0 .* deadline"):
         allocate(cell.problem(cell.draw(1, 0), **ALEXNET))
 
@@ -361,15 +370,15 @@ def test_what_a_microcontroller_cannot_do_is_explained():
     [
         ({"preset": "suburb"}, "radio.preset is 'suburb'"),
         ({"propagation": "uam"}, "radio.propagation is 'uam'; it must be one of"),
-        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without a model of propagation"),
+        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without radio.propagation"),
         ({"shadowing": False}, "radio.shadowing is False, which has no effect"),
         ({"indoor_share": 0.5}, "radio.indoor_share is 0.5, which has no effect"),
         ({"kappa": "drawn"}, "radio.kappa is 'drawn'; without radio.propagation it must be a number"),
         ({"preset": "urban-micro", "kappa": "dawn"}, "radio.kappa is 'dawn'"),
-        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: radio.propagation"),
+        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: path loss comes from"),
         ({"preset": "urban-micro", "gains_csv": "a.csv", "propagation": "umi"}, "gains_csv and radio.propagation"),
         ({"gains_array": "a.npy", "gains_csv": "a.csv"}, "gains_csv and radio.gains_array are both given"),
-        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "leave out radius_m"),
+        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "remove radio.radius_m"),
         ({"preset": "indoor", "noise_w_hz": 1e-19, "noise_figure_db": (5.0, 7.0)}, "give one of them"),
         ({"noise_figure_db": (5.0,)}, "it must be two numbers"),
         ({"noise_figure_db": (5.0, 7.0), "noise": "literal"}, 'radio.noise is "literal"'),
@@ -382,7 +391,7 @@ def test_what_a_microcontroller_cannot_do_is_explained():
 )
 def test_what_cannot_be_or_has_no_effect_is_an_error(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Radio(**settings).cell(2, 10, seed=0)
+        build_cell(Radio(**settings), 2, 10, seed=0)
 
 
 def test_a_preset_that_is_overridden_throughout_is_an_error():
@@ -396,7 +405,7 @@ def test_distances_take_the_place_of_the_drop(tmp_path):
         Radio(preset="urban-micro", distances_m=(20.0, 90.0), sight="never", shadowing=False, indoor_share=0.0),
         Radio(preset="urban-micro", devices_csv="d.csv", sight="never", shadowing=False, indoor_share=0.0),
     ):
-        cell = config.cell(2, 10, seed=0, folder=tmp_path)
+        cell = build_cell(config, 2, 10, seed=0, folder=tmp_path)
         loss = path_loss_db("umi", Link(np.array([20.0, 90.0]), 3.5, 10.0, 1.5), [False, False])
         np.testing.assert_allclose(-10 * np.log10(cell.fading.path_loss), loss - 8.0)
 
@@ -412,12 +421,12 @@ def test_arrays_are_gains_round_by_round(tmp_path):
     np.testing.assert_array_equal(one.uplink, gains)
     np.testing.assert_array_equal(one.downlink, gains)
     np.testing.assert_allclose(two.downlink, 2 * gains)
-    cell = Radio(gains_array="g.npy", noise_w_hz=1e-20).cell(3, 10, seed=0, folder=tmp_path)
+    cell = build_cell(Radio(gains_array="g.npy", noise_w_hz=1e-20), 3, 10, seed=0, folder=tmp_path)
     np.testing.assert_array_equal(cell.draw(1, 0).uplink, gains[0])  # rounds count from 1
     np.testing.assert_array_equal(cell.draw(5, 0).uplink, gains[0])  # and begin again
     preset = Radio(preset="urban-micro", gains_array="g.npy")
     assert (preset.propagation, preset.noise_figure_db) == ("", (5.0, 7.0))
-    np.testing.assert_array_equal(preset.cell(3, 10, seed=0, folder=tmp_path).draw(2, 0).uplink, gains[1])
+    np.testing.assert_array_equal(build_cell(preset, 3, 10, seed=0, folder=tmp_path).draw(2, 0).uplink, gains[1])
 
 
 def amplitudes(*shape, seed=0):
@@ -462,11 +471,15 @@ def test_a_channel_over_subcarriers_has_the_power_of_its_paths():
         (np.array([[1.0], [np.inf]]), "power", "device 0 in round 2 is inf"),
         (np.ones((2, 3), complex), "power", r"uplink gains are complex; they must be powers \|h\|²"),
         (np.array([["a", "b"]]), "power", "have type <U1; they must be numbers"),
-        ([[1.0], [1.0, 2.0]], "power", "no array"),
-        (np.ones((2, 1, 1, 3, 1, 1, 1)), "cir", "type float64; it must be complex"),
+        ([[1.0], [1.0, 2.0]], "power", "have type object; they must be numbers"),
+        (np.ones((2, 1, 1, 3, 1, 1, 1)), "cir", "type float64; it must hold complex"),
         (np.ones((2, 3), complex), "cir", r"shape \[2, 3\]; it must be \[rounds, rx, .* paths, time steps\]"),
         (np.ones((2, 3), complex), "ofdm", r"time steps, subcarriers\]"),
-        (np.ones((2, 2, 1, 3, 1, 1, 1), complex), "cir", "2 receivers and 3 transmitters; one side must be the one"),
+        (
+            np.ones((2, 2, 1, 3, 1, 1, 1), complex),
+            "cir",
+            "2 receivers and 3 transmitters; one side must be a single base station",
+        ),
         (np.full((1, 1, 1, 2, 1, 1, 1), np.nan + 0j), "cir", "device 0 in round 1 is nan"),
         (np.ones((2, 2)), "mimo", "form is 'mimo'"),
     ],
@@ -512,12 +525,12 @@ def zipped(name, data):
         ("g.npz", zipped("uplink.npy", a_lying_header()), "cannot read the gains"),
         ("g.npz", b"PK\x03\x04 not a zip", "cannot read the gains"),
         ("g.npz", as_npy(np.ones((2, 2))), "cannot read the gains"),
-        ("g.npy", as_npz(uplink=np.ones((2, 2))), "not what its ending says"),
+        ("g.npy", as_npz(uplink=np.ones((2, 2))), "its content does not match its ending"),
         ("g.npz", as_npz(), "holds no arrays"),
         ("g.npz", as_npz(uplnk=np.ones((2, 2))), "Did you mean 'uplink'"),
         ("g.npz", as_npz(uplink=np.ones((2, 2)), a=np.ones(2)), "it must hold uplink"),
         ("g.npz", as_npz(downlink=np.ones((2, 2))), "it must hold uplink"),
-        ("g.npz", as_npz(uplink=np.ones((2, 2)), downlink=np.ones((3, 2))), "they must have the same shape"),
+        ("g.npz", as_npz(uplink=np.ones((2, 2)), downlink=np.ones((3, 2))), "the shapes must be the same"),
         ("g.npy", as_npy(np.ones((2, 2), complex)), "g.npy.: uplink gains are complex"),
         ("g.mat", b"", "the ending of radio.gains_array 'g.mat' is '.mat'"),
     ],
@@ -572,17 +585,20 @@ def test_gains_of_your_own_are_an_argument_of_a_run(tmp_path):
     config = RunConfig.from_toml("", [*SMALL, "radio.deadline_s=0.05", "radio.noise_figure_db=[5, 7]"])
     good, poor = np.full((3, 4), 3e-10), np.full((3, 4), 1e-10)
     ours = run(config, tmp_path / "a", gains=good)
-    theirs = run(config, tmp_path / "b", gains=Measured(uplink=poor, downlink=poor))
+    theirs = run(config, tmp_path / "b", gains=MeasuredGains(uplink=poor, downlink=poor))
     assert ours[0].objective < theirs[0].objective
     job = Run(config, tmp_path / "c", gains=good)
     next(iter(job))
-    np.testing.assert_array_equal(job.prepared.rates.decide(2).channels.uplink, good[1])
-    with pytest.raises(Exception, match=r"started with gains of your own: feddrop.resume\(folder, gains=...\)"):
+    np.testing.assert_array_equal(job.prepared.scheme.decide(2).channels.uplink, good[1])
+    with pytest.raises(Exception, match=r"Give the same again: feddrop.resume\(folder, gains=...\)"):
         resume(tmp_path / "c")
     with pytest.raises(Exception, match="gains"):
         resume(tmp_path / "c", gains=poor)
     assert [r.objective for r in resume(tmp_path / "c", gains=good)] == [r.objective for r in ours]
-    for settings, message in ((["rate=0.3"], "gains .* no effect"), (["radio.preset=indoor"], "radio.propagation too")):
+    for settings, message in (
+        (["rate=0.3"], "gains .* no effect"),
+        (["radio.preset=indoor"], "radio.propagation are both given"),
+    ):
         with pytest.raises(ConfigError, match=message):
             run(RunConfig.from_toml("", [*SMALL, *settings]), tmp_path / "d", gains=good)
 
@@ -591,17 +607,17 @@ def test_gains_of_fewer_rounds_are_pointed_out(tmp_path, caplog):
     np.save(tmp_path / "g.npy", np.full((2, 4), 1e-9))
     settings = [f"radio.gains_array={tmp_path / 'g.npy'}", "radio.noise_figure_db=[5, 7]"]
     Run(RunConfig.from_toml("", [*SMALL, *settings]), tmp_path / "run")
-    assert "gains of 2 rounds for a run of 3: they begin again" in caplog.text
+    assert "gains of 2 rounds for a run of 3: they repeat" in caplog.text
 
 
 def test_gains_of_further_devices_are_pointed_out():
     gains = gains_from(np.full((4, 30), 1e-9))  # as of 30 rounds of 4 devices, the axes swapped
     config = Radio(noise_figure_db=(5.0, 7.0))
     with pytest.warns(FeddropWarning, match=r"gains of 30 devices for 4: those from device 4 on have no effect"):
-        config.cell(4, 100, 0, gains=gains)
+        build_cell(config, 4, 100, 0, gains=gains)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        config.cell(30, 100, 0, gains=gains)
+        build_cell(config, 30, 100, 0, gains=gains)
 
 
 def test_a_preset_runs_and_resumes_to_the_bit(tmp_path):

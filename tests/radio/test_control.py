@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from feddrop.cli.live import line, table
-from feddrop.config import Participation, Radio, RunConfig, method_named
+from feddrop.config import FedDrop, Participation, Radio, RunConfig
 from feddrop.errors import ConfigError
+from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.models import lenet
-from feddrop.models.flops import count
+from feddrop.models.flops import count_flops
+from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import RadioRates, Workload
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.run import Run, resume, run
+from feddrop.simulation.schemes import Workload
 from feddrop.wire import frame_bytes
 
 ALL = ("rate", "share", "power", "cpu")
@@ -30,12 +32,12 @@ EVERYTHING = 'radio.control=["rate", "share", "power", "cpu"]'
 @pytest.fixture(scope="module")
 def work() -> Workload:
     setup = Setup(model=lenet(), example=torch.zeros(1, 3, 32, 32), rounds=1)
-    flops = count(setup.model, setup.example)
+    flops = count_flops(setup.model, setup.example)
     return Workload(
         samples=[900, 700, 1100, 800, 1000],
         parameters=69_656,
         flops=lambda kept: (flops.of(kept or {}).forward, 3.0 * flops.of(kept or {}).forward),
-        sizes=method_named("feddrop").factory()(setup).sizes,
+        sizes=build_method(FedDrop(), setup).sizes,
         dtype="float32",
     )
 
@@ -59,7 +61,7 @@ def test_deadline_and_budget_hold_by_measured_costs(work, control, noise):
         control=control, noise=noise, deadline_s=DEADLINE_S * quick, energy_budget_j=BUDGET_J, circuit_j=0.05,
         flop_per_cycle=4.0, dynamic=True, min_devices=3, policy="leave-out",
     )  # fmt: skip
-    rates = RadioRates(radio, work, Roster(Participation(share=0.8), DEVICES, 0), 0)
+    rates = CellRates(radio, work, Roster(Participation(share=0.8), DEVICES, 0), 0)
     held = set()
     for round_ in (1, 2):
         decision = rates.decide(round_)
@@ -93,7 +95,7 @@ def test_more_to_choose_is_never_worse(work, noise):
 
     def objective(control, budget=BUDGET_J):
         chosen = replace(radio, control=control, energy_budget_j=budget)
-        return RadioRates(chosen, work, Roster(Participation(), DEVICES, 0), 0).decide(1).objective
+        return CellRates(chosen, work, Roster(Participation(), DEVICES, 0), 0).decide(1).objective
 
     fixed, everything = objective(("rate", "share")), objective(ALL)
     assert everything < 0.9 * fixed
@@ -126,13 +128,13 @@ def test_a_run_records_and_shows_power_and_clock(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"control": ("share",)}, 'it must have "rate"'),
+        ({"control": ("share",)}, 'it must contain "rate"'),
         ({"control": ("rate", "rate")}, "at most once"),
-        ({"control": ("rate", "clock")}, "an entry of radio.control"),
-        ({"control": ALL, "scheme": "fixed"}, "power and cpu, which the scheme 'fixed' does not choose"),
-        ({"control": ALL, "scheme": "none"}, "the scheme 'none' does not choose"),
-        ({"control": ("rate", "share", "cpu"), "scheme": "primal-dual"}, "cpu, which the scheme 'primal-dual'"),
-        ({"control": ("rate",), "scheme": "random"}, 'without "share", which splits the band equally'),
+        ({"control": ("rate", "clock")}, r"radio.control\[1\] is 'clock'"),
+        ({"control": ALL, "scheme": "fixed"}, "power and cpu, which radio.scheme = 'fixed' does not choose"),
+        ({"control": ALL, "scheme": "none"}, "radio.scheme = 'none' does not choose"),
+        ({"control": ("rate", "share", "cpu"), "scheme": "primal-dual"}, "cpu, which radio.scheme = 'primal-dual'"),
+        ({"control": ("rate",), "scheme": "random"}, 'lacks "share", so the band is split equally'),
         ({"control": ("rate",), "scheme": "primal-dual"}, 'Add "share"'),
     ],
 )

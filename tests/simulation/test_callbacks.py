@@ -1,4 +1,4 @@
-"""Callbacks: told in order, never in the way; the real packages, offline."""
+"""Callbacks are called in order and never disturb the run; the real packages, offline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from feddrop.config import Callbacks, RunConfig
 from feddrop.errors import ConfigError
 from feddrop.executors import Serial
-from feddrop.simulation.callbacks import Callbacks, MLflow, TensorBoard, WandB
+from feddrop.simulation.callbacks import CallbackList, MLflow, TensorBoard, WandB, named_callbacks
 from feddrop.simulation.run import Run, resume, run
 
 SMALL = ["rounds=3", "data.train_limit=60", "data.devices=2", "model.width=0.2"]
@@ -55,7 +55,7 @@ def stop_after(job, round_):
             return
 
 
-def test_callbacks_hear_everything_in_order(tmp_path):
+def test_callbacks_are_called_in_order(tmp_path):
     told, rounds = Told(), OnlyRounds()
     job = Run(RunConfig.from_toml("", SMALL), tmp_path / "run", callbacks=[told, rounds])
     stop_after(job, 1)
@@ -66,7 +66,7 @@ def test_callbacks_hear_everything_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["on_start", "on_round", "on_end"])
-def test_one_that_fails_is_told_once_and_the_run_goes_on(tmp_path, caplog, where):
+def test_a_failing_callback_is_reported_once_and_the_run_continues(tmp_path, caplog, where):
     told = Told()
     config = RunConfig.from_toml("", SMALL)
     with caplog.at_level(logging.WARNING, "feddrop"):
@@ -75,7 +75,7 @@ def test_one_that_fails_is_told_once_and_the_run_goes_on(tmp_path, caplog, where
     assert len(told.heard) == 5
     (line,) = caplog.messages
     assert f"callback Broken failed in {where} (ValueError: no room" in line
-    assert "goes on without it" in line
+    assert "continues without it" in line
     assert "\n" not in line
     assert "\x1b" not in line
 
@@ -86,7 +86,7 @@ def test_ctrl_c_in_a_callback_is_not_swallowed():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Callbacks([Stop()]).on_round(None)
+        CallbackList([Stop()], Callbacks()).on_round(None)
 
 
 def test_what_ends_the_program_in_the_first_callback_ends_the_executor(tmp_path):
@@ -125,7 +125,9 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setattr("feddrop.simulation.callbacks.find_spec", lambda _: None)
     value = "true" if name == "tensorboard" else "mine"
     config = RunConfig.from_toml("", [*SMALL, f"callbacks.{name}={value}"])
-    with pytest.raises(ConfigError, match=rf"{name} is not installed.*pip install 'feddrop\[{name}\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"a callback needs {name}, which is not installed: pip install 'feddrop\[{name}\]'"
+    ):
         Run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -135,8 +137,8 @@ def test_toml_names_callbacks():
     pytest.importorskip("mlflow")
     pytest.importorskip("wandb")
     config = RunConfig.from_toml('[callbacks]\ntensorboard = true\nmlflow = "a"\nwandb = "b"')
-    assert [type(one) for one in named(config.callbacks)] == [TensorBoard, MLflow, WandB]
-    assert named(Callbacks()) == []
+    assert [type(one) for one in named_callbacks(config.callbacks)] == [TensorBoard, MLflow, WandB]
+    assert named_callbacks(Callbacks()) == []
 
 
 def test_importing_callbacks_loads_none_of_the_packages():
@@ -160,7 +162,7 @@ def test_tensorboard_holds_every_round_once(tmp_path):
     assert {"train_loss", "push_bytes", "mean_rate", "wall_s"} <= set(events.Tags()["scalars"])
 
 
-def test_mlflow_goes_on_with_its_run(tmp_path, monkeypatch):
+def test_mlflow_reopens_its_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -104,7 +104,9 @@ def test_parameters_and_bytes_are_those_of_the_first_version(name, tmp_path):
         assert found["digest"] == recorded
     else:  # int8 and float16 amplify a last bit that rounds the other way
         coarse = any(dtype in name for dtype in ("int8", "float16", "formula"))
-        assert found["sums"] == pytest.approx(before["sums"], rel=1e-2 if coarse else 1e-5, abs=1e-2 if coarse else 1e-6)
+        assert found["sums"] == pytest.approx(
+            before["sums"], rel=1e-2 if coarse else 1e-5, abs=1e-2 if coarse else 1e-6
+        )
 
 
 def arithmetic() -> str:

@@ -17,10 +17,10 @@ def test_a_run_does_nothing_twice(tmp_path, monkeypatch):
         plain = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, **options: (calls.update([name]), plain(*args, **options))[1])
 
-    for where, name in ((flops, "count"), (blueprint, "trace"), (wire, "parse")):
+    for where, name in ((flops, "count_flops"), (blueprint, "trace"), (wire, "parse")):
         count_calls(where, name)
     settings = ["rounds=2", "data.devices=3", "data.train_limit=60", "method.level=unit", "radio.deadline_s=0.65"]
     records = feddrop.run(feddrop.RunConfig.from_toml("", settings), tmp_path / "run")
     frames = sum((device.push_bytes > 0) + (device.pull_bytes > 0) for record in records for device in record.devices)
     assert frames == 12
-    assert calls == {"count": 1, "trace": 1, "parse": frames}
+    assert calls == {"count_flops": 1, "trace": 1, "parse": frames}

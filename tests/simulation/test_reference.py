@@ -1,4 +1,4 @@
-"""The fast path against the plain-loop twin: the same parameters, bit for bit."""
+"""A run equals the reference implementation, bit for bit."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from feddrop.config import RunConfig
 from feddrop.models import lenet
-from feddrop.simulation.reference import train_plainly
+from feddrop.simulation.reference import train_reference
 from feddrop.simulation.run import Run
 from support.reference import fedavg
 from support.simulation import few
@@ -23,7 +23,7 @@ def small(digits):
 @pytest.mark.parametrize(
     ("factor", "count", "momentum"), [(True, "exact", 0.0), (False, "bernoulli", 0.9), (True, "bernoulli", 0.5)]
 )
-def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momentum):
+def test_a_run_equals_the_reference(small, tmp_path, rule, factor, count, momentum):
     factor = factor or rule != "delta"  # only that rule has one
     config = RunConfig.from_toml(
         f"""
@@ -39,7 +39,7 @@ def test_fast_path_is_the_plain_loop(small, tmp_path, rule, factor, count, momen
     job = Run(config, tmp_path / "run", model=model, dataset=small)
     for _ in job:
         pass
-    plain = train_plainly(
+    plain = train_reference(
         model,
         small.train_x,
         small.train_y,
@@ -91,7 +91,7 @@ def test_weights_that_share_a_gradient_keep_their_own_masks(small, tmp_path):
     for _ in job:
         pass
     parts = [torch.from_numpy(part) for part in job.prepared.parts]
-    plain = train_plainly(
+    plain = train_reference(
         Shared(), small.train_x, small.train_y, parts, (0.5, 0.5), rounds=2, seed=3, train=config.train
     )
     for name, value in plain.items():

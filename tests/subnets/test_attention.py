@@ -13,9 +13,9 @@ from torch.nn import functional as f
 from feddrop.config import Subnets
 from feddrop.errors import ConfigError, SubnetError
 from feddrop.models import lstm, resnet18, transformer
-from feddrop.models.flops import count
+from feddrop.models.flops import count_flops
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.coupling import _OWN, register_rule, rule_of
+from feddrop.subnets.coupling import _CUSTOM, register_rule, rule_of
 from feddrop.subnets.cut import cutter, shrinker, sizer
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
@@ -244,7 +244,7 @@ def test_rules_for_operations_of_ones_own():
     try:
         assert assert_same(Own(), (4,)).groups == {"a": 6, "b": 8}
     finally:
-        _OWN.pop(0)
+        _CUSTOM.pop(0)
         rule_of.cache_clear()
     with pytest.raises(ConfigError, match="regular expression"):
         register_rule("(", elementwise)
@@ -277,10 +277,10 @@ def test_token_networks_are_cut_at_the_rate_that_is_asked(level):
     assert (network is model) == (level == "weight")
     assert network(TOKENS).shape == model(TOKENS).shape
     if level == "unit":  # the weights' work is the smaller network's own; attention scores are counted for all heads
-        whole, own = count(model, TOKENS), count(network, TOKENS)
+        whole, own = count_flops(model, TOKENS), count_flops(network, TOKENS)
         assert own.by_weight.keys() == whole.by_weight.keys()
         predicted = whole.of(sizes).training - whole.rest.training
-        assert predicted == pytest.approx(own.whole.training - own.rest.training)
+        assert predicted == pytest.approx(own.full.training - own.rest.training)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrop.errors import ConfigError
-from feddrop.seeds import derive, words
+from feddrop.seeds import derive, philox_words
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
 
 
 def slow_positions(seed: int, name: str, size: int, keep: float, count: str) -> list[int]:
     """The documented choice, one position at a time."""
-    draws = [int(word) for word in words(derive(seed, name), size)]
+    draws = [int(word) for word in philox_words(derive(seed, name), size)]
     if count == "bernoulli":
         kept = [i for i in range(size) if draws[i] < int(keep * 2**32)]
         return kept or [draws.index(min(draws))]
@@ -30,7 +30,7 @@ def test_fast_choice_is_the_slow_one(seed, size, keep, count):
 
 
 def test_ties_go_to_the_lower_position(monkeypatch):
-    monkeypatch.setattr("feddrop.subnets.masks.words", lambda _, __: np.array([5, 3, 5, 5, 9, 5], np.uint32))
+    monkeypatch.setattr("feddrop.subnets.masks.philox_words", lambda _, __: np.array([5, 3, 5, 5, 9, 5], np.uint32))
     assert kept_positions(0, "x", 6, 0.5).tolist() == [0, 1, 2]
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from feddrop.config import FedAvg, Train
+from feddrop.config import FedAvg, FedDrop, Train
 from feddrop.executors import Serial
 from feddrop.learning.local import accuracy
-from feddrop.methods import feddrop as subnets
-from feddrop.methods.fedavg import build as fedavg
+from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.simulation.device import Samples, Task
 from feddrop.simulation.round import Forgetful, run_round
@@ -22,26 +21,26 @@ RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
 
 
 class TwoInputs(nn.Module):
-    """Takes two halves of a picture, works in place, and draws random numbers, also when it is tested."""
+    """Takes two halves of a picture, works in place, and draws random numbers, even in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.upper, self.lower, self.out = nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 10)
 
     def forward(self, upper, lower):
-        upper.mul_(0.5)  # works in place: on a copy, or the data of all would change
+        upper.mul_(0.5)  # in place: without a copy, this would change the shared data
         return self.out(nn.functional.dropout(torch.relu(self.upper(upper) + self.lower(lower)), 0.1))
 
 
 def margin(outputs, targets):
-    """A metric of the user's own."""
+    """A custom metric."""
     top = outputs.topk(2, dim=1).values
     return (top[:, 0] - top[:, 1]).mean()
 
 
 def remembering(setup):
     """A method whose devices count their rounds in their memory, and remember what they were sent."""
-    base = fedavg(setup, FedAvg())
+    base = build_method(FedAvg(), setup)
 
     def local(subnet, values, job, batches, memory):
         update, _ = base.local(subnet, values, job, batches, memory)
@@ -52,7 +51,7 @@ def remembering(setup):
 
 
 def dropping(setup, level="weight"):
-    return subnets.feddrop(setup, subnets.FedDrop(level=level))
+    return build_method(FedDrop(level=level), setup)
 
 
 def task_for(model, data, factory=dropping, **given):

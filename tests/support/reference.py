@@ -6,7 +6,7 @@ from feddrop.seeds import derive, permutation
 
 
 def fedavg(model, data, parts, rounds):
-    """McMahan's algorithm with torch.optim, and nothing of ours but the order of the samples."""
+    """McMahan's algorithm with torch.optim; only the order of the samples is feddrop's."""
     w = {name: p.detach().clone() for name, p in model.named_parameters()}
     for t in range(1, rounds + 1):
         total = {name: torch.zeros_like(p) for name, p in w.items()}

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from feddrop import wire
-from feddrop.config import Train, method_named
+from feddrop.config import Server, Train, method_named
 from feddrop.data import Dataset, from_arrays
 from feddrop.executors import Serial
-from feddrop.learning.means import MeanConfig
+from feddrop.methods import factory_of
 from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
-from feddrop.simulation.round import Forgetful, RoundResult, push, run_round
+from feddrop.simulation.memory import Forgetful
+from feddrop.simulation.round import RoundResult, push, run_round
 from feddrop.subnets import parameters
 
 TRAIN = Train(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
@@ -34,24 +35,24 @@ def task_for(
     rates: Sequence[float] | None = (0.4, 0.4, 0.4),
     rounds: int = 4,
     train: Train = TRAIN,
-    mean: MeanConfig | None = None,
+    server: Server | None = None,
     parts: Sequence[torch.Tensor] | None = None,
     **settings: object,
 ) -> Task:
-    """Return a task: a method by name, its settings, and data that three devices share."""
+    """Return a task: a method by name with its settings, and data split among three devices."""
     setup = Setup(
         model=model,
         example=data.example,
         rounds=rounds,
         train=train,
         rates=rates,
-        mean=mean or MeanConfig(),
+        server=server or Server(),
     )
     third = len(data.train_y) // 3
     sizes = [third + 7, third, len(data.train_y) - 2 * third - 7]
     return Task(
         setup=setup,
-        factory=method_named(method, **settings).factory(),
+        factory=factory_of(method_named(method, **settings)),
         samples=Samples(data.train_x, data.train_y, data.test_x, data.test_y),
         parts=parts or list(torch.arange(len(data.train_y)).split(sizes)),
     )
@@ -65,23 +66,23 @@ def method_of(task: Task) -> Method:
 def rounds_of(
     task: Task, count: int | None = None, *, rates: Mapping[int, float] | None = None, seed: int = 4, **given: object
 ) -> Iterator[RoundResult]:
-    """Run rounds in this process; every device must do well."""
+    """Run rounds in this process; every device must succeed."""
     method, serial, memories = method_of(task), Serial(task), Forgetful()
-    whole = parameters.from_model(task.setup.model)
-    state = method.init(whole)
+    params = parameters.from_model(task.setup.model)
+    state = method.init(params)
     chosen = dict(enumerate(task.setup.rates or ())) if rates is None else rates
     for round_ in range(1, (count or task.setup.rounds) + 1):
         result = run_round(
-            method, serial, whole, state, round_=round_, rates=chosen, seed=seed, memories=memories, **given
+            method, serial, params, state, round_=round_, rates=chosen, seed=seed, memories=memories, **given
         )
         assert [device.status for device in result.devices] == ["ok"] * len(result.devices)
-        whole, state = result.params, result.state
+        params, state = result.params, result.state
         yield result
     serial.close()
 
 
 class Typed(nn.Module):
-    """A network that computes in another float type than its inputs have."""
+    """A network that computes in another float type than that of its inputs."""
 
     def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Typed(nn.Module):
 
 
 def unchanged(method: Method, job: Job, num_samples: int = 5) -> Update:
-    """Return an update that changes nothing; what was asked for besides is what was sent, or else zeros."""
+    """Return an update that changes nothing; its payload is what was sent, or else zeros."""
     payload = {
         name: job.payload.get(name, torch.zeros(spec.shape, dtype=wire_dtype(spec.dtype)))
         for name, spec in job.asks.items()
@@ -108,16 +109,16 @@ def wire_dtype(name: str) -> torch.dtype:
 
 
 def answered(
-    device: Device, method: Method, whole: parameters.Params, job: Job, memory: bytes = b""
+    device: Device, method: Method, params: parameters.Params, job: Job, memory: bytes = b""
 ) -> tuple[bytes, bytes]:
-    """Let a device do a job; return its frame and its memory."""
-    reply = device.handle(push(whole, method.cut(job), job), memory)
+    """Let a device do a job; return its frame and memory."""
+    reply = device.handle(push(params, method.cut(job), job), memory)
     assert not reply.error, reply.error
     return reply.frame, reply.memory
 
 
 def rewritten(frame: bytes, subnet, values=None, payload=None, **header: object) -> bytes:
-    """Return a frame with other values, payload or header, whole and with a right checksum, as a hostile device can."""
+    """Return a frame with other values, payload or header and a correct checksum, as a hostile device can send."""
     parsed = wire.parse(frame)
     if values is None:
         values = wire.decode(parsed, subnet)

@@ -1,1 +1,1 @@
-"""A Flower app for tests and measurements."""
+"""A Flower app for tests and benchmarks."""

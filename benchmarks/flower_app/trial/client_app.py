@@ -1,4 +1,4 @@
-"""Nodes that do harm or are slow, by their configuration: ``harm="1:nan 2:kill"``, ``byte-s=1e-5``, ``pause-s=30``."""
+"""Nodes that fail or are slow, as configured: ``harm="1:nan 2:kill"``, ``byte-s=1e-5``, ``pause-s=30``."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ app = ClientApp()
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
-    """Introduce itself, as any device."""
+    """Introduce the node like any other."""
     return honest(message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train; then do the harm of the round, and be as slow as the node is."""
-    told, frame = context.node_config, unpack(message.content)[0]
-    harms = dict(entry.split(":") for entry in str(told.get("harm", "")).split())
+    """Train, pause as configured, and apply the fault of this round."""
+    settings, frame = context.node_config, unpack(message.content)[0]
+    harms = dict(entry.split(":") for entry in str(settings.get("harm", "")).split())
     kind = harms.get(str(wire.parse(frame).header.round), "")
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "late":
-        time.sleep(float(told.get("pause-s", 0.0)))
-    time.sleep(float(told.get("byte-s", 0.0)) * len(frame))
+        time.sleep(float(settings.get("pause-s", 0.0)))
+    time.sleep(float(settings.get("byte-s", 0.0)) * len(frame))
     reply = honest(message, context)
     answer, notes = unpack(reply.content)
-    thinking = float(told.get("compute-byte-s", 0.0)) * len(frame)  # work falls with the subnet, as its size does
-    time.sleep(thinking)
-    notes["seconds"] = float(notes.get("seconds", 0.0)) + thinking
-    time.sleep(float(told.get("byte-s", 0.0)) * len(answer))
+    computing = float(settings.get("compute-byte-s", 0.0)) * len(frame)  # smaller subnets compute faster
+    time.sleep(computing)
+    notes["seconds"] = float(notes.get("seconds", 0.0)) + computing
+    time.sleep(float(settings.get("byte-s", 0.0)) * len(answer))
     return Message(pack(harmed(answer, kind), **notes), reply_to=message)
 
 
 def harmed(frame: bytes, kind: str) -> bytes:
-    """Return a frame that is not what it should be, with a checksum that fits where the harm is deeper."""
+    """Damage a frame; faults other than ``"corrupted"`` get a matching checksum."""
     if kind == "corrupted":
         return frame[:-3] + bytes([frame[-3] ^ 8]) + frame[-2:]
     if kind == "nan":
@@ -58,6 +58,6 @@ def harmed(frame: bytes, kind: str) -> bytes:
 
 
 def sealed(frame: Any) -> bytes:
-    """Give changed bytes the checksum that goes with them."""
+    """Return the frame with its checksum corrected."""
     crc = zlib.crc32(frame[64:], zlib.crc32(frame[:60]))
     return frame[:60] + crc.to_bytes(4, "little") + frame[64:]

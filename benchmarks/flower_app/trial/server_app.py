@@ -1,4 +1,4 @@
-"""The server of the trial: feddrop's own."""
+"""The server: feddrop's default one."""
 
 from feddrop.flower import server_app
 

@@ -1,4 +1,4 @@
-"""A device: its part of the embedded digits, by the number in its node configuration."""
+"""A device; the number in its node configuration selects its partition of the digits."""
 
 from feddrop.flower import client_app
 

@@ -1,4 +1,4 @@
-"""The server: what it trains stands in pyproject.toml."""
+"""The server; its settings are in pyproject.toml."""
 
 from feddrop.flower import server_app
 

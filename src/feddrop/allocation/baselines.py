@@ -1,61 +1,122 @@
-"""Schemes to compare with: the shares are given, the rates are the best for them; or there is no dropout at all."""
+"""Schemes to compare the optimum with: given shares with the best rates for them, fixed rates, or no dropout."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from feddrop.allocation.feasible import everyone
+from feddrop.allocation.feasible import everyone, settle
 from feddrop.allocation.problem import BoolArray, FloatArray, total
 from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish, objective
+from feddrop.errors import ConfigError
 from feddrop.seeds import generator
 
 
-def equal(problem: AnyProblem, active: BoolArray) -> Allocation:
-    """Split the band equally among the active devices."""
-    share = np.where(active, BAND / total(active), 0.0)
-    return finish(problem, share=share, active=active, method="equal", status=Status.FEASIBLE)
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """An equal split of the band over the active devices, with the lowest rates for it."""
+
+    name: ClassVar[str] = "equal"
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Split the band; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        problem, active = settle(problem, policy, equal=True)
+        share = np.where(active, BAND / total(active), 0.0)
+        return finish(problem, share=share, active=active, scheme=self.name, status=Status.FEASIBLE)
 
 
-def random(problem: AnyProblem, active: BoolArray, *, seed: int) -> Allocation:
-    """The paper's bandwidth-aware scheme: random shares, optimal rates.
+@dataclass(frozen=True, slots=True)
+class Random:
+    """The paper's bandwidth-aware scheme: random shares with the lowest rates for them.
 
-    The shares are uniform over all splits with which every device can still meet its deadline and budget at rate θ: a
-    split drawn without regard to that would mostly have no answer.
+    The shares are uniform over all splits with which every device can still meet its deadline and budget at rate θ;
+    most other splits are infeasible.
+
+    Attributes:
+        seed: of the split, at least 0.
     """
-    least, spare = _least(problem, active)
-    part = np.where(active, generator(seed).standard_exponential(problem.shape), 0.0)
-    share = least + spare * part / total(part)
-    return finish(problem, share=share, active=active, method="random", status=Status.FEASIBLE)
+
+    name: ClassVar[str] = "random"
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**128:
+            raise ConfigError(f"seed is {self.seed}; it must be at least 0 and below 2**128.")
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Draw the split; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        problem, active = settle(problem, policy)
+        least, spare = _least(problem, active)
+        part = np.where(active, generator(self.seed).standard_exponential(problem.shape), 0.0)
+        share = least + spare * part / total(part)
+        return finish(problem, share=share, active=active, scheme=self.name, status=Status.FEASIBLE)
 
 
-def fixed(problem: AnyProblem, active: BoolArray) -> Allocation:
-    """Every device at the highest rate of the problem, exactly; the band in proportion to what each needs for that."""
-    least, _ = _least(problem, active)
-    share = least * (BAND / total(least))
-    given = finish(problem, share=share, active=active, method="fixed", status=Status.FIXED)
-    rate = np.where(active, problem.max_rate, 1.0)
-    return _with_rate(given, rate)
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The given rates, with shares in proportion to what each device needs at its rate.
 
-
-def none(problem: AnyProblem) -> Allocation:
-    """The paper's ideal without dropout: rate 0, and to every present device the band that it needs for that.
-
-    The shares may add up to more than the band there is: the paper assumes "sufficient bandwidth". A device that
-    would be late or over its budget with any share gets an equal one. The status says that this is an ideal.
+    Attributes:
+        rate: γ, a number or one per device; at most the problem's ``max_rate``.
     """
-    active = everyone(problem)
-    need = problem.least_share(np.ones(()))
-    even = 1.0 / total(active)
-    share = np.where(active, np.where(np.isinf(need), even, np.maximum(need, even)), 0.0)
-    ideal = finish(problem, share=share, active=active, method="none", status=Status.IDEAL)
-    return _with_rate(ideal, np.where(active, 0.0, 1.0))
+
+    name: ClassVar[str] = "fixed"
+
+    rate: npt.ArrayLike
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Split the band; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        max_rate = problem.max_rate
+        problem, active = settle(replace(problem, max_rate=self._rates(problem)), policy, fixed=True)
+        least, _ = _least(problem, active)
+        share = least * (BAND / total(least))
+        found = finish(problem, share=share, active=active, scheme=self.name, status=Status.FIXED)
+        found = _with_rate(found, np.where(active, problem.max_rate, 1.0))
+        return replace(found, problem=replace(problem, max_rate=max_rate))
+
+    def _rates(self, problem: AnyProblem) -> FloatArray:
+        try:
+            given = np.asarray(self.rate, dtype=np.float64)
+            rates = np.broadcast_to(given, problem.shape)
+        except (TypeError, ValueError):
+            raise ConfigError(f"The fixed rate is {self.rate!r}; it must be a number, or one per device.") from None
+        caps = np.broadcast_to(problem.max_rate, problem.shape)
+        for place in np.argwhere(~((rates >= 0) & (rates <= caps)))[:1]:
+            where = tuple(place)
+            raise ConfigError(
+                f"The fixed rate of device {where[-1]} is {rates[where]:g}; it must be from 0 to max_rate, "
+                f"{caps[where]:g}. Change one of them."
+            )
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class NoDropout:
+    """The paper's ideal without dropout: rate 0, and the share that each device needs for it.
+
+    The shares may exceed the band: the paper assumes "sufficient bandwidth". A device that would be late or over its
+    budget with any share gets an equal one. No policy applies; the status is ``Status.IDEAL``.
+    """
+
+    name: ClassVar[str] = "none"
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:  # noqa: ARG002
+        """Give each device its share; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        active = everyone(problem)
+        need = problem.least_share(np.ones(()))
+        even = 1.0 / total(active)
+        share = np.where(active, np.where(np.isinf(need), even, np.maximum(need, even)), 0.0)
+        ideal = finish(problem, share=share, active=active, scheme=self.name, status=Status.IDEAL)
+        return _with_rate(ideal, np.where(active, 0.0, 1.0))
 
 
 def _least(problem: AnyProblem, active: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Least shares of the active devices, and what is left of the band, ``[..., 1]``."""
+    """Return the least shares of the active devices, ``[..., num_devices]``, and the remaining band, ``[..., 1]``."""
     least = np.where(active, problem.least_share(1.0 / (1.0 - problem.max_rate)), 0.0)
     used = total(least)
     least = least * np.minimum(1.0, BAND / used)

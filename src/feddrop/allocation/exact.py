@@ -1,19 +1,19 @@
-"""The optimum of P1 in a handful of passes over the devices.
+"""The optimum of P1 in a few passes over the devices.
 
-With the share fixed, a device takes the smallest z that its constraints allow,
+For a fixed share, a device takes the smallest z that its constraints allow,
 
     z_k(ρ) = max(1, (a_k/ρ + b_k)/T0, (c_k/ρ + d_k)/E_k),
 
-so P1 is ``min Σ w_k z_k(ρ_k)`` over the simplex: separable and convex. Facing a price μ for the band, a device asks
-for the share at which one more bit of band is worth its price. On a piece of z_k of the form α/ρ + β that is ρ =
-sqrt(w_k α) s, with s = 1/sqrt(μ). Seen from small shares to large, the device is held by the steeper of its two
-constraints, then by the flatter one, then by neither:
+so P1 is ``min Σ w_k z_k(ρ_k)`` over the simplex: separable and convex. At a price μ for the band, a device demands
+the share at which the marginal value of band equals its price. On a piece of z_k of the form α/ρ + β this is ρ =
+sqrt(w_k α) s, with s = 1/sqrt(μ). From small shares to large ones, the steeper of the two constraints binds first, then
+the flatter one, then neither:
 
     ρ_k(s) = clip(max(min(sqrt(w_k α_steep) s, kink_k), sqrt(w_k α_flat) s), least_k, enough_k)
 
-where kink_k is the share at which the two constraints ask for the same z, least_k the one at which z = 1/(1-θ), and
-enough_k the one at which z = 1. Every ρ_k(s), and so the total, is piecewise linear in s and never falls: a
-safeguarded Newton iteration on ``Σ ρ_k(s) = 1`` ends in a handful of passes, on the exact piece.
+where the two constraints cross at the share kink_k, z = 1/(1-θ) at least_k, and z = 1 at enough_k. Every ρ_k(s), and so
+the total, is piecewise linear and non-decreasing in s: a safeguarded Newton iteration on ``Σ ρ_k(s) = 1`` ends on the
+exact piece after a few passes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
 _MANY = 32
-"""More blocks than this do not fit there together."""
+"""With more blocks than this, which do not fit into the cache together, the search starts from a sample."""
 
 
 class _Curve(NamedTuple):
-    """How the share that each device of a block asks for grows with s; all ``[..., block]``."""
+    """The demand of each device of a block as a function of s; all ``[..., block]``."""
 
     steep: FloatArray
     flat: FloatArray
@@ -43,7 +43,7 @@ class _Curve(NamedTuple):
     enough: FloatArray
 
     def at(self, s: FloatArray, out: FloatArray) -> FloatArray:
-        """Write the shares asked for at s into ``out``; return their total, ``[..., 1]``."""
+        """Write the demand at s into ``out``; return its total, ``[..., 1]``."""
         np.minimum(self.steep * s, self.kink, out=out)
         np.maximum(out, self.flat * s, out=out)
         np.maximum(out, self.least, out=out)
@@ -51,21 +51,21 @@ class _Curve(NamedTuple):
         return total(out)
 
     def moving(self, s: FloatArray, share: FloatArray) -> FloatArray:
-        """Derivative of the total in log s: the shares of the devices that are not at a corner, ``[..., 1]``."""
+        """Return the derivative of the total in log s: the shares of devices not at a corner, ``[..., 1]``."""
         return total(share * ((share == self.steep * s) | (share == self.flat * s)))
 
     def most(self) -> FloatArray:
-        """The shares asked for when the band costs nothing."""
+        """Return the demand at a price of 0."""
         at_kink = np.minimum(np.maximum(self.kink, self.least), self.enough)
         return np.where(self.steep > 0, np.where(self.flat > 0, self.enough, at_kink), self.least)
 
 
 def solve(problem: Problem, active: BoolArray) -> Allocation | None:
-    """Find the optimal rates and shares; None if the problem is infeasible for the active devices.
+    """Return the optimal rates and shares; None if the problem is infeasible for the active devices.
 
     Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds.
+        active: devices that take part, ``[..., num_devices]``.
     """
     share = np.empty(problem.shape)
     curves, parts, sums = [], [], []
@@ -87,23 +87,23 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
         if len(curves) > _MANY:
             start = _from_sample(curves, parts, start)
         if some:
-            # Where even the least shares fill the band, the price is the lowest at which everyone is content with that.
+            # If the least shares already fill the band, the price is the lowest at which no device demands more.
             last = [np.fmin.reduce(c.least / c.steep, axis=-1, keepdims=True) for c in curves]
             start = np.where(tight, reduce(np.fmin, last), start)
         s, passes = clear(*_market(curves, parts), start, special)
         price = np.where(loose, 0.0, 1 / (s * s))
         if some:
-            # Where the band costs nothing, what is left of it is shared out in proportion.
+            # At a price of 0, the remaining band is distributed in proportion.
             for curve, part in zip(curves, parts, strict=True):
                 np.copyto(part, curve.least * (BAND / least), where=tight)
                 np.copyto(part, curve.most() * (BAND / most), where=loose)
     return finish(
-        problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
+        problem, share=share, active=active, scheme="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
 
 
 def _market(curves: list[_Curve], parts: list[FloatArray], scale: float = 1.0) -> tuple[Total, Total]:
-    """The total share asked for at s times ``scale``, and its derivative in log s; shares are put into ``parts``."""
+    """Return the total demand at s times ``scale`` and its derivative in log s; shares are written to ``parts``."""
 
     def demand(s: FloatArray) -> FloatArray:
         return scale * sum_of([curve.at(s, part) for curve, part in zip(curves, parts, strict=True)])
@@ -115,7 +115,7 @@ def _market(curves: list[_Curve], parts: list[FloatArray], scale: float = 1.0) -
 
 
 def _from_sample(curves: list[_Curve], parts: list[FloatArray], start: FloatArray) -> FloatArray:
-    """A better first s from every sixteenth block: a pass over all of them is what takes time."""
+    """Return a better first s from every sixteenth block, to save passes over all of them."""
     some, scale = curves[::16], len(curves) / len(curves[::16])
     most = scale * sum_of([total(curve.most()) for curve in some])
     least = scale * sum_of([total(curve.least) for curve in some])
@@ -123,7 +123,7 @@ def _from_sample(curves: list[_Curve], parts: list[FloatArray], start: FloatArra
 
 
 def sum_of(values: Sequence[FloatArray]) -> FloatArray:
-    """Sum over blocks."""
+    """Return the sum over blocks."""
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
@@ -136,11 +136,11 @@ def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
     c, d = cut(problem.upload_j) / budget, cut(problem.compute_j) / budget
     top = 1 / (1 - cut(problem.max_rate))
     low, high = np.minimum(a, c), np.maximum(a, c)
-    # The constraints cross where a/ρ + b = c/ρ + d; if at no positive share, the steeper one is above throughout.
+    # The constraints cross where a/ρ + b = c/ρ + d; if at no positive share, the steeper one is always above.
     cross = (a - c) / (d - b)
     kink = np.where(cross > 0, cross, np.inf)
-    # 1/ρ may be as large as this for z to stay at or below a level; not above 0 where no share is enough. What is not a
-    # number, inf/inf, is infeasible; 0/0 is a constraint that holds at any share.
+    # The largest 1/ρ at which z is at most a level; not positive if no share is enough. NaN from inf/inf is infeasible;
+    # 0/0 is a constraint that holds at any share.
     least = 1 / np.maximum(np.minimum((top - b) / a, (top - d) / c), 0)
     enough = 1 / np.maximum(np.fmin((1 - b) / a, (1 - d) / c), 0)
     weight, here = cut(problem.weight), active[..., block]

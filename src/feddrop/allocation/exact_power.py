@@ -1,9 +1,8 @@
 """The optimum of rate, share, power and clock, for noise that does not depend on the share.
 
-At a price μ for the band, every device finds by Newton's method how fast to compute and send, and asks for the share
-that goes with it; an outer Newton iteration finds the price at which the shares fill the band. The problem and the
-closed forms stand in :mod:`feddrop.allocation.power`. Devices are taken in blocks that stay in the processor's cache,
-so that time and memory grow as their number.
+At a price μ for the band, an inner Newton iteration finds each device's clock, power and demand; an outer one finds the
+price at which the shares fill the band. :mod:`feddrop.allocation.power` states the problem and the closed forms.
+Devices are processed in blocks that fit into the processor's cache, so that time and memory are linear in their number.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 
 _NOBODY = 1e-200
-"""The weight of a device without one: it is content with the least share, and nothing is divided by zero."""
+"""Replaces a weight of 0: the device demands its least share, and the weight can be divided by."""
 
 FREE = 1e60
-"""1/sqrt(μ) of a band that costs nothing: only devices without weight would want more of it."""
+"""1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band."""
 
 
 class _State(NamedTuple):
@@ -36,7 +35,7 @@ class _State(NamedTuple):
         r: 1/share.
         gap: log D - log E.
         slope: its derivative in q.
-        r_moves: d log r / d log μ, where both loads stay equal.
+        r_moves: d log r / d log μ, with both loads equal.
         q_moves: d q / d log μ, likewise.
     """
 
@@ -49,9 +48,9 @@ class _State(NamedTuple):
 
 @dataclass(slots=True)
 class _Block:
-    """Devices of a block; ``r_low`` and ``r_high`` are 1/share where z = 1 and where z = 1/(1-θ).
+    """Devices of a block; ``r_low`` and ``r_high`` are 1/share at z = 1 and at z = 1/(1-θ).
 
-    ``q``, ``q_moves`` and ``log_price`` are where it stood at the last price, to begin with at the next.
+    ``q``, ``q_moves`` and ``log_price`` belong to the last price and give the first guess at the next one.
     """
 
     needs: Needs
@@ -69,22 +68,22 @@ class _Block:
     log_price: FloatArray | float = 0.0
 
     def shares(self, r: FloatArray) -> FloatArray:
-        """Shares of the active devices at these inverses."""
+        """Return the shares of the active devices, 1/r."""
         return np.where(self.active, 1.0 / r, 0.0)
 
     def start(self) -> FloatArray:
-        """Σ sqrt(w α), as if z were α/ρ, ``[..., 1]``: at the price of its square the shares would fill the band."""
+        """Return Σ sqrt(w α), ``[..., 1]``: if z were α/ρ, its square would be the price."""
         h = hurry(self.q, self.needs)
         worth = h.on_e + (h.on_d - h.on_e) * (1.0 - 1.0 / (1.0 + h.odds))
         return total(np.where(self.active, np.sqrt(self.weight * worth), 0.0))
 
     def wish(self, worth: FloatArray, price: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """1/share asked for where 1/ρ is worth so much, and the same if there were no limits to the rate."""
+        """Return the demanded 1/share where dz/dr is ``worth``, within the limits of the rate and without them."""
         free = np.sqrt(price / (self.weight * worth))
         return np.minimum(np.maximum(free, self.r_low), self.r_high), free
 
     def at(self, q: FloatArray, price: FloatArray) -> _State:
-        """Clock, power and share at a λ, and by how much the deadline asks for more than the energy."""
+        """Return the state at this q: 1/share and the gap between the loads of deadline and energy."""
         c = self.needs
         h = hurry(q, c)
         on_d, on_e = h.on_d, h.on_e
@@ -93,10 +92,10 @@ class _Block:
         worth = even * on_d + odd * on_e
         r, wish = self.wish(worth, price)
         free = r == wish
-        # Clock and power are the best for κ already: the worth of band changes with κ alone.
+        # Clock and power are optimal for κ, so the value of band changes with κ only.
         r_turns = free * (-0.5 * even * odd * (on_d - on_e) / worth)
         deadline, energy = r * on_d + h.tau, r * on_e + c.clock / h.tau**2
-        # A second less costs λ joules, whether clock or radio saves it.
+        # A second less costs λ joules, whether the clock or the radio saves it.
         change = h.d_tau - r * c.up / h.x**2 * h.d_x
         tilt = r * (on_d / deadline - on_e / energy)
         turns = tilt * r_turns + change / deadline + np.where(change < 0, h.odds * change / energy, 0.0)
@@ -106,7 +105,7 @@ class _Block:
         return _State(r, np.log(deadline / energy), h.per_q * turns, r_moves, moves / h.per_q)
 
     def ends(self, price: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """Where the deadline asks for less even with everything at its lowest, and for more even at full speed."""
+        """Return where the deadline's load is smaller even at the slowest, and larger even at full speed."""
         on_d, on_e, tau, watts = self.full
         r = self.wish(on_d, price)[0]
         late = r * on_d + tau >= r * on_e + watts
@@ -117,7 +116,7 @@ class _Block:
         return r * on_d + tau <= r * on_e + watts, late
 
     def demand(self, s: FloatArray) -> FloatArray:
-        """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
+        """Return the total demand at the price 1/s², ``[..., 1]``."""
         price = 1.0 / (s * s)
         log_price = np.log(price)
         first = self.q + np.clip(self.q_moves * (log_price - self.log_price), -1.0, 1.0)
@@ -129,7 +128,7 @@ class _Block:
         ends = self.ends(price)
         self.q = root(gap, *self.bounds, first, tolerance=TOLERANCE, ends=ends)
         found = self.at(self.q, price)
-        # At an end, where one load alone decides, λ does not move.
+        # At an end, where one load decides, λ does not move.
         alone = ends[0] | ends[1]
         free = (found.r > self.r_low) & (found.r < self.r_high)
         moves = np.where(alone, 0.5 * free, np.nan_to_num(np.clip(found.r_moves, 0.0, 4.0)))
@@ -141,21 +140,21 @@ class _Block:
 
 
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Find the optimum by the quick iteration or, where that finds none, by the safe one; None if it is infeasible.
+    """Return the optimum by the fast iteration or, if that fails, by the safe one; None if infeasible.
 
     Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds.
+        active: devices that take part, ``[..., num_devices]``.
     """
     return power_newton.solve(problem, active) or solve_safely(problem, active)
 
 
 def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Find the optimal rates, shares, powers and clocks; None if that is infeasible for the active devices.
+    """Return the optimal rates, shares, powers and clocks; None if infeasible for the active devices.
 
     Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds.
+        active: devices that take part, ``[..., num_devices]``.
     """
     with np.errstate(all="ignore"):
         starts = range(0, problem.shape[-1], BLOCK)
@@ -165,7 +164,7 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         fewest = sum_of([total(each) for each in least])
         if not (fewest <= FITS).all():
             return None
-        # Where not all can have enough, who weighs nothing is content with the least: his wishes set no price.
+        # If not all devices can have enough band, those without weight get their least share: they set no price.
         scarce = sum_of([total(block.shares(block.r_low)) for block in blocks]) > BAND
         for block in blocks:
             block.r_low = np.where(scarce & (block.weight <= _NOBODY), block.r_high, block.r_low)
@@ -192,7 +191,7 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
         problem,
         share=share,
         active=active,
-        method="exact",
+        scheme="exact",
         status=Status.OPTIMAL,
         iterations=passes,
         price=price,
@@ -201,7 +200,7 @@ def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
 
 
 def _block(part: PowerProblem, active: BoolArray) -> _Block:
-    """The devices of a block, at first in the middle between the least share and enough."""
+    """Return the devices of a block, with q midway between its values at the least share and at enough."""
     shape = active.shape
     object.__setattr__(part, "shape", shape)
     c = needs(part, part.link(np.ones(shape)))
@@ -224,7 +223,7 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
 
 
 def _last(block: _Block, part: PowerProblem) -> FloatArray:
-    """The last s at which everyone of a block is at the least share, ``[..., 1]``."""
+    """Return the largest s at which all devices of a block are at their least share, ``[..., 1]``."""
     share = 1.0 / block.r_high
     worth = block.weight * pace(part, share).fall / share
     last: FloatArray = np.min(np.where(block.active, 1.0 / np.sqrt(worth), np.inf), axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
 """The optimum of rate, share, power and clock under subband noise.
 
-No closed form is left for the share: a device finds by Newton's method in log ρ where more band is worth its price,
-choosing clock and power anew at every step. The outer search for the price is that of the other solvers.
+The share has no closed form: for each device, Newton's method in log ρ finds where the marginal value of band equals
+its price, with the best clock and power at every step. The outer search for the price is that of the other solvers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from feddrop.allocation.solution import Allocation, Status, finish
 from feddrop.allocation.subband import NARROW
 
 _STEP = 1e-5
-"""A step in log ρ, for a slope that only steers."""
+"""Step in log ρ of the finite differences."""
 
 _TOLERANCE = 2.0**-38
-"""Of log ρ, at Newton's last step; the error after it is far smaller."""
+"""Length of Newton's last step in log ρ; the error after it is far smaller."""
 
 
 def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
-    """Find the optimal rates, shares, powers and clocks; the problem must be feasible for the active devices.
+    """Return the optimal rates, shares, powers and clocks; the problem must be feasible for the active devices.
 
     Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds.
+        active: devices that take part, ``[..., num_devices]``.
     """
     ends = np.stack([np.broadcast_to(1.0 / (1.0 - problem.max_rate), problem.shape), np.ones(problem.shape)])
     low, high = np.where(active, np.log(np.minimum(problem.least_share(ends), 2.0)), NARROW)
     high = np.maximum(high, low)
-    # Where not all can have enough, who weighs nothing is content with the least: his wishes set no price.
+    # If not all devices can have enough band, those without weight get their least share: they set no price.
     scarce = total(np.where(active, np.exp(high), 0.0)) > BAND
     high = np.where(scarce & (problem.weight <= 0), low, high)
     market = _Market(problem, active, low, high)
@@ -51,7 +51,7 @@ def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
         problem,
         share=share,
         active=active,
-        method="exact",
+        scheme="exact",
         status=Status.OPTIMAL,
         iterations=passes,
         price=price,
@@ -60,7 +60,7 @@ def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
 
 
 class _Market:
-    """Devices that ask for band at a price; remembers their last answers, to begin with at the next price."""
+    """The demand of the devices at a price; the last demand is the first guess at the next price."""
 
     def __init__(self, problem: SubbandPowerProblem, active: BoolArray, low: FloatArray, high: FloatArray) -> None:
         self.problem, self.active, self.low, self.high = problem, active, low, high
@@ -71,17 +71,17 @@ class _Market:
         self.share: FloatArray = np.zeros(problem.shape)
 
     def worth(self, y: FloatArray) -> FloatArray:
-        """Logarithm of -w dz/dρ at ρ = e^y."""
+        """Return the logarithm of -w dz/dρ at ρ = e^y."""
         self.paced = pace(self.problem, np.exp(y), guess=self.paced.q)
         return self.log_weight + np.log(self.paced.fall) - y
 
     def demand(self, s: FloatArray) -> FloatArray:
-        """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
+        """Return the total demand at the price 1/s², ``[..., 1]``."""
         level = -2.0 * np.log(s)
 
         def over(y: FloatArray) -> tuple[FloatArray, FloatArray]:
             value = self.worth(y)
-            step = np.where(y + _STEP < self.high, _STEP, -_STEP)  # beyond, nothing is dropped, and band worth less
+            step = np.where(y + _STEP < self.high, _STEP, -_STEP)  # beyond, nothing is dropped and band is worth less
             self.bend = np.clip((self.worth(y + step) - value) / step, -1e3, -1e-3)
             return value - level, self.bend
 
@@ -90,12 +90,12 @@ class _Market:
         return total(self.share)
 
     def slope(self, _: FloatArray) -> FloatArray:
-        """Derivative of the total in log s."""
+        """Return the derivative of the total in log s."""
         moving = (self.y > self.low) & (self.y < self.high)
         return total(np.where(moving, self.share * -2.0 / self.bend, 0.0))
 
     def start(self, tight: BoolArray) -> FloatArray:
-        """A first s, ``[..., 1]``: as if z were α/ρ; where the round is tight, the last with the least shares."""
+        """Return a first s, ``[..., 1]``: as if z were α/ρ; in tight rounds, the largest s with the least shares."""
         typical = total(np.where(self.active, np.exp(0.5 * self.worth(self.y) + self.y), 0.0))
         last = np.min(np.where(self.active, np.exp(-0.5 * self.worth(self.low)), np.inf), axis=-1, keepdims=True)
         return np.where(tight, last, 1.0 / typical)

@@ -1,10 +1,9 @@
 """The optimum under subband noise, where a device's demand for band has no closed form.
 
-The solver keeps the shape of :mod:`feddrop.allocation.exact`. For a price μ, every device finds, by a Newton iteration
-in log ρ, the share at which more band is worth its price to the deadline alone, and the one at which it is to the
-budget alone. Where the first of the two constraints is not the larger at its own share, nor the second at its own, both
-hold the device together: at the kink between the two shares, where they cross. An outer Newton iteration finds the
-price at which the shares fill the band.
+The solver has the structure of :mod:`feddrop.allocation.exact`. At a price μ, Newton's method in log ρ finds, for each
+device, the share at which the marginal value of band equals its price if only the deadline binds, and the one if only
+the budget binds. If neither constraint is the larger one at its own share, both bind: at the kink between the two
+shares, where they cross. An outer Newton iteration finds the price at which the shares fill the band.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from feddrop.allocation.subband import NARROW, SubbandProblem, deadline_side, en
 
 
 def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
-    """Find the optimal rates and shares; the problem must be feasible for the active devices.
+    """Return the optimal rates and shares; the problem must be feasible for the active devices.
 
     Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds.
+        active: devices that take part, ``[..., num_devices]``.
     """
     low, high = (
         np.where(active, np.log(np.minimum(problem.least_share(z), 2.0)), NARROW)
@@ -42,12 +41,12 @@ def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
         share = np.where(loose, free * (BAND / most), share)
         price = np.where(loose, 0.0, 1.0 / s**2)
     return finish(
-        problem, share=share, active=active, method="exact", status=Status.OPTIMAL, iterations=passes, price=price
+        problem, share=share, active=active, scheme="exact", status=Status.OPTIMAL, iterations=passes, price=price
     )
 
 
 class _Market:
-    """Devices that ask for band at a price; remembers their last answers, to begin with at the next price."""
+    """The demand of the devices at a price; the last demand is the first guess at the next price."""
 
     def __init__(self, problem: SubbandProblem, active: BoolArray, low: FloatArray, high: FloatArray) -> None:
         self.active, self.low, self.high = active, low, high
@@ -57,7 +56,7 @@ class _Market:
         self.last: tuple[FloatArray, FloatArray] = (low, low)
 
     def shares(self, s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Shares asked for at the price 1/s², and their derivatives in log s."""
+        """Return the demand at the price 1/s² and its derivative in log s, ``[..., num_devices]`` each."""
         self.guess[:] = by_deadline, by_energy = self._worth(0, s), self._worth(1, s)
         at_deadline, at_energy = ([side(np.exp(x)) for side in self.sides] for x in self.guess)
         first = at_deadline[0].z >= at_deadline[1].z
@@ -71,16 +70,16 @@ class _Market:
         return share, np.where(moving, share * 2.0 / (1.0 - bend), 0.0)
 
     def demand(self, s: FloatArray) -> FloatArray:
-        """Total of the shares asked for at the price 1/s², ``[..., 1]``."""
+        """Return the total demand at the price 1/s², ``[..., 1]``."""
         self.last = self.shares(s)
         return total(self.last[0])
 
     def slope(self, _: FloatArray) -> FloatArray:
-        """Derivative of the total in log s."""
+        """Return the derivative of the total in log s."""
         return total(self.last[1])
 
     def _worth(self, which: int, s: FloatArray) -> FloatArray:
-        """Where more band is worth its price to one of the two constraints alone."""
+        """Return log ρ at which the value of band equals its price if only one of the two constraints binds."""
 
         def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
             side = self.sides[which](np.exp(x))
@@ -89,7 +88,7 @@ class _Market:
         return root(over, self.low, self.high, self.guess[which])
 
     def _kink(self, by_deadline: FloatArray, by_energy: FloatArray) -> FloatArray:
-        """Where the two constraints cross, between these."""
+        """Return log ρ at which the two constraints cross, between these."""
         sign = np.where(by_deadline < by_energy, 1.0, -1.0)
 
         def apart(x: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -103,9 +102,9 @@ class _Market:
 def _start(
     problem: SubbandProblem, active: BoolArray, low: FloatArray, high: FloatArray, tight: BoolArray
 ) -> FloatArray:
-    """A first s, ``[..., 1]``: as if z were α/ρ, with α taken at an equal split.
+    """Return a first s, ``[..., 1]``: as if z were α/ρ, with α from an equal split.
 
-    Where the round is tight, it is the last s at which everyone is at the least share.
+    In tight rounds, it is the largest s at which all devices are at their least share.
     """
     equal = np.clip(-np.log(total(active)), low, high)
 

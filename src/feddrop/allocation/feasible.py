@@ -1,16 +1,15 @@
-"""Can the deadline and the budgets be met at all, and what would it take?
+"""Feasibility: whether the deadline and the budgets can be met, and what would be enough.
 
-P1 is feasible if and only if the least shares, those at which every device drops as much as it may (rate θ), fit into
-the band. A scheme that splits the band equally needs more: every device's least share must be at most 1/K. Both are
-one number, the *load*: the band asked for, relative to the band there is. It falls as the deadline grows and as
-devices leave.
+P1 is feasible if and only if the least shares, those of rate θ, fit into the band. An equal split needs more: the
+least share of every device must be at most 1/K. Both are expressed by the *load*, the band needed over the available
+band. The load falls as the deadline grows and as devices are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,19 +18,21 @@ from feddrop.allocation.roots import edge
 from feddrop.allocation.solution import AnyProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
+AnyKind = TypeVar("AnyKind", bound=AnyProblem)
+
 POLICIES = ("error", "leave-out", "stretch")
 FITS = 1.0 + 2.0**-40
-"""A load that is over 1 by rounding alone still fits."""
+"""Largest load that fits; it exceeds 1 by rounding only."""
 
 _ROOMY = 1.0 - 2.0**-46
-"""Devices that are not left out fit without rounding's help."""
+"""Largest load of the devices that are not left out."""
 
 _SPARE = 1.0 - 2.0**-33
-"""So full is the band at the smallest deadline or budget, 1e-10 short: what is left decides the rates of devices that
-need next to none of it, and must be more than rounding."""
+"""Load at the smallest deadline or budget. The remaining 1e-10 of the band keeps rounding from deciding the rates of
+devices that need almost no band."""
 
 _MOST_J = 1e280
-"""Budgets are looked for up to here, and down to its inverse."""
+"""Largest budget that is searched; the smallest is its inverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +40,18 @@ class Shortfall:
     """Why a round is infeasible, and what would make it feasible.
 
     Attributes:
-        round: which round of a batch it is; None for a single round.
-        devices: who cannot take part even with the whole band, or, if there is none, who asks for most of it.
-        constraints: what holds each of them: ``"deadline"`` or ``"energy"``.
-        least_share: smallest share each of them needs at the highest rate; inf where no share does.
-        load: band that all devices need together, relative to what there is; inf if no bandwidth would do. Under
-            density noise, where a wider band lets in more noise, it is a lower estimate;
-            :func:`feddrop.radio.smallest_bandwidth` has the true one.
-        deadline_s: smallest deadline that would do; inf if none does.
-        budget_j: smallest energy budget that would do, net of circuit energy, if every device that has less gets it;
-            inf if none does.
-        rate: what to raise so that more may be dropped: ``"max_rate"``, or the ``"rate"`` of the fixed method; empty if
-            no rate would do.
-        policies: policies that would find an allocation; never the one in use.
+        round: index of the round in a batch; None for a single round.
+        devices: devices that are infeasible even with the whole band; if all are feasible alone, those that need most.
+        constraints: the constraint that limits each of them: ``"deadline"`` or ``"energy"``.
+        least_share: smallest share of each of them at the highest rate; inf if no share is enough.
+        load: band that all devices need over the available band; inf if no bandwidth is enough. It is a lower bound
+            under density noise, where a wider band has more noise; :func:`feddrop.radio.smallest_bandwidth` is exact.
+        deadline_s: smallest feasible deadline; inf if none is.
+        budget_j: smallest feasible energy budget, net of circuit energy, given to every device that has less; inf if
+            none is.
+        rate: what to raise to allow more dropout: ``"max_rate"``, or the ``"rate"`` of the scheme ``Fixed``; empty if
+            no rate is enough.
+        policies: policies that would find an allocation, except the current one.
         equal: whether the band must be split equally.
     """
 
@@ -70,14 +70,14 @@ class Shortfall:
         return self.text()
 
     def text(self, names: Sequence[str] = ()) -> str:
-        """Say it in words.
+        """Return the message.
 
         Args:
-            names: of all devices, by number; a device without a name, or with an empty one, is called by its number.
+            names: names of all devices, by number; empty names are replaced by the number.
         """
         where = "" if self.round is None else f"Round {self.round} of the batch: "
         split = " when the band is split equally" if self.equal else ""
-        rate = "At the rate given" if self.rate == "rate" else "At the highest rate allowed"
+        rate = "At the given rate" if self.rate == "rate" else "At the highest rate allowed"
         need = "; ".join(
             f"{_called(device, names)} {_need(share, 'energy budget' if word == 'energy' else word)}"
             for device, word, share in zip(self.devices, self.constraints, self.least_share, strict=True)
@@ -88,19 +88,19 @@ class Shortfall:
         )
 
     def _enough(self) -> list[str]:
-        """How much of what would do."""
-        late = "none would do" if np.isinf(self.deadline_s) else f"{_up(self.deadline_s)} s"
-        wide = "none would do" if np.isinf(self.load) else f"{_up(self.load)} times the present one"
+        """Return the smallest feasible deadline, bandwidth and budget, one sentence each."""
+        late = "none is enough" if np.isinf(self.deadline_s) else f"{_up(self.deadline_s)} s"
+        wide = "none is enough" if np.isinf(self.load) else f"{_up(self.load)} times the present one"
         found = [f"Smallest deadline: {late}.", f"Smallest bandwidth: {wide}."]
         if not np.isinf(self.budget_j):
             joules = f"{_up(self.budget_j)} J net of circuit energy, for every device that has less"
             found.append(f"Smallest energy budget: {joules}.")
         elif np.isinf(self.deadline_s) or "energy" in self.constraints:
-            found.append("Smallest energy budget: none would do.")
+            found.append("Smallest energy budget: none is enough.")
         return found
 
     def _advice(self) -> str:
-        """What to change, and which policy to choose: only what helps."""
+        """Return the changes and policies that help."""
         enough = {"the deadline": self.deadline_s, "the bandwidth": self.load, "the energy budget": self.budget_j}
         rate = {"": [], "rate": ["the rate"]}.get(self.rate, [self.rate])
         change = [name for name, value in enough.items() if not np.isinf(value)]
@@ -110,10 +110,10 @@ class Shortfall:
 
 
 def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
-    """Explain why a round is infeasible; None if it is feasible.
+    """Return why a round is infeasible; None if it is feasible.
 
     Args:
-        problem: one round; of a batch, the first infeasible round is explained.
+        problem: one round, or a batch, whose first infeasible round is explained.
         equal: whether the band must be split equally.
     """
     over = ~fits(problem, equal=equal)
@@ -121,7 +121,7 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
 
 
 def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
-    """Whether a round is feasible, ``[..., 1]``.
+    """Return whether each round is feasible, ``[..., 1]``.
 
     Args:
         problem: a round or a batch of rounds.
@@ -130,20 +130,18 @@ def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
     return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 
-def settle(
-    problem: AnyProblem, policy: str, *, equal: bool = False, fixed: bool = False
-) -> tuple[AnyProblem, BoolArray]:
-    """Make a problem feasible as the policy says.
+def settle(problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = False) -> tuple[AnyKind, BoolArray]:
+    """Make a problem feasible by the policy.
 
     Args:
         problem: a round or a batch of rounds.
         policy: ``"error"`` raises InfeasibleError; ``"leave-out"`` leaves out the fewest devices, those that need
-            most of the band; ``"stretch"`` takes the smallest deadline that does, round by round.
+            most of the band; ``"stretch"`` uses the smallest feasible deadline of each round.
         equal: whether the band must be split equally.
-        fixed: whether the highest rate of the problem is the one rate asked for.
+        fixed: whether ``max_rate`` holds the rates of the scheme ``Fixed``.
 
     Returns:
-        The problem to solve, and which devices have a part in it, ``[..., num_devices]``.
+        The problem to solve and its active devices, ``[..., num_devices]``.
     """
     active = everyone(problem)
     least = problem.least_share(_top(problem))
@@ -168,7 +166,7 @@ def settle(
 def _explain(
     problem: AnyProblem, rounds: BoolArray, equal: bool, *, policy: str = "error", fixed: bool = False
 ) -> Shortfall:
-    """Explain the first of these rounds, ``[..., 1]``; the policy in use is no remedy."""
+    """Explain the first of these rounds, ``[..., 1]``; the current policy is not suggested."""
     number = None
     if len(problem.shape) == 2:
         number = int(np.argmax(rounds))
@@ -188,7 +186,7 @@ def _explain(
         load=float(_load(least, present, equal)[0]),
         deadline_s=deadline_s,
         budget_j=_smallest_budget(problem, present, equal),
-        # A device without anything to spend is over its budget at any rate.
+        # A device with no energy to spend exceeds its budget at any rate.
         rate="" if (present & (problem.budget_j <= 0)).any() else "rate" if fixed else "max_rate",
         policies=[name for name, helps in remedies.items() if helps and name != policy],
         equal=equal,
@@ -204,7 +202,7 @@ def _one_round(problem: AnyProblem, index: int) -> AnyProblem:
 
 
 def everyone(problem: AnyProblem) -> BoolArray:
-    """Which devices are present, of the problem's shape; in every round there must be one."""
+    """Return which devices are present, ``[..., num_devices]``; every round must have at least one."""
     if problem.present is None:
         return np.ones(problem.shape, dtype=np.bool_)
     if not problem.present.any(axis=-1).all():
@@ -217,18 +215,18 @@ def _top(problem: AnyProblem) -> FloatArray:
 
 
 def _load(least: FloatArray, active: BoolArray, equal: bool) -> FloatArray:
-    """Band asked for, relative to what there is, ``[..., 1]``."""
+    """Return the load, ``[..., 1]``."""
     asked = np.where(active, least, 0.0)
     return np.max(asked, axis=-1, keepdims=True) * total(active) if equal else total(asked)
 
 
 def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolArray:
-    """Keep as many devices as fit. For any number kept, those with the smallest least shares fit best."""
+    """Return the largest set of devices that fits: those with the smallest least shares."""
     asked = np.where(active, least, np.inf)
     order = np.argsort(asked, axis=-1, kind="stable")
     ranked = np.take_along_axis(asked, order, axis=-1)
     loads = ranked * np.arange(1, ranked.shape[-1] + 1) if equal else np.cumsum(ranked, axis=-1)
-    # Under an equal split the load may dip below 1 again: take the largest number that fits.
+    # Under an equal split the load is not monotone in the number of devices: take the largest number that fits.
     count = np.max(np.where(loads <= _ROOMY, np.arange(1, ranked.shape[-1] + 1), 0), axis=-1, keepdims=True)
     kept = np.zeros(active.shape, dtype=np.bool_)
     np.put_along_axis(kept, order, np.arange(ranked.shape[-1]) < count, axis=-1)
@@ -236,7 +234,7 @@ def _fewest_left_out(least: FloatArray, active: BoolArray, equal: bool) -> BoolA
 
 
 def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
-    """Smallest factor on the deadline at which the load fits, ``[..., 1]``; inf where the budgets forbid any."""
+    """Return the smallest feasible factor on the deadline, ``[..., 1]``; inf if the budgets rule out any."""
 
     def over(log_factor: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
@@ -254,7 +252,7 @@ def _stretch(problem: AnyProblem, active: BoolArray, equal: bool) -> FloatArray:
 
 
 def _smallest_budget(problem: AnyProblem, active: BoolArray, equal: bool) -> float:
-    """Smallest budget of a single round that, given to all who have less, makes the load fit; inf if none does."""
+    """Return the smallest budget of one round that is feasible if given to all devices with less; inf if none is."""
 
     def over(log_budget: FloatArray) -> FloatArray:
         richer = replace(problem, budget_j=np.maximum(problem.budget_j, np.exp(log_budget)))
@@ -274,7 +272,7 @@ def _smallest_budget(problem: AnyProblem, active: BoolArray, equal: bool) -> flo
 
 
 def _over(load: FloatArray) -> FloatArray:
-    """Logarithm of a load, above 0 where it does not fit; a number even where no band would do."""
+    """Return the logarithm of a load, positive if it does not fit; finite even for an infinite load."""
     with np.errstate(divide="ignore"):
         return np.where(load < np.inf, np.clip(np.log(load / _SPARE), -700.0, 700.0), 700.0)
 
@@ -284,7 +282,7 @@ def _called(device: int, names: Sequence[str]) -> str:
 
 
 def _need(share: float, limit: str) -> str:
-    """Which part of the band a device needs to meet its limit."""
+    """Return how much of the band a device needs to meet its limit."""
     if np.isinf(share):
         return f"cannot meet its {limit} with any share of the band"
     part = f"{share:.3g} {'times' if share > 1 else 'of'} the band"
@@ -296,6 +294,6 @@ def _either(words: Sequence[str]) -> str:
 
 
 def _up(value: float) -> str:
-    """Four significant digits, rounded up: a value that does is shown as one that does."""
+    """Return four significant digits, rounded up, so that the printed value is feasible, too."""
     digits = 10.0 ** (3 - np.floor(np.log10(value)))
     return f"{np.ceil(value * digits) / digits:.4g}"

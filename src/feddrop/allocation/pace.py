@@ -1,13 +1,13 @@
-"""How fast a device should compute and send: one unknown, λ, what a second is worth to it.
+"""The best clock and power of a device: one unknown, λ, the joules that a second is worth.
 
-A device that hurries spends more. At its best, clock and radio pay the same for a second, or are at a limit; see
-:mod:`feddrop.allocation.power` for the problem and the derivation. Here everything is a part of the deadline and of
-the budget: with τ in deadlines, down = d/T0, up = L'/T0, radio = L'(N/g)/E, clock = ΩC³/(T0² E) and a share ρ = 1/r,
+A faster device spends more energy. At the optimum, clock and radio pay the same energy per second saved, or are at a
+limit; :mod:`feddrop.allocation.power` states the problem and derives this. Here all costs are relative to deadline and
+budget: with τ in deadlines, down = d/T0, up = L'/T0, radio = L'(N/g)/E, clock = ΩC³/(T0² E) and a share ρ = 1/r,
 
     D = r (down + up/x) + τ,     E = r radio (e^x - 1)/x + clock/τ²,     λ = 2 clock/τ³ = (radio/up) φ(x)
 
-The unknown is q = log p with λ = (radio/up) φ(p): then power and clock follow without solving anything. p is the
-spectral efficiency where power is within its limits, and goes on growing with λ where it is not.
+The unknown is q = log p with λ = (radio/up) φ(p): power and clock follow in closed form. p is the spectral efficiency
+if power is within its limits, and keeps growing with λ if it is not.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from feddrop.allocation.power import PowerProblem
 
 MARGIN = 1.0 - 1e-12
-"""The least share leaves so much to spare: more than Newton's method is off by."""
+"""Margin of the least share, larger than the error of Newton's method."""
 
 TOLERANCE = 2.0**-30
-"""Of q, at Newton's last step; the error after it is its square."""
+"""Length of Newton's last step in q; the error after it is its square."""
 
 _FINE = 2.0**-46
-"""The same where what is left after computing matters, which may change a billion times as fast as q."""
+"""The same for what remains after computing, which may change a billion times as fast as q."""
 
 _TIE = 2.0**-45
-"""Loads so close are the same: full speed then counts as what the deadline asks for."""
+"""Loads this close count as equal: the device then runs at full speed."""
 
 _NO_TIME, _LEAST = 1e-100, 1e-200
-"""Stand for nothing, so that nothing is divided by zero."""
+"""Replace 0, to avoid divisions by zero."""
 
 _SECONDS, _JOULES = 1e60, 1e100
-"""Deadlines and budgets stay between these and their inverses, so that parts of them are numbers."""
+"""Deadlines and budgets are clipped to these and their inverses, so that ratios stay finite."""
 
 
-class Link(NamedTuple):
-    """What the air takes of the full model, at some shares.
+class PacedLink(NamedTuple):
+    """Transmission of the full model at given shares.
 
     Attributes:
         down_s: seconds to download.
@@ -64,22 +64,22 @@ class Link(NamedTuple):
     x_high: FloatArray
 
     def pull(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Seconds and joules to upload at the spectral efficiency x."""
+        """Return seconds and joules to upload at the spectral efficiency x."""
         seconds = self.nats / x
         return seconds, self.noise_w * np.expm1(x) * seconds
 
     def falls(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """How fast seconds and joules on the air fall with log ρ, at the same power."""
+        """Return the negative derivatives of transmission time and energy in log ρ, at constant power."""
         seconds, joules = self.pull(x)
         part = 1.0 + self.noise_fall * np.expm1(-x) / x if self.noise_fall else 1.0
         return self.down_s * self.down_fall + seconds * part, joules * part
 
 
 class Needs(NamedTuple):
-    """What devices need, as parts of deadline and budget, and what does not depend on λ.
+    """Costs relative to deadline and budget, and all else that does not depend on λ.
 
-    ``tau`` and ``x`` are at the limits of clock and power: ``fast`` at the highest, ``slow`` at the lowest. ``ratio``
-    is radio/up; from the λ ``full_odds`` on, clock and power are at their highest.
+    ``fast_`` and ``slow_`` are the values at the highest and lowest clock and power. ``ratio`` is radio/up. For λ of
+    at least ``full_odds``, clock and power are at their highest.
     """
 
     down: FloatArray
@@ -98,15 +98,15 @@ class Needs(NamedTuple):
     full_odds: FloatArray
 
     def even(self) -> FloatArray:
-        """About the q at which deadline and energy weigh the same."""
+        """Return the approximate q at which deadline and energy have equal weights."""
         return above(-self.log_ratio)
 
     def top(self, passes: int = 5) -> FloatArray:
-        """The q from which on clock and power are at their highest."""
+        """Return the smallest q at which clock and power are at their highest."""
         return inverse_log_phi(np.log(self.full_odds) - self.log_ratio, passes)
 
     def bounds(self) -> tuple[FloatArray, FloatArray]:
-        """A q so low, and one so high, that what would change beyond them does not matter."""
+        """Return bounds of q beyond which changes are negligible."""
         still = np.log(self.twice_clock) - 3.0 * np.log(self.slow_tau) - self.log_ratio
         still = np.where((self.slow_tau < np.inf) & (self.clock > 0), still, np.inf)
         floor = np.where(self.slow_x > 0, log_phi(self.slow_x), np.inf)
@@ -115,24 +115,24 @@ class Needs(NamedTuple):
         return below(least), above(np.maximum(full, even) + 45.0)
 
     def full_speed(self) -> tuple[FloatArray, ...]:
-        """Parts of deadline and budget on the air, then to compute, with clock and power at their highest."""
+        """Return the relative time and energy of transmission, then of computing, at the highest clock and power."""
         x, tau = self.fast_x, self.fast_tau
         return self.down + self.up / x, self.radio * (self.fast_grown / x), tau, self.clock / tau**2
 
     def at_ease(self) -> tuple[FloatArray, ...] | None:
-        """The same with both at their lowest; None where nobody has a lowest power, and takes for ever."""
+        """Return the same at the lowest clock and power; None if all lowest powers are 0, which takes forever."""
         if not (self.slow_x > 0).any():
             return None
         x, tau = self.slow_x, self.slow_tau
         return self.down + self.up / x, self.radio * (self.slow_grown / x), tau, self.clock / tau**2
 
 
-def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -> Needs:
-    """Work out what devices need.
+def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1.0) -> Needs:
+    """Return the relative costs of the devices.
 
     Args:
-        problem: a round or a batch of rounds.
-        air: what the air takes, at some shares.
+        problem: one round or a batch of rounds.
+        air: transmission at given shares.
         stretch: a factor on the deadline.
     """
     deadline_s, budget_j = _limits(problem, stretch)
@@ -157,12 +157,13 @@ def needs(problem: PowerProblem, air: Link, stretch: FloatArray | float = 1.0) -
         slow_x=air.x_low,
         fast_grown=grown,
         slow_grown=np.expm1(air.x_low),
-        full_odds=np.maximum(by_power, by_clock) * (1.0 + 1e-9),  # a hair more: there both are at their highest exactly
+        full_odds=np.maximum(by_power, by_clock)
+        * (1.0 + 1e-9),  # slightly more, so that both are exactly at their highest
     )
 
 
 def _limits(problem: PowerProblem, stretch: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-    """Deadlines and budgets to divide by."""
+    """Return deadlines and budgets that can be divided by."""
     return (
         np.minimum(np.maximum(problem.deadline_s * stretch, 1.0 / _SECONDS), _SECONDS),
         np.minimum(np.maximum(problem.budget_j, 1.0 / _JOULES), _JOULES),
@@ -173,15 +174,15 @@ class Hurry(NamedTuple):
     """Clock and power at a λ.
 
     Attributes:
-        odds: λ, and κ/(1-κ), how deadline and energy split the weight of the device.
+        odds: λ, equal to κ/(1-κ), the ratio in which deadline and energy split the device's weight.
         per_q: d log λ / d q.
         bend: d log(per_q) / d q.
-        tau: part of the deadline to compute.
+        tau: time to compute, in deadlines.
         x: spectral efficiency in nats.
         d_tau: d tau / d log λ.
         d_x: d x / d log λ.
-        on_d: part of the deadline on the air, over the whole band.
-        on_e: part of the budget on the air, likewise.
+        on_d: transmission time over the whole band, in deadlines.
+        on_e: transmission energy over the whole band, in budgets.
     """
 
     odds: FloatArray
@@ -196,7 +197,7 @@ class Hurry(NamedTuple):
 
 
 def hurry(q: FloatArray, c: Needs) -> Hurry:
-    """Clock and power at q, and how they change with λ."""
+    """Return clock and power at q, and their derivatives in λ."""
     p = np.exp(q)
     grown = np.expm1(p)
     rest = rest_of(p, grown)
@@ -219,15 +220,15 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
 
 
 class Pace(NamedTuple):
-    """The best clock and power of devices whose shares are given, all ``[..., num_devices]``.
+    """The best clock and power of devices at given shares, all ``[..., num_devices]``.
 
     Attributes:
-        cpu_hz: f.
-        tx_power_w: P.
-        deadline: D, the part of the deadline that the full model takes.
-        energy: E, the part of the budget that the full model takes.
-        fall: -dz / d log ρ, the worth of band to a device that is held by the deadline or by energy.
-        q: where it was found.
+        cpu_hz: f in Hz.
+        tx_power_w: P in W.
+        deadline: D, the latency of the full model in deadlines.
+        energy: E, the energy of the full model in budgets.
+        fall: -dz / d log ρ, the value of band to a device bound by deadline or energy.
+        q: the solution.
     """
 
     cpu_hz: FloatArray
@@ -239,7 +240,7 @@ class Pace(NamedTuple):
 
     @property
     def z(self) -> FloatArray:
-        """The smallest 1/(1-γ), not yet kept between 1 and 1/(1-θ)."""
+        """The smallest 1/(1-γ), not clipped to [1, 1/(1-θ)]."""
         return np.maximum(self.deadline, self.energy)
 
 
@@ -251,15 +252,15 @@ def pace(
     stretch: FloatArray | float = 1.0,
     idle: float = MARGIN,
 ) -> Pace:
-    """Choose clock and power at given shares: the smallest z or, where nothing need be dropped, the least energy.
+    """Return the best clock and power at given shares: the smallest z or, if no dropout is needed, the least energy.
 
     Args:
-        problem: a round or a batch of rounds.
+        problem: one round or a batch of rounds.
         share: of the problem's shape, positive.
-        guess: q to begin with.
+        guess: first guess of q.
         stretch: a factor on the deadline.
-        idle: a device that need not drop anything takes so much of the deadline, to save energy; 0 for the smallest z,
-            below 1 too.
+        idle: part of the deadline that a device without dropout uses, to save energy; 0 for the smallest z, even
+            below 1.
     """
     with np.errstate(all="ignore"):
         air = problem.link(share)
@@ -272,7 +273,7 @@ def pace(
         def apart(q: FloatArray) -> tuple[FloatArray, FloatArray]:
             h = hurry(q, c)
             deadline, energy = h.on_d + h.tau, h.on_e + c.clock / h.tau**2
-            # A second less costs λ joules, whether clock or radio saves it.
+            # A second less costs λ joules, whether the clock or the radio saves it.
             change = h.d_tau - c.up / h.x**2 * h.d_x
             return gap(deadline, energy), h.per_q * change * (1.0 / deadline + (energy > idle) * h.odds / energy)
 
@@ -280,7 +281,7 @@ def pace(
         ends = np.zeros(np.shape(on_d), np.bool_), gap(on_d + tau, on_e + watts) >= 0
         if (ease := c.at_ease()) is not None:
             ends = gap(ease[0] + ease[2], ease[1] + ease[3]) <= 0, ends[1]
-        # At the top nothing changes with λ, so that Newton's method could not begin there.
+        # At the top nothing changes with λ, so Newton's method cannot start there.
         first = np.fmin(c.even() if guess is None else guess, top - 1e-6)
         q = root(apart, low, top, first, tolerance=TOLERANCE, ends=ends)
         h = hurry(q, c)
@@ -303,17 +304,17 @@ def chosen(
     x: FloatArray,
     c: Needs,
     stretch: FloatArray | float = 1.0,
-    air: Link | None = None,
+    air: PacedLink | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Clock in hertz and power in watts, exactly at a limit where they are at one.
+    """Return clock in Hz and power in W; values at a limit equal it exactly.
 
     Args:
-        problem: a round or a batch of rounds.
-        tau: part of the deadline to compute.
+        problem: one round or a batch of rounds.
+        tau: time to compute, in deadlines.
         x: spectral efficiency in nats.
-        c: what the devices need.
+        c: the relative costs.
         stretch: a factor on the deadline.
-        air: what the air takes; may be left out where noise does not depend on the share.
+        air: transmission; not needed if the noise does not depend on the share.
     """
     p, noise_w = problem, air.noise_w if air else 1.0 / problem.gain_to_noise
     clock = p.cycles / (tau * (p.deadline_s * stretch))
@@ -326,16 +327,16 @@ def chosen(
 def reach(
     problem: PowerProblem, z: FloatArray, stretch: FloatArray | float = 1.0, c: Needs | None = None
 ) -> tuple[FloatArray, FloatArray]:
-    """Largest r = 1/ρ with which a device keeps 1/z of the model, 0 where none does; and the q there.
+    """Return the largest r = 1/ρ with which a device trains 1/z of the model, 0 if none is, and the q there.
 
-    For noise that does not depend on the share: then deadline and budget each allow an r in closed form, the first
-    growing with λ, the second falling.
+    The noise must not depend on the share. Then deadline and budget each allow an r in closed form; the first increases
+    with λ, the second decreases.
 
     Args:
-        problem: a round or a batch of rounds.
-        z: 1/(1-γ); it may have axes before those of the problem.
+        problem: one round or a batch of rounds.
+        z: 1/(1-γ); may have leading axes before those of the problem.
         stretch: a factor on the deadline.
-        c: what the devices need over the whole band, where it is known.
+        c: the relative costs over the whole band, if known.
     """
     c = c or needs(problem, problem.link(np.ones(problem.shape)), stretch)
     low, top = c.bounds()[0], c.top()
@@ -357,22 +358,22 @@ def reach(
         slope = np.where((seconds > _LEAST) & (joules > _LEAST), h.per_q * slope, -_LEAST)
         return np.log(joules / seconds * (h.on_d / h.on_e)), slope
 
-    # Computing must leave time and energy: begin in the middle between the fastest and the slowest that do.
+    # Computing must leave time and energy: start midway between the fastest and the slowest clock that do.
     fastest = np.maximum(np.sqrt(c.clock / z), c.fast_tau)
     middle = np.sqrt(fastest * np.minimum(z, c.slow_tau))
     first = inverse_log_phi(np.log(c.twice_clock) - 3.0 * np.log(middle) - c.log_ratio)
     first = np.minimum(np.maximum(np.where(np.isfinite(first), first, top), low), top - 1e-6)
     middling = most(hurry(first, c))
-    hopeless = ~(middling > 0)  # if not there, then nowhere
+    hopeless = ~(middling > 0)  # infeasible here means infeasible everywhere
     q = root(apart, np.where(hopeless, first, low), np.where(hopeless, first, top), first, tolerance=_FINE)
     r = most(hurry(q, c))
-    # Where computing takes all but a billionth of time or energy, rounding may leave nothing at all for the air.
+    # If computing takes all but a billionth of time or energy, rounding may leave nothing for transmission.
     return np.maximum(np.fmax(r, middling), 0.0), np.where(middling > r, first, q)
 
 
 def _within(
     value: FloatArray, at: FloatArray, low: FloatArray, high: FloatArray, most: FloatArray, least: FloatArray
 ) -> FloatArray:
-    """The value, or exactly its limit where the unknown that it follows from is at one."""
+    """Return the value, or its exact limit if the unknown ``at`` is at a limit."""
     value = np.where(at <= low, most, np.where(at >= high, least, value))
     return np.minimum(np.maximum(value, least), most)

@@ -1,4 +1,4 @@
-"""φ(x) = (x - 1) e^x + 1: what a second is worth to a radio that sends at a spectral efficiency of x nats."""
+"""φ(x) = (x - 1) e^x + 1: the joules that a second saves a radio with a spectral efficiency of x nats."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _LN2 = float(np.log(2.0))
 
 
 def log_phi(x: FloatArray) -> FloatArray:
-    """Logarithm of φ(x) = (x - 1) e^x + 1, for x >= 0."""
+    """Return the logarithm of φ(x) for x >= 0."""
     return x + np.log(rest_of(x, np.expm1(x)))
 
 
 def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
-    """Logarithm of the x at which log φ has this value; after 3 passes up to 4e-6 above it, after 5 exact."""
-    # log φ is convex in log x, and we begin at the right of the root: Newton's steps come down to it.
+    """Return the logarithm of the x at which log φ has this value; 3 passes are up to 4e-6 too high, 5 are exact."""
+    # log φ is convex in log x: from the right of the root, Newton's steps decrease to it.
     q = above(value)
     for _ in range(passes):
         p = np.exp(q)
@@ -26,18 +26,18 @@ def inverse_log_phi(value: FloatArray, passes: int = 5) -> FloatArray:
 
 
 def above(value: FloatArray) -> FloatArray:
-    """A little more than ``inverse_log_phi``: φ(x) is above x²/2, and above e^(x - 1.6) where it is above 1."""
+    """Return an upper bound of ``inverse_log_phi``: φ(x) > x²/2, and φ(x) > e^(x - 1.6) if it exceeds 1."""
     return np.where(value < 0, 0.5 * (value + _LN2), np.log(np.maximum(value, 0.0) + 1.6))
 
 
 def below(value: FloatArray) -> FloatArray:
-    """Less than ``inverse_log_phi``: φ(x) is below x² e^x / 2, and below x e^x."""
+    """Return a lower bound of ``inverse_log_phi``: φ(x) < x² e^x / 2, and φ(x) < x e^x."""
     small = 0.5 * (value + _LN2)
     return np.where(value < 0, small - 0.5 * np.exp(np.minimum(small, 1.0)), np.log(np.maximum(0.5 * value, 1.0)))
 
 
 def rest_of(p: FloatArray, grown: FloatArray) -> FloatArray:
-    """φ(p) e^-p = p - 1 + e^-p, without cancellation; ``grown`` is e^p - 1."""
+    """Return φ(p) e^-p = p - 1 + e^-p without cancellation; ``grown`` is e^p - 1."""
     rest = np.asarray(p - grown / (1.0 + grown))
     small = p < 0.03
     if small.any():

@@ -1,16 +1,16 @@
 r"""Rate, share, transmit power and clock speed of a round, chosen together.
 
-The paper fixes every device's power and clock. Here they are chosen too, within the device's limits. For the *full*
-model over the *whole* band, device k takes d_k seconds to download; its C_k cycles at f hertz take C_k/f seconds and
-Ω_k C_k f² joules; its L_k bits go up at ρB log2(1 + P g_k/N). With s = 1-γ the part that is kept:
+The paper fixes every device's power and clock. Here they are chosen, too, within the device's limits. For the *full*
+model over the *whole* band, device k downloads in d_k seconds; its C_k cycles at f hertz take C_k/f seconds and
+Ω_k C_k f² joules; it uploads L_k bits at ρB log2(1 + P g_k/N). With s = 1-γ the part that is kept:
 
     minimise    Σ w_k / s_k     over s, ρ, f, P
     subject to  s (d/ρ + C/f + L/(ρ B log2(1 + P g/N)))         <= T0          deadline
                 s (Ω C f² + P L/(ρ B log2(1 + P g/N)))          <= E           energy, net of the circuit's
                 Σ ρ <= 1,   1-θ <= s <= 1,   f_min <= f <= f_max,   P_min <= P <= P_max
 
-**Convex, seen the right way.** Let z = 1/s, r >= 1/ρ, and let a device plan *per unit of the full model*: τ = C/f
-seconds to compute and t seconds to upload. With L' = L ln2/B and x = L' r/t, the spectral efficiency in nats,
+**Convex in other variables.** Let z = 1/s, r >= 1/ρ, and let τ = C/f be the seconds to compute and t the seconds to
+upload the *full* model. With L' = L ln2/B and x = L' r/t, the spectral efficiency in nats,
 P = (N/g)(e^x - 1), and the problem reads
 
     minimise    Σ w z           over z, ρ, r, τ, t
@@ -19,24 +19,24 @@ P = (N/g)(e^x - 1), and the problem reads
                 r >= 1/ρ,   Σ ρ <= 1,   1 <= z <= 1/(1-θ),   C/f_max <= τ <= C/f_min,
                 L' r/x_max <= t <= L' r/x_min
 
-t e^(L' r/t) is the perspective of the exponential, so convex; Ω C³/τ² and 1/ρ are convex; the rest is linear. The
+t e^(L' r/t) is the perspective of the exponential, hence convex; Ω C³/τ² and 1/ρ are convex; the rest is linear. The
 change of variables is smooth and one to one, so a point that satisfies the KKT conditions in (z, ρ, f, P) is optimal.
 
-**A device with a given share** takes the smallest z = max(1, D, E). D falls and E grows as it hurries. Either full
-speed leaves energy to spare and the deadline decides; or D = E, and both ways to hurry cost the same joules a second,
+**A device with a given share** takes the smallest z = max(1, D, E). A faster clock or a higher power lowers D and
+raises E. Either the deadline binds even at full speed; or D = E, and clock and radio cost the same joules per second,
 
     2 Ω C³/τ³ = λ = (N/g) φ(x),      φ(x) = (x - 1) e^x + 1
 
-so τ = (2ΩC³/λ)^(1/3) and x = φ⁻¹(λ g/N) = 1 + W((λ g/N - 1)/e), Lambert's function, each kept within its limits. One
-unknown, λ, in which D falls and E grows. We look for p, with λ = (N/g) φ(p), so that no W is needed.
+so τ = (2ΩC³/λ)^(1/3) and x = φ⁻¹(λ g/N) = 1 + W((λ g/N - 1)/e), with Lambert's W, each clipped to its limits. D
+decreases and E increases in the one unknown λ. The search is for p with λ = (N/g) φ(p), which avoids W.
 
 **A device at a price** μ for the band: min over (τ, x, r) of max(D, E) + (μ/w)/r is a saddle point. With the weight κ
 on D and 1-κ on E, where κ/(1-κ) = λ T0/E, the least over τ and x is as above, and the least over r is
 
     r = sqrt(μ / (w slope)),    slope = κ (d + L'/x)/T0 + (1-κ) L' (N/g) (e^x - 1)/(x E)        = dz/dr
 
-What is left is concave in κ, and its derivative is D - E: again one unknown, with one sign change, by Newton's method.
-The share asked for falls with μ; the price at which shares fill the band is found as for P1 (``roots.clear``).
+The remaining function of κ is concave with derivative D - E: again one unknown with one sign change, found by Newton's
+method. The demand decreases with μ; the price at which it fills the band is found as for P1 (``roots.clear``).
 
 **KKT conditions.** With multipliers λ_D, λ_E >= 0 of deadline and energy, μ of the band, α and β of z >= 1 and
 z <= 1/(1-θ), and η of the limits of power and clock: constraints, complementary slackness, and
@@ -46,10 +46,10 @@ z <= 1/(1-θ), and η of the limits of power and clock: constraints, complementa
     -λ_D (C/f)/T0 + 2 λ_E Ω C f²/E + η_f = 0                                        in log f
     -λ_D t h/T0 + λ_E P t (1 - h)/E + η_P = 0,          h = (1 - e^-x)/x            in log P
 
-η_f and η_P are positive only where f or P is at its most, negative only where at its least.
+η_f and η_P are positive only if f or P is at its highest, negative only if it is at its lowest.
 
 **Subband noise** (:class:`SubbandPowerProblem`): N = n ρB. The upload takes L'/(ρx) seconds and (nB/g) L' (e^x - 1)/x
-joules, whatever ρ is. In the logarithms of z, ρ, τ, t the problem is convex: (e^x - 1)/x is a power series with
+joules, for any ρ. In the logarithms of z, ρ, τ, t the problem is convex: (e^x - 1)/x is a power series with
 positive coefficients; d(ρ) = const/(ρ ln(1 + S/ρ)) is log-convex, since ln(1+q) <= q; and the limit of power,
 x <= ln(1 + P_max g/(nBρ)), is log-concave, since the logarithm of ln(1 + e^v) is concave.
 """
@@ -61,22 +61,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddrop.allocation.pace import MARGIN, Link, Pace, needs, pace, reach
+from feddrop.allocation.pace import MARGIN, Pace, PacedLink, needs, pace, reach
 from feddrop.allocation.problem import BoolArray, FloatArray, Problem, coerce, refuse
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link
 
 _LN2 = float(np.log(2.0))
 _TOLERANCE = 2.0**-38
-"""Of log ρ, at Newton's last step; the error after it is far smaller, and ``MARGIN`` covers it."""
+"""Length of Newton's last step in log ρ; the error after it is far smaller, and ``MARGIN`` covers it."""
 
 _FIRST = -3.0
-"""Of log ρ to begin with: so far below that of a spectral efficiency of 1."""
+"""First guess of log ρ, relative to that of a spectral efficiency of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerProblem:
-    """Rate, share, power and clock of one round, or of several at once; see :mod:`feddrop.allocation.power`.
+    """Rate, share, power and clock of one round or a batch of rounds; see :mod:`feddrop.allocation.power`.
 
     Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together. All
     costs are of the *full* model over the *whole* band.
@@ -94,9 +94,9 @@ class PowerProblem:
         deadline_s: T0.
         budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
         max_rate: θ, the highest rate allowed.
-        least_cpu_hz: the lowest clock speed; as high as ``cpu_hz`` for a clock that cannot be chosen.
-        least_tx_power_w: the lowest transmit power; as high as ``tx_power_w`` for a power that cannot be chosen.
-        present: which devices take part in the round; None for all. The others get no share.
+        least_cpu_hz: the lowest clock speed; equal to ``cpu_hz`` for a fixed clock.
+        least_tx_power_w: the lowest transmit power; equal to ``tx_power_w`` for a fixed power.
+        present: which devices take part in the round; None for all. The others get share 0.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
     """
@@ -118,7 +118,7 @@ class PowerProblem:
     deadline_s: FloatArray
     budget_j: FloatArray
     max_rate: FloatArray
-    least_cpu_hz: FloatArray = 0.0  # type: ignore[assignment]  # numbers of any kind become arrays
+    least_cpu_hz: FloatArray = 0.0  # type: ignore[assignment]  # converted to an array
     least_tx_power_w: FloatArray = 0.0  # type: ignore[assignment]
     present: BoolArray | None = None
     shape: tuple[int, ...] = field(init=False)
@@ -130,13 +130,13 @@ class PowerProblem:
             low, high = getattr(self, least), getattr(self, most)
             refuse(least, low, low <= high, f"at most {most}", self.shape)
 
-    def link(self, share: FloatArray) -> Link:
-        """What the air takes of the full model at these shares."""
+    def link(self, share: FloatArray) -> PacedLink:
+        """Return the transmission of the full model at these shares."""
         snr = self.gain_to_noise
-        return Link(self.download_s / share, 1.0, self._nats() / share, 1.0 / snr, 0.0, *self._limits(snr))
+        return PacedLink(self.download_s / share, 1.0, self._nats() / share, 1.0 / snr, 0.0, *self._limits(snr))
 
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
-        """The paper's P1 that is left when clock and power are given."""
+        """Return the paper's P1 at this clock and power."""
         pull_s = self._nats() / np.log1p(tx_power_w * self.gain_to_noise)
         return Problem(
             weight=self.weight,
@@ -151,7 +151,7 @@ class PowerProblem:
         )
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
-        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does."""
+        """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
         with np.errstate(all="ignore"):
             share = 1.0 / reach(self, np.asarray(z), stretch)[0]
             return np.where(self.budget_j > 0, share, np.inf)
@@ -160,14 +160,14 @@ class PowerProblem:
         return self.upload_bits * _LN2 / self.bandwidth_hz
 
     def _limits(self, gain_to_noise: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Spectral efficiency in nats at the lowest and at the highest power."""
+        """Return the spectral efficiency in nats at the lowest and at the highest power."""
         least = self.least_tx_power_w * gain_to_noise if self.least_tx_power_w.any() else np.zeros(())
         return np.log1p(least), np.log1p(self.tx_power_w * gain_to_noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubbandPowerProblem(PowerProblem):
-    """The same where a device's noise is that of its own sub-band, ρ times that of the whole band.
+    """The same under subband noise: a device's noise is ρ times that of the whole band.
 
     Attributes:
         download_snr: signal-to-noise ratio of the downlink over the whole band, at which ``download_s`` holds.
@@ -178,15 +178,15 @@ class SubbandPowerProblem(PowerProblem):
 
     download_snr: FloatArray
 
-    def link(self, share: FloatArray) -> Link:
-        """What the air takes of the full model at these shares."""
+    def link(self, share: FloatArray) -> PacedLink:
+        """Return the transmission of the full model at these shares."""
         snr = self.gain_to_noise / share
         down = link(self.download_snr, share)
         nats = self._nats() / share
-        return Link(self._push_s() * down.cost, down.fall, nats, 1.0 / snr, 1.0, *self._limits(snr))
+        return PacedLink(self._push_s() * down.cost, down.fall, nats, 1.0 / snr, 1.0, *self._limits(snr))
 
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
-        """The paper's P1 that is left when clock and power are given."""
+        """Return the paper's P1 at this clock and power."""
         return SubbandProblem(
             weight=self.weight,
             push_s=self._push_s(),
@@ -203,9 +203,9 @@ class SubbandPowerProblem(PowerProblem):
         )
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
-        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does.
+        """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is.
 
-        z may have axes before those of the problem.
+        z may have leading axes before those of the problem.
         """
         z = np.broadcast_to(z, np.broadcast_shapes(np.shape(z), self.shape)) * MARGIN
         found: Pace | None = None
@@ -218,29 +218,29 @@ class SubbandPowerProblem(PowerProblem):
                 found = pace(self, np.exp(y), stretch=stretch, guess=found.q if found else None, idle=0.0)
                 return np.log(found.z - floor) - level, -found.fall / (found.z - floor)
 
-            # Whoever is hopeless stays at the first share: far from there, the others would wait for his pace.
+            # Infeasible devices stay at the first share; elsewhere their slow iteration would delay the others.
             low, high = np.where(hopeless, first, NARROW), np.full(z.shape, WIDE)
             y = root(over, low, high, first, tolerance=_TOLERANCE, ends=(hopeless, np.zeros_like(hopeless)))
             return np.where((self.budget_j > 0) & ~hopeless, np.exp(y), np.inf)
 
     def _endless(self, z: FloatArray, stretch: FloatArray | float) -> tuple[BoolArray, FloatArray, FloatArray]:
-        """What an endless band would do; there a bit costs the same joules at any power.
+        """Return the limit of an infinite band, where a bit costs the same energy at any power.
 
         Returns:
-            Who needs more than z even then; for the others, a little less than what they need then (in log ρ the
-            logarithm of what is above that is nearly a line); and a log ρ that is rather too small, to begin with.
+            Which devices need more than z even then; for the others, a lower bound of z (the logarithm of the excess
+            over it is almost linear in log ρ); and a first log ρ, rather too small.
         """
         c = needs(self, self.link(np.ones(self.shape)), stretch)
         on_air = c.down * np.log1p(self.download_snr) / self.download_snr
         on_air = on_air + c.up / (self.gain_to_noise * self.tx_power_w)
         tau = np.fmax(np.sqrt(c.clock / (z - c.radio)), c.fast_tau)
         reached = (c.radio < z) & (tau <= c.slow_tau) & (on_air + tau < z)
-        for _ in range(3):  # from where energy needs z to where it needs as much as the deadline; never beyond
+        for _ in range(3):  # towards equal loads of energy and deadline, from below
             gap = c.radio + c.clock / tau**2 - on_air - tau
             tau = tau + np.maximum(gap, 0.0) / (1.0 + 2.0 * c.clock / tau**3)
         floor = np.maximum(on_air + np.minimum(tau, c.slow_tau), c.radio + c.clock / c.slow_tau**2)
         return ~(reached & (floor < z)), floor, np.log((c.down + c.up) / z) + _FIRST
 
     def _push_s(self) -> FloatArray:
-        """Seconds to download at 1 bit/s/Hz over the whole band."""
+        """Return seconds to download at 1 bit/s/Hz over the whole band."""
         return self.download_s * np.log1p(self.download_snr) / _LN2

@@ -1,6 +1,6 @@
 """How far rate, share, power and clock are from optimal: the KKT conditions of :mod:`feddrop.allocation.power`.
 
-The multipliers follow from the price of the band and from the answer alone; nothing of the solver is used.
+The multipliers follow from the price of the band and the allocation only, independently of the solver.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, positive
 
 _TIE = 1e-7
-"""What counts as equal when the multipliers are chosen; how far it is from equal then counts against the answer."""
+"""Relative difference that counts as equal when multipliers are chosen; it still counts as a violation."""
 
 
 def fit(
     problem: PowerProblem, share: FloatArray, cpu_hz: FloatArray, tx_power_w: FloatArray, price: FloatArray
 ) -> tuple[FloatArray, ...]:
-    """Choose the multipliers of deadline, energy, clock and power that fit the price and the answer.
+    """Return the multipliers of deadline, energy, clock and power that fit the price and the allocation.
 
-    A clock or a power that is between its limits says what a second is worth in joules, and so how deadline and energy
-    split the weight. Where both are at a limit the price does. Whatever is not optimal then shows as a multiplier of a
-    limit that is not met, or of the wrong sign.
+    A clock or power between its limits determines the joules that a second is worth, and so how deadline and energy
+    split the weight. If both are at a limit, the price does. If the allocation is not optimal, a constraint that is
+    not tight has a nonzero multiplier, or a multiplier has the wrong sign.
 
     Returns:
         λ_D, λ_E, η_f, η_P, each of the problem's shape.
@@ -61,7 +61,7 @@ def fit(
 def limits_off(
     problem: PowerProblem, cpu_hz: FloatArray, tx_power_w: FloatArray, clock: FloatArray, power: FloatArray
 ) -> FloatArray:
-    """The largest violation of the conditions on clock and power, of the problem's shape; same units as the weight."""
+    """Return the largest violation of the conditions on clock and power, per device, in units of the weight."""
 
     def off(value: FloatArray, least: FloatArray, most: FloatArray, multiplier: FloatArray) -> FloatArray:
         upper = value > 0.5 * (least + most)
@@ -76,5 +76,5 @@ def limits_off(
 
 
 def _between(value: FloatArray, least: FloatArray, most: FloatArray) -> BoolArray:
-    """Whether a value is within its limits, and not at one but for rounding."""
+    """Return whether a value is strictly between its limits, up to rounding."""
     return (value < most * (1.0 - _TIE)) & (value > least * (1.0 + _TIE))

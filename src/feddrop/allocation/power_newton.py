@@ -1,16 +1,15 @@
-"""The optimum of rate, share, power and clock by one Newton iteration on the price and all devices at once.
+"""The optimum of rate, share, power and clock by one Newton iteration on the price and all devices together.
 
-:mod:`feddrop.allocation.exact_power` finds the price of the band by an outer iteration, and at every price how fast
-each device hurries by an inner one: safe, whatever the problem. Here both take their steps together. With q the unknown
-of a device (:mod:`feddrop.allocation.pace`) and l = log μ,
+:mod:`feddrop.allocation.exact_power` nests two iterations, an outer one for the price and an inner one for the devices,
+which is safe for any problem. Here both take their steps together. With q the unknown of a device
+(:mod:`feddrop.allocation.pace`) and l = log μ,
 
     gap_k(q_k, l) = log D_k - log E_k = 0,       Σ 1/r_k(q_k, l) = 1,
     r_k = clip(sqrt(μ/(w slope_k)), r at which D_k = 1, r at which D_k = 1/(1-θ))
 
-every equation but the last has one q alone, so that a step costs a pass over the devices. Devices at full speed have no
-q: their shares have closed forms (:class:`_FullSpeed`), so that Newton's method meets no kink there. It settles in five
-passes or so. Where it does not, or the band is not what is scarce, there is no answer from here: the safe solver gives
-it.
+each equation but the last has only one q, so a step costs one pass over the devices. Devices at full speed have no q:
+their shares have closed forms (:class:`_FullSpeed`), so Newton's method meets no kink there. It converges in about five
+passes. If it does not, or if the band is not scarce, ``solve`` returns None and the safe solver takes over.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ from feddrop.allocation.solution import Allocation, Status, finish
 
 _PASSES = 24
 _SETTLED = 2.0**-21
-"""Of the last step; the error after it is its square."""
+"""Length of the last step; the error after it is its square."""
 
 _LEFT = 2.0**-42
-"""Of the step that would come next: if it is longer, the last one led over a kink."""
+"""Length of the step that would follow; if it is longer, the last step crossed a kink."""
 
 _LONGEST, _FLAT = 1.5, 1e-9
-"""The longest step of q; and a slope that is none: there clock, power and share stay as they are."""
+"""The longest step of q, and the slope below which clock, power and share are constant."""
 
 _FARTHEST, _LOST = 3.0, 15.0
-"""The longest step of log μ; and how far from the first guess it may get: beyond, the band is no limit or too small."""
+"""The longest step of log μ, and its largest distance from the first guess; beyond, the band is ample or too small."""
 
 _NOBODY = 1e-200
 
 _BLOCK = BLOCK // 2
-"""Fewer devices than elsewhere: a pass has more arrays, and they should stay in the cache together."""
+"""Smaller blocks than elsewhere: a pass has more arrays that must fit into the cache."""
 
 
 class _FullSpeed(NamedTuple):
-    """Devices with clock and power at their highest: these stay there, if the price lets them.
+    """Devices at full speed, with the highest clock and power, as long as the price keeps them there.
 
-    There D - E = r tilt - rest. At κ = 1 the deadline alone decides; as κ falls r moves until D = E, and where κ would
-    fall below what both limits are worth, hurrying less is better. All ``[..., block]``.
+    At full speed D - E = r tilt - rest. At κ = 1 only the deadline binds; as κ falls, r moves until D = E; below the
+    lowest κ of full speed, a slower device is better. All ``[..., block]``.
 
     Attributes:
-        alone: 1/share asked for at a price of 1 where the deadline alone decides.
+        alone: demanded 1/share at a price of 1 if only the deadline binds.
         eased: the same at the lowest κ at which full speed is best.
-        least: the smallest 1/share that is of use: nothing is dropped.
+        least: the smallest useful 1/share: nothing is dropped.
         most: the largest 1/share with which the deadline is met.
         tied: 1/share at which D = E.
-        tilt: how much faster D grows with 1/share than E.
-        rest: by how much more of the budget than of the deadline computing takes.
+        tilt: dD/dr - dE/dr.
+        rest: relative energy minus relative time of computing.
     """
 
     alone: FloatArray
@@ -72,7 +71,7 @@ class _FullSpeed(NamedTuple):
     rest: FloatArray
 
     def at(self, root: FloatArray) -> tuple[BoolArray, FloatArray, BoolArray]:
-        """Who stays at full speed at the price root²; 1/share that he asks for; whether that moves with the price."""
+        """Return which devices are at full speed at the price root², their 1/share, and where it follows the price."""
         wish = root * self.alone
         r = np.minimum(np.maximum(wish, self.least), self.most)
         alone = r * self.tilt >= self.rest
@@ -83,21 +82,21 @@ class _FullSpeed(NamedTuple):
 
 @dataclass(slots=True)
 class _Block:
-    """Devices of a block, where they stand: q, and after a pass all the rest.
+    """Devices of a block and the state of the iteration: q, and after a pass all other values.
 
-    A device without a part counts as one at full speed that asks for nothing.
+    An inactive device counts as one at full speed with a demand of 0.
 
     Attributes:
         cap: 1/(1-θ).
         q: the unknown of each device.
-        top: the highest q; above it clock and power are at their highest, and Newton's method could not go on.
-        step: by which q would move at the same price; ``trust`` is as long as it may be.
-        follows: how q moves with log μ.
+        top: the highest q; above it clock and power are at their highest, and the slope is 0.
+        step: step of q at constant price, at most ``trust``.
+        follows: d q / d log μ.
         r: 1/share.
-        held: who is at full speed.
-        tau: part of the deadline to compute, of the others.
-        x: their spectral efficiency.
-        bend: how fast d log λ / d q changes.
+        held: devices at full speed.
+        tau: time to compute of the others, in deadlines.
+        x: their spectral efficiency in nats.
+        bend: d log(d log λ / d q) / d q.
         off: the longest step of a device, before it is cut.
     """
 
@@ -119,10 +118,11 @@ class _Block:
     off: FloatArray
 
     def look(self, log_price: FloatArray) -> FloatArray:
-        """Work out share and step of every device at a price.
+        """Compute share and step of every device at a price.
 
         Returns:
-            Over devices, ``[3, ..., 1]``: shares; how they change by the devices' own steps; how they fall with log μ.
+            Sums over devices, ``[3, ..., 1]``: the shares, their change by the steps of q, and their negative
+            derivative in log μ.
         """
         c, root = self.needs, np.exp(0.5 * log_price)
         held, held_r, held_free = self.full.at(root)
@@ -141,7 +141,7 @@ class _Block:
         per_d, per_e = 1.0 / deadline, 1.0 / energy
         tilt = r * (on_d * per_d - on_e * per_e)
         turns = tilt * turns_r + (h.d_tau - r * saved) * (per_d + h.odds * per_e)
-        # Who is at full speed does not move.
+        # Devices at full speed do not move.
         slope = np.where(held, -np.inf, h.per_q * np.minimum(turns, -_FLAT))
         step = np.log(energy * per_d) / slope
         self.off = np.maximum.reduce(np.abs(step), axis=-1, keepdims=True)
@@ -155,14 +155,14 @@ class _Block:
         return np.array([total(share), total(-along * self.step), total(share * ask + along * self.follows)])
 
     def move(self, log_price: FloatArray) -> None:
-        """Take the step that goes with one of the price: as long in log λ as Newton's, which is not as long in q."""
+        """Take the step for this change of the price, with Newton's length in log λ rather than in q."""
         step = self.step + self.follows * log_price
         step = step * (1.0 - 0.5 * self.bend * step)
-        here = np.where(self.held, self.top, self.q)  # whoever leaves full speed begins next to it
+        here = np.where(self.held, self.top, self.q)  # a device that leaves full speed starts next to it
         self.q = np.minimum(here + np.minimum(np.maximum(step, -_LONGEST), _LONGEST), self.top)
 
     def chosen(self) -> tuple[FloatArray, ...] | None:
-        """Share, clock and power where it stands; None if some device does not meet the deadline there."""
+        """Return the current share, clock and power; None if a device misses its deadline."""
         c = self.needs
         tau, x = np.where(self.held, c.fast_tau, self.tau), np.where(self.held, c.fast_x, self.x)
         late = self.r * (c.down + c.up / x) + tau > self.cap * (1.0 + 1e-13)
@@ -170,11 +170,11 @@ class _Block:
 
 
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Find the optimum where the band is scarce; None where this iteration does not find it.
+    """Return the optimum if the band is scarce; None if this iteration does not find it.
 
     Args:
-        problem: a round or a batch of rounds; noise must not depend on the share.
-        active: devices that have a part, ``[..., num_devices]``.
+        problem: one round or a batch of rounds; noise must not depend on the share.
+        active: devices that take part, ``[..., num_devices]``.
     """
     if np.any(problem.least_tx_power_w > 0):
         return None
@@ -192,7 +192,7 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
             problem,
             share=share * np.minimum(1.0, BAND / band),
             active=active,
-            method="exact",
+            scheme="exact",
             status=Status.OPTIMAL,
             iterations=passes,
             price=np.exp(log_price),
@@ -201,7 +201,7 @@ def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
 
 
 def _settle(blocks: list[_Block]) -> tuple[int, FloatArray, FloatArray] | None:
-    """Take Newton steps until nothing moves; return how many, log μ and the total share, or None where that fails."""
+    """Take Newton steps to convergence; return their number, log μ and the total share, or None on failure."""
     log_price = first = 2.0 * np.log(sum_of([total(1.0 / block.full.alone) for block in blocks]))
     change, trust, longest = np.zeros_like(first), np.full_like(first, _FARTHEST), np.full_like(first, np.inf)
     for passes in range(_PASSES + 1):
@@ -211,7 +211,7 @@ def _settle(blocks: list[_Block]) -> tuple[int, FloatArray, FloatArray] | None:
             return passes, log_price, share
         if np.abs(log_price - first).max() > _LOST:
             break
-        # In logarithms: a total that is far off is nearer to a power of the price than to a line.
+        # In logarithms: far from the solution, the total is closer to a power of the price than to a line.
         ahead = np.maximum(share + steps, 0.1 * share)
         wanted = np.log(ahead / BAND) * ahead / np.maximum(falls, _FLAT)
         change, trust = _cut(wanted, change, trust, _FARTHEST)
@@ -223,13 +223,13 @@ def _settle(blocks: list[_Block]) -> tuple[int, FloatArray, FloatArray] | None:
 
 
 def _cut(step: FloatArray, last: FloatArray, trust: FloatArray, longest: float) -> tuple[FloatArray, FloatArray]:
-    """Cut a step to what can be trusted: half of the last where it turns back, else more each time; and return both."""
+    """Return the step, cut to the trust length, and that length: half the last step if it reverses, else growing."""
     trust = np.where(step * last < 0, 0.5 * np.abs(last), np.minimum(10.0 * trust, longest))
     return np.minimum(np.maximum(step, -trust), trust), trust
 
 
 def _block(part: PowerProblem, active: BoolArray) -> _Block:
-    """The devices of a block, at first where deadline and energy weigh the same."""
+    """Return the devices of a block, with q at equal weights of deadline and energy."""
     c = needs(part, part.link(np.ones(active.shape)))
     cap, weight, nothing = MARGIN / (1.0 - part.max_rate), np.maximum(part.weight, _NOBODY), np.zeros(active.shape)
     on_d, on_e, tau, spent = c.full_speed()
@@ -243,10 +243,10 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         tilt=tilt,
         rest=rest,
     )
-    if not active.all():  # who has no part stays at full speed and asks for nothing
-        nobody = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
-        full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in nobody.items()})
-    top = c.top(passes=3) - 4e-6  # so much it may be above the true one
+    if not active.all():  # inactive devices stay at full speed with a demand of 0
+        idle = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
+        full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in idle.items()})
+    top = c.top(passes=3) - 4e-6  # the largest error of three passes
     return _Block(
         part=part,
         needs=c,

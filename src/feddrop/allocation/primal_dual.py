@@ -1,6 +1,6 @@
 """The paper's Algorithm 1: closed forms for rates and shares, gradient steps for the multipliers.
 
-With x_k = sqrt(1-γ_k), and C1, C2 divided by T0 and E_k, one pass is
+With x_k = sqrt(1-γ_k), and C1 and C2 divided by T0 and E_k, one pass is
 
     x_k = (w_k / (λ_k (a_k/ρ_k + b_k)/T0 + ν_k (c_k/ρ_k + d_k)/E_k))^(1/4), clipped to [sqrt(1-θ), 1]     eq. gamma1
     ρ_k = x_k sqrt((λ_k a_k/T0 + ν_k c_k/E_k) / μ)                                                        eq. rho1
@@ -8,106 +8,215 @@ With x_k = sqrt(1-γ_k), and C1, C2 divided by T0 and E_k, one pass is
     λ_k = max(λ_k + η_λk (latency_k/T0 - 1), 0)
     ν_k = max(ν_k + η_νk (energy_k/E_k - 1), 0)
 
-The paper leaves the step sizes open. Ours are relative, so that neither units nor the number of devices matter:
+The paper leaves the step sizes η open; ``PrimalDual.steps`` sets them (:class:`RelativeSteps`, :class:`ConstantSteps`,
+or a function). Whatever they are, λ_k and ν_k stay above 1e-6 of the weight: one that has almost vanished would need
+many passes to grow back.
 
-- η_λk = λ_k and η_νk = ν_k. Latency goes like λ^(-1/2), so this is half a Newton step in log λ.
-- η_μ = μ / Σ ρ_k over the devices whose rate is between its bounds: only these answer to the price. The multipliers of
-  the others are scaled along with μ, which leaves their shares where they are.
-- A step at most doubles λ_k or ν_k, and changes μ by at most a tenth. λ_k and ν_k stay above 1e-6 of the weight: one
-  that has all but vanished would take as many passes to come back.
-
-The paper leaves the stop open too. Ours is the duality gap, which proves how far from the optimum one can be. From
-above: the shares of the pass, scaled into the band, with the best rates for them. From below: the Lagrangian at the
-multipliers of the pass, minimised over ρ in closed form, and over x bounded by its tangent, since it is convex in x.
+The paper leaves the stopping rule open, too. Ours is the duality gap, which bounds the distance to the optimum. The
+upper bound is the objective of the pass's shares, scaled into the band, with the best rates for them. The lower bound
+is the Lagrangian at the pass's multipliers, minimised over ρ in closed form; over x it is convex, and its tangent is
+below it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from feddrop.allocation.feasible import settle
 from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, Problem, positive, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import Allocation, Status, finish
+from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
 from feddrop.errors import ConfigError
 
 _SMALL = 1e-200
-"""Keeps devices without a part out of divisions by zero."""
+"""Keeps inactive devices from causing divisions by zero."""
 
 _FLOOR = 1e-6
 _WARM = 0.3
-"""Parts of the weight below which multipliers never fall, and do not start when warm."""
+"""Smallest λ_k and ν_k relative to the weight, in any pass and at a warm start."""
 
 
-def solve(
-    problem: Problem,
-    active: BoolArray,
-    *,
-    warm: Allocation | None = None,
-    tolerance: float = 5e-5,
-    limit: int = 20_000,
-    every: int = 10,
-) -> Allocation:
-    """Run Algorithm 1; the problem must be feasible for the active devices.
+class Pass(NamedTuple):
+    """One pass of Algorithm 1, from which a step rule computes the next multipliers.
 
-    Args:
-        problem: a round or a batch of rounds.
-        active: devices that have a part, ``[..., num_devices]``.
-        warm: allocation of an earlier round of the same shape, whose multipliers are the first guess.
-        tolerance: relative duality gap at which to stop.
-        limit: most passes.
-        every: passes between two looks at the gap.
+    Attributes:
+        number: counted from 1.
+        mu: μ, ``[..., 1]``.
+        lam: λ, ``[..., num_devices]``.
+        nu: ν, ``[..., num_devices]``.
+        share: ρ, ``[..., num_devices]``; 1e-200 for inactive devices.
+        band: Σ ρ over the active devices, ``[..., 1]``.
+        late: latency/T0 - 1, ``[..., num_devices]``.
+        spent: energy/E - 1, ``[..., num_devices]``.
+        free: devices whose rate is strictly between 0 and θ, ``[..., num_devices]``.
     """
-    p = _scaled(problem, active)
-    count = total(_of(active, np.ones(())))
-    # Devices without samples weigh nothing, but need their share all the same.
-    weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
-    floor = _FLOOR * weighty
-    rho = _of(active, 1.0 / count)
-    lam, nu, mu = _first_guess(warm, weighty, total(p.w * np.maximum(p.a, p.c)) * count + _SMALL)
-    best, history, status = _Best(rho, mu), [], Status.UNCONVERGED
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for number in range(1, limit + 1):
-            on_air, at_home = lam * p.a + nu * p.c, lam * p.b + nu * p.d
-            x = np.minimum(np.maximum((p.w / (on_air / rho + at_home)) ** 0.25, p.x_least), 1.0)
-            x = np.where(active, x, 1.0)
-            rho = np.maximum(x * np.sqrt(on_air / mu), _SMALL)
-            late, spent = x**2 * (p.a / rho + p.b) - 1.0, x**2 * (p.c / rho + p.d) - 1.0
-            band = total(_of(active, rho))
-            if number % every == 0 or number == limit:
-                bound = _bound(p.w, x, p.x_least, on_air, at_home, mu) - total(lam + nu) - mu
-                gap = best.look(p, active, rho / band, mu, bound)
-                history.append((number, gap, max(late.max(), spent.max(), 0.0), band.max()))
-                if gap <= tolerance:
-                    status = Status.CONVERGED
-                    break
-            between = (x > p.x_least) & (x < 1.0)
-            factor, along = _price_step(rho, band, between)
-            mu = np.maximum(mu * factor, _SMALL)
-            lam = np.maximum(lam * along * (1.0 + np.minimum(late, 1.0)), floor)
-            nu = np.maximum(nu * along * (1.0 + np.minimum(spent, 1.0)), floor)
-    return finish(
-        problem,
-        share=best.share,
-        active=active,
-        method="primal-dual",
-        status=status,
-        iterations=number,
-        price=best.price,
-        history=np.asarray(history),
-    )
+
+    number: int
+    mu: FloatArray
+    lam: FloatArray
+    nu: FloatArray
+    share: FloatArray
+    band: FloatArray
+    late: FloatArray
+    spent: FloatArray
+    free: BoolArray
 
 
-def _price_step(rho: FloatArray, band: FloatArray, between: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Factor on μ, and on λ and ν of each device: those whose rate is at a bound go along with the price."""
-    answering = total(np.where(between, rho, 0.0))
-    factor = 1.0 + np.minimum(np.maximum((band - 1.0) / np.maximum(answering, 0.01), -0.1), 0.1)
-    return factor, np.where(between, 1.0, factor)
+StepRule = Callable[[Pass], tuple[FloatArray, FloatArray, FloatArray]]
+"""From a pass to the next μ, λ and ν."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeSteps:
+    """Steps in proportion to the multipliers, so that neither units nor the number of devices matter.
+
+    - η_λk = ``deadline`` λ_k and η_νk = ``energy`` ν_k. Latency is proportional to λ^(-1/2), so 1 is half a Newton
+      step in log λ. The relative violation counts as at most 1.
+    - η_μ = ``band`` μ / Σ ρ_k over the devices whose rate is strictly between its bounds: only these react to the
+      price. The multipliers of the others are scaled with μ, which keeps their shares. μ changes by at most a tenth.
+    """
+
+    band: float = 1.0
+    deadline: float = 1.0
+    energy: float = 1.0
+
+    def __call__(self, at: Pass) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the next μ, λ and ν."""
+        reacting = total(np.where(at.free, at.share, 0.0))
+        change = self.band * ((at.band - 1.0) / np.maximum(reacting, 0.01))
+        factor = 1.0 + np.minimum(np.maximum(change, -0.1), 0.1)
+        along = np.where(at.free, 1.0, factor)
+        lam = at.lam * along * (1.0 + self.deadline * np.minimum(at.late, 1.0))
+        nu = at.nu * along * (1.0 + self.energy * np.minimum(at.spent, 1.0))
+        return at.mu * factor, lam, nu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantSteps:
+    """The gradient steps as the paper writes them: η_μ = ``band``, η_λ = ``deadline`` and η_ν = ``energy``.
+
+    Pass t uses η / t^``decay``: 0 for constant steps, 0.5 for the usual diminishing ones. The multipliers are
+    dimensionless (C1 and C2 are divided by T0 and E); λ_k and ν_k are of the order of the weight w_k. A relative
+    violation counts as at most 1. Constant steps may circle around the optimum instead of converging.
+    """
+
+    band: float
+    deadline: float
+    energy: float
+    decay: float = 0.0
+
+    def __call__(self, at: Pass) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the next μ, λ and ν."""
+        scale = float(at.number) ** -self.decay
+        mu = at.mu + scale * self.band * np.minimum(at.band - 1.0, 1.0)
+        lam = at.lam + scale * self.deadline * np.minimum(at.late, 1.0)
+        return mu, lam, at.nu + scale * self.energy * np.minimum(at.spent, 1.0)
+
+
+class FirstMultipliers(NamedTuple):
+    """Multipliers of the first pass, positive numbers or arrays: μ of the band, λ of the deadline, ν of energy.
+
+    Attributes:
+        band: μ, a number or one per round, ``[num_rounds, 1]``.
+        deadline: λ, a number, ``[num_devices]`` or ``[num_rounds, num_devices]``.
+        energy: ν, likewise.
+    """
+
+    band: npt.ArrayLike
+    deadline: npt.ArrayLike
+    energy: npt.ArrayLike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrimalDual:
+    """The paper's Algorithm 1, for problems with fixed power and clock and noise independent of the share.
+
+    Attributes:
+        tolerance: relative duality gap at which the iteration stops.
+        steps: the step sizes: :class:`RelativeSteps`, :class:`ConstantSteps`, or a function from a :class:`Pass` to
+            the next μ, λ and ν.
+        start: the first multipliers: :class:`FirstMultipliers`, or an earlier allocation of the same shape by
+            :class:`~feddrop.allocation.Exact` or this scheme. None for half the weight, at an equal split.
+        max_passes: passes after which the iteration stops with ``Status.UNCONVERGED``.
+        check_every: passes between two evaluations of the gap.
+
+    Example:
+        >>> from feddrop.allocation import ConstantSteps, PrimalDual, Problem, allocate
+        >>> cell = Problem(weight=[0.5, 0.5], comm_s=[2.0, 8.0], compute_s=0.1, upload_j=0.0, compute_j=0.0,
+        ...                deadline_s=10.0, budget_j=float("inf"), max_rate=0.9)
+        >>> steps = ConstantSteps(band=0.1, deadline=0.05, energy=0.05)
+        >>> allocate(cell, PrimalDual(tolerance=1e-6, steps=steps)).status
+        <Status.CONVERGED: 'within the tolerance of the optimum'>
+    """
+
+    name: ClassVar[str] = "primal-dual"
+
+    tolerance: float = 5e-5
+    steps: StepRule = RelativeSteps()
+    start: FirstMultipliers | Allocation | None = None
+    max_passes: int = 20_000
+    check_every: int = 10
+
+    def __post_init__(self) -> None:
+        if not (self.tolerance > 0 and self.max_passes >= 1 and self.check_every >= 1):
+            raise ConfigError(
+                f"tolerance is {self.tolerance}, max_passes {self.max_passes} and check_every {self.check_every}; they "
+                "must be positive."
+            )
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Run Algorithm 1; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        if not isinstance(problem, Problem):
+            raise ConfigError(
+                "The closed forms of the scheme 'primal-dual' hold neither under subband noise nor if power and clock "
+                "are chosen; use the scheme 'exact'."
+            )
+        settled, active = settle(problem, policy)
+        p = _scaled(settled, active)
+        count = total(_of(active, np.ones(())))
+        # Devices without samples weigh nothing, but need their share all the same.
+        weighty = _of(active, np.maximum(p.w, 1e-2 * total(p.w) / count + _SMALL))
+        floor = _FLOOR * weighty
+        rho = _of(active, 1.0 / count)
+        lam, nu, mu = _first(self.start, weighty, total(p.w * np.maximum(p.a, p.c)) * count + _SMALL)
+        best, history, status = _Best(rho, mu), [], Status.UNCONVERGED
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for number in range(1, self.max_passes + 1):
+                on_air, at_home = lam * p.a + nu * p.c, lam * p.b + nu * p.d
+                x = np.minimum(np.maximum((p.w / (on_air / rho + at_home)) ** 0.25, p.x_least), 1.0)
+                x = np.where(active, x, 1.0)
+                rho = np.maximum(x * np.sqrt(on_air / mu), _SMALL)
+                late, spent = x**2 * (p.a / rho + p.b) - 1.0, x**2 * (p.c / rho + p.d) - 1.0
+                band = total(_of(active, rho))
+                if number % self.check_every == 0 or number == self.max_passes:
+                    bound = _bound(p.w, x, p.x_least, on_air, at_home, mu) - total(lam + nu) - mu
+                    gap = best.look(p, active, rho / band, mu, bound)
+                    history.append((number, gap, max(late.max(), spent.max(), 0.0), band.max()))
+                    if gap <= self.tolerance:
+                        status = Status.CONVERGED
+                        break
+                free = (x > p.x_least) & (x < 1.0)
+                mu, lam, nu = self.steps(Pass(number, mu, lam, nu, rho, band, late, spent, free))
+                mu, lam, nu = np.maximum(mu, _SMALL), np.maximum(lam, floor), np.maximum(nu, floor)
+        return finish(
+            settled,
+            share=best.share,
+            active=active,
+            scheme=self.name,
+            status=status,
+            iterations=number,
+            price=best.price,
+            history=np.asarray(history),
+        )
 
 
 class _Scaled(NamedTuple):
-    """The problem with C1 and C2 divided by T0 and E, 0 for devices without a part; least shares, and band to spare."""
+    """The problem with C1 and C2 divided by T0 and E, 0 for inactive devices; least shares and the remaining band."""
 
     a: FloatArray
     b: FloatArray
@@ -135,14 +244,14 @@ def _scaled(problem: Problem, active: BoolArray) -> _Scaled:
 
 
 class _Best:
-    """The best shares and the best bound so far: between them is the optimum."""
+    """The best shares and the best lower bound so far; the optimum lies between them."""
 
     def __init__(self, share: FloatArray, price: FloatArray) -> None:
         self.share, self.price = share, price
         self.upper, self.lower = np.full_like(price, np.inf), np.full_like(price, -np.inf)
 
     def look(self, p: _Scaled, active: BoolArray, share: FloatArray, price: FloatArray, bound: FloatArray) -> float:
-        """Take the shares and the bound of a pass into account; return the relative gap."""
+        """Update both with those of a pass and return the relative gap."""
         repaired = _into_band(share, p.least, p.spare)
         late, spent = _of(active, p.a / repaired + p.b), _of(active, p.c / repaired + p.d)
         value = total(p.w * np.maximum(1.0, np.maximum(late, spent)))
@@ -155,10 +264,10 @@ class _Best:
 def _bound(
     w: FloatArray, x: FloatArray, x_least: FloatArray, on_air: FloatArray, at_home: FloatArray, mu: FloatArray
 ) -> FloatArray:
-    """A lower bound of Σ min over x, ρ of w/x² + x² (on_air/ρ + at_home) + μρ, ``[..., 1]``.
+    """Return a lower bound of Σ min over x, ρ of w/x² + x² (on_air/ρ + at_home) + μρ, ``[..., 1]``.
 
-    The minimum over ρ leaves w/x² + at_home x² + 2 x sqrt(on_air μ), convex in x: no point of [x_least, 1] is below the
-    tangent at x.
+    The minimum over ρ is w/x² + at_home x² + 2 x sqrt(on_air μ). It is convex in x, so its tangent at x is a lower
+    bound on [x_least, 1].
     """
     root = np.sqrt(on_air * mu)
     value = w / x**2 + at_home * x**2 + 2 * x * root
@@ -167,30 +276,57 @@ def _bound(
 
 
 def _into_band(share: FloatArray, least: FloatArray, spare: FloatArray) -> FloatArray:
-    """Give everyone the least share, and what is left in proportion to what each asks for above that."""
+    """Give each device its least share, and the remaining band in proportion to the demand above that."""
     above = np.maximum(share - least, 0.0)
     return least + above * (spare / np.maximum(total(above), _SMALL))
 
 
-def _first_guess(
-    warm: Allocation | None, weighty: FloatArray, mu: FloatArray
+def _first(
+    start: FirstMultipliers | Allocation | None, weighty: FloatArray, mu: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Multipliers of P2, the problem in x, from those of an earlier allocation, which are of P1 in z: λ z, ν z, μ."""
-    if warm is None:
+    """Return the first λ, ν and μ of P2, the problem in x.
+
+    Those of an earlier allocation belong to P1, the problem in z: λ z, ν z and μ are those of P2.
+    """
+    if start is None:
         return 0.5 * weighty, 0.5 * weighty, mu
-    multipliers = warm.multipliers
-    if multipliers is None or warm.share.shape != weighty.shape:
+    if isinstance(start, FirstMultipliers):
+        return _given(start, weighty, mu)
+    multipliers = start.multipliers
+    if multipliers is None or start.share.shape != weighty.shape:
         raise ConfigError(
-            f"warm must be an allocation by 'exact' or 'primal-dual' of shape {list(weighty.shape)}; "
-            f"it is one by {warm.method!r} of shape {list(warm.share.shape)}."
+            f"the allocation to start from is by {start.scheme!r}, shape {list(start.share.shape)}; it must be by "
+            f"'exact' or 'primal-dual', shape {list(weighty.shape)}."
         )
-    z = 1.0 / (1.0 - np.where(warm.active, warm.rate, 0.0))
+    z = 1.0 / (1.0 - np.where(start.active, start.rate, 0.0))
     few = _WARM * weighty
-    lam = np.maximum(np.where(warm.active, multipliers.deadline * z, weighty), few)
-    nu = np.maximum(np.where(warm.active, multipliers.energy * z, weighty), few)
+    lam = np.maximum(np.where(start.active, multipliers.deadline * z, weighty), few)
+    nu = np.maximum(np.where(start.active, multipliers.energy * z, weighty), few)
     return lam, nu, np.maximum(multipliers.band, 1e-3 * mu)
 
 
+def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    shapes = {"band": mu.shape, "deadline": weighty.shape, "energy": weighty.shape}
+    found = {}
+    for name, shape in shapes.items():
+        try:
+            value = np.broadcast_to(np.asarray(getattr(start, name), dtype=np.float64), shape)
+        except (TypeError, ValueError):
+            value = np.full(shape, np.nan)
+        if not ((value > 0) & (value < np.inf)).all():
+            raise ConfigError(
+                f"{name} of the first multipliers is {getattr(start, name)}; it must be positive and finite, a number "
+                f"or an array of shape {list(shape)}."
+            )
+        found[name] = value
+    floor = _FLOOR * weighty
+    lam, nu = (
+        np.maximum(_of(weighty > 0, found["deadline"]), floor),
+        np.maximum(_of(weighty > 0, found["energy"]), floor),
+    )
+    return lam, nu, found["band"]
+
+
 def _of(active: BoolArray, values: FloatArray) -> FloatArray:
-    """Values of the active devices, 0 for the others."""
+    """Return the values of active devices and 0 for the others."""
     return np.where(active, values, 0.0)

@@ -1,4 +1,4 @@
-"""The allocation problem of one round, or of a batch of rounds: the paper's P1 in plain numbers.
+"""The allocation problem of one round or a batch of rounds: the paper's P1.
 
 For the *full* model over the *whole* band, device k needs
 
@@ -14,15 +14,15 @@ joules. With z_k = 1/(1-γ_k) the paper's P1 reads
                 C3  Σ ρ_k <= 1,  ρ_k >= 0                      band
                 C4  1 <= z_k <= 1/(1-θ)                        rate
 
-It is convex in (z, ρ). With multipliers λ_k, ν_k >= 0 on C1, C2, μ >= 0 on C3 and α_k, β_k >= 0 on the two sides of
+P1 is convex in (z, ρ). With multipliers λ_k, ν_k >= 0 on C1, C2, μ >= 0 on C3 and α_k, β_k >= 0 on the two sides of
 C4, the KKT conditions are the constraints, complementary slackness and
 
     w_k - λ_k - ν_k - α_k + β_k = 0                            stationary in z_k
     λ_k a_k/(T0 ρ_k²) + ν_k c_k/(E_k ρ_k²) = μ                 stationary in ρ_k
 
-Under *subband* noise the seconds and joules on the air are no longer inverse to the share, but still convex in it
-(:class:`~feddrop.allocation.subband.SubbandProblem`); all else stands, with the derivatives in place of a_k/ρ_k²,
-c_k/ρ_k².
+Under *subband* noise, transmission time and energy are not inverse to the share but still convex in it
+(:class:`~feddrop.allocation.subband.SubbandProblem`). The conditions are the same with their derivatives instead of
+a_k/ρ_k² and c_k/ρ_k².
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 GUARD = 1.0 - 2.0**-47
-"""Deadlines and budgets are met with 7e-15 of them to spare, so that they also hold after rounding."""
+"""Deadlines and budgets are met with a relative margin of 7e-15, so that they also hold after rounding."""
 
 TINY = 1e-300
-"""Stands for a budget of nothing: whoever spends anything is over it, and nothing is divided by zero."""
+"""Replaces budgets of 0 and below: any cost exceeds it, and it can be divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """P1 of one round, or of several at once, for noise whose power does not depend on the share.
+    """P1 of one round or a batch of rounds, for noise whose power does not depend on the share.
 
     Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
 
@@ -60,7 +60,7 @@ class Problem:
         deadline_s: T0.
         budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
         max_rate: θ, the highest rate allowed.
-        present: which devices take part in the round; None for all. The others get no share.
+        present: which devices take part in the round; None for all. The others get share 0.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
 
@@ -92,15 +92,15 @@ class Problem:
         coerce(self)
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Seconds and joules of the full model on the air at these shares."""
+        """Return transmission time in s and energy in J of the full model at these shares."""
         return self.comm_s / share, self.upload_j / share
 
     def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """How fast the left sides of C1 and C2 fall with the share."""
+        """Return the negative derivatives of the left sides of C1 and C2 in the share."""
         return self.comm_s / (self.deadline_s * share**2), self.upload_j / (positive(self.budget_j) * share**2)
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
-        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does."""
+        """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
         seconds = z * (self.deadline_s * stretch) * GUARD - self.compute_s
         joules = z * (positive(self.budget_j) * GUARD) - self.compute_j
         with np.errstate(all="ignore"):
@@ -109,11 +109,11 @@ class Problem:
 
 
 BLOCK = 1 << 13
-"""Devices are taken in blocks whose arrays stay in the processor's cache."""
+"""Devices per block: its arrays fit into the processor's cache."""
 
 
 def part_of(problem: Any, block: slice) -> Any:
-    """Return the same problem for a block of devices: views, not checked again."""
+    """Return the problem of a block of devices, as views and without validation."""
     part = object.__new__(type(problem))
     for name in problem.numbers:
         value = getattr(problem, name)
@@ -122,7 +122,7 @@ def part_of(problem: Any, block: slice) -> Any:
 
 
 def positive(budget_j: FloatArray) -> FloatArray:
-    """Budgets to divide by."""
+    """Return budgets that can be divided by."""
     return np.maximum(budget_j, TINY)
 
 
@@ -132,7 +132,7 @@ def total(values: npt.NDArray[Any]) -> FloatArray:
 
 
 def coerce(problem: Any) -> None:
-    """Turn the fields of a new problem into float64 arrays, find their common shape, refuse what cannot be meant."""
+    """Convert the fields of a new problem to float64 arrays, set their common shape and validate them."""
     names = problem.numbers
     values = []
     for name in names:
@@ -149,7 +149,7 @@ def coerce(problem: Any) -> None:
         shape = np.broadcast(*values).shape
     except ValueError as error:
         given = ", ".join(f"{n} {list(v.shape)}" for n, v in zip(names, values, strict=False))
-        raise ConfigError(f"The fields do not fit together: {given}. Give a scalar or one value a device.") from error
+        raise ConfigError(f"The fields do not fit together: {given}. Give a scalar or one value per device.") from error
     if len(shape) not in (1, 2) or 0 in shape:
         raise ConfigError(f"A problem has values [K] or [rounds, K], K >= 1; these have shape {list(shape)}.")
     object.__setattr__(problem, "shape", shape)
@@ -164,7 +164,7 @@ _MAY_BE_ZERO = (
 
 
 def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
-    # The usual case first, in one or two quick calls; the least of numbers with a NaN is NaN.
+    # The usual case first, in one or two fast calls; min() of values with a NaN is NaN.
     if value.ndim == 0 and 0 < value.item() < (1 if name == "max_rate" else np.inf):
         return
     if value.ndim == 1 and name != "max_rate" and value.min() > 0 and value.max() < np.inf:
@@ -182,13 +182,13 @@ def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
 def refuse(
     name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...], *, first_round: int = 0
 ) -> None:
-    """Raise a ConfigError that names the first device whose value is not good.
+    """Raise a ConfigError that names the first device with an invalid value, if there is one.
 
     Args:
-        name: what the value is.
+        name: of the field.
         value: the values, broadcast to ``shape``.
-        good: which of them can be used.
-        rule: what a usable value is.
+        good: which of them are valid.
+        rule: what a valid value is.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         first_round: number of the first round.
     """

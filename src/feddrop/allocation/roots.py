@@ -1,8 +1,8 @@
-"""Three safeguarded searches: one root a device, the one price that clears the band, and an edge without slopes.
+"""Three safeguarded searches: one root per device, the price that clears the band, and an edge without derivatives.
 
-All keep a bracket. The first two take Newton's step when it falls inside. Otherwise, and when steps do not get shorter
-fast enough (the first) or on every eighth pass (the second), they halve the bracket: the number of passes is bounded by
-the bits of a float, whatever the number of devices.
+All keep a bracket. The first two take Newton's step if it falls inside. Otherwise, and if steps do not shrink fast
+enough (the first) or on every eighth pass (the second), they bisect: the number of passes is bounded by the bits of a
+float, regardless of the number of devices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from feddrop.allocation.problem import BoolArray, FloatArray
 
 PASSES = 400
 BAND = 1.0 - 2.0**-47
-"""What shares add up to: a hair less than the band, so that they are within it after rounding."""
+"""Sum of the shares: slightly less than 1, so that they fit into the band after rounding."""
 
 
 def root(
@@ -31,12 +31,13 @@ def root(
     """Find where decreasing functions cross zero, elementwise.
 
     Args:
-        f: from x to the values and derivatives there.
-        low: left ends of the brackets; returned where the function is not positive there.
-        high: right ends; returned where the function is not negative there.
+        f: returns values and derivatives at x.
+        low: left ends of the brackets; returned if the function is not positive there.
+        high: right ends; returned if the function is not negative there.
         x: first guesses.
-        tolerance: of the last step, relative to x where that is above 1.
-        ends: where the function is not positive at the left end, and not negative at the right one, if that is known.
+        tolerance: length of the last step; relative to x if that exceeds 1.
+        ends: where the function is not positive at the left end, and where it is not negative at the right end, if
+            known.
     """
     at_low, at_high = ends or (f(low)[0] <= 0, f(high)[0] >= 0)
     found = at_low | at_high
@@ -51,11 +52,11 @@ def root(
         step = x - value / slope
         inside = np.minimum(np.maximum(step, low), high)
         scale = np.maximum(1.0, np.abs(x))
-        # A step that is outside by rounding alone goes to the end that it meant.
+        # A step that leaves the bracket by rounding only goes to its end.
         usable = (np.abs(step - inside) <= 2.0**-40 * scale) & (np.abs(step - x) <= 0.5 * before)
         new = np.where(found, x, np.where(usable, inside, 0.5 * (low + high)))
         before = np.abs(new - x)
-        # Whoever has arrived stays: halving would send him off again. A short half is no sign of it, a short step is.
+        # Freeze converged entries; bisection would move them. A short bisection is not convergence.
         found = found | ((before <= tolerance * scale) & (usable | (high - low <= 2.0**-50 * scale)))
         x = new
         if found.all():
@@ -70,17 +71,17 @@ def edge(
     *,
     width: float,
 ) -> FloatArray:
-    """Find where falling functions come down to zero, elementwise: the closest x found at which they are not above it.
+    """Find where decreasing functions reach zero, elementwise: the smallest x found at which they are not positive.
 
-    By Chandrupatla's method: inverse quadratic interpolation through the last three points where these look like a
-    smooth curve, else halving. Ten calls or so, where halving alone would take 45.
+    Chandrupatla's method: inverse quadratic interpolation through the last three points if they look like a smooth
+    curve, bisection otherwise. It takes about ten calls; bisection would take 45.
 
     Args:
-        f: from x to the values there; all are finite.
-        low: left ends of the brackets, where the functions are above zero, and the values there; an end that is the
-            same as the right one is the answer.
-        high: right ends, where the functions are not above zero, and the values there.
-        width: of the bracket at the end; more where a float of that size has no such digits.
+        f: returns the values at x, all finite.
+        low: left ends of the brackets, where the functions are positive, and the values there; an end equal to the
+            right one is the answer.
+        high: right ends, where the functions are not positive, and the values there.
+        width: final width of the brackets; wider if the precision of a float requires it.
     """
     (a, fa), (b, fb) = low, high
     c, fc, part = a, fa, np.full_like(a, 0.5)
@@ -90,7 +91,7 @@ def edge(
             break
         x = a + part * (b - a)
         fx = f(x)
-        # The edge is between a and b; c is the last point before a on its side.
+        # The edge is between a and b; c is the previous point on a's side.
         same = (fx <= 0) == (fa <= 0)
         b, fb, c, fc = (np.where(same, *pair) for pair in ((b, a), (fb, fa), (a, b), (fa, fb)))
         a, fa = x, fx
@@ -107,14 +108,14 @@ Total = Callable[[FloatArray], FloatArray]
 
 
 def clear(demand: Total, slope: Total, start: FloatArray, settled: BoolArray) -> tuple[FloatArray, int]:
-    """Find s = 1/sqrt(μ) at which the shares asked for fill the band, one s a round.
+    """Find s = 1/sqrt(μ) at which the demand fills the band, one s per round.
 
     Args:
-        demand: from s, ``[..., 1]``, to the total share asked for there, ``[..., 1]``. It must not fall with s, and
-            must pass 1 where the round is not settled.
-        slope: the derivative of the total in log s; only asked for at the s of the last demand.
-        start: first guess for s, ``[..., 1]``.
-        settled: rounds to leave at their first guess, ``[..., 1]``.
+        demand: from s, ``[..., 1]``, to the total demand, ``[..., 1]``. It must not decrease with s, and must cross 1
+            in rounds that are not settled.
+        slope: the derivative of the total in log s; called only at the s of the last demand.
+        start: first guess of s, ``[..., 1]``.
+        settled: rounds that stay at their first guess, ``[..., 1]``.
 
     Returns:
         s, at which ``demand`` was last called, and the number of passes over the devices.
@@ -144,7 +145,7 @@ def clear(demand: Total, slope: Total, start: FloatArray, settled: BoolArray) ->
 
 
 def _clear_one(demand: Total, slope: Total, start: FloatArray) -> tuple[FloatArray, int]:
-    """The same for one round, in plain numbers: with few devices, arrays of one would take most of the time."""
+    """Do the same for one round in Python floats, which are faster than arrays of size 1."""
     s, low, high = start, 0.0, np.inf
     for number in range(1, PASSES + 1):
         excess, here = demand(s).item() - BAND, s.item()

@@ -1,4 +1,4 @@
-"""What an allocation is, and how far it is from optimal."""
+"""The result of an allocation, and how far it is from optimal."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from feddrop.allocation.power_kkt import fit, limits_off
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocation.subband import SubbandProblem
 
-Fixed = Problem | SubbandProblem
+P1Problem = Problem | SubbandProblem
 AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _TIE = 1e-11
 _BINDS = 1e-9
 _ALL_BUT_ALL = 0.99
-"""From this rate on, rounding it may keep more of the model than ``GUARD`` spares."""
+"""Above this rate, rounding may keep more of the model than ``GUARD`` covers."""
 
 
 class Status(StrEnum):
-    """How an allocation came out; the value is the sentence to show."""
+    """The outcome of an allocation; the value is its message."""
 
     OPTIMAL = "optimal"
     CONVERGED = "within the tolerance of the optimum"
     UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
-    FEASIBLE = "feasible, with the best rates for the shares of this scheme"
-    FIXED = "feasible, with the rates as given"
-    IDEAL = "an ideal without dropout: as much band as every device needs, whatever there is"
+    FEASIBLE = "feasible, with the lowest rates for the shares of this scheme"
+    FIXED = "feasible, with the given rates"
+    IDEAL = "an ideal without dropout: every device has the band that it needs, even beyond the available band"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """Lagrange multipliers of the constraints as written in :mod:`feddrop.allocation.problem`; dimensionless.
+    """Dimensionless Lagrange multipliers of the constraints in :mod:`feddrop.allocation.problem`.
 
-    Those of clock and power are of :mod:`feddrop.allocation.power`, and None where these are not chosen.
+    Those of clock and power are defined in :mod:`feddrop.allocation.power` and None if neither is chosen.
 
     Attributes:
         band: μ, the price of the whole band, ``[..., 1]``.
         deadline: λ, ``[..., num_devices]``.
         energy: ν, ``[..., num_devices]``.
-        floor: α, of the rate being at least 0, ``[..., num_devices]``.
-        cap: β, of the rate being at most θ, ``[..., num_devices]``.
-        clock: η_f, of the limits of the clock, ``[..., num_devices]``.
-        power: η_P, of the limits of the power, ``[..., num_devices]``.
+        floor: α, of rate >= 0, ``[..., num_devices]``.
+        cap: β, of rate <= θ, ``[..., num_devices]``.
+        clock: η_f, of the clock's limits, ``[..., num_devices]``.
+        power: η_P, of the power's limits, ``[..., num_devices]``.
     """
 
     band: FloatArray
@@ -61,27 +61,27 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Rates and shares for a round, or for a batch of rounds; clocks and powers, where the problem leaves them open.
+    """Rates and shares of one round or a batch of rounds; clocks and powers, too, for a :class:`PowerProblem`.
 
     Attributes:
-        problem: what was solved; its deadline is the longer one where the policy stretched it.
-        method: which method made it.
-        status: how it came out.
-        rate: γ, ``[..., num_devices]``; 1 for a device that has no part in the round.
-        share: ρ, ``[..., num_devices]``; 0 for a device that has no part in the round.
-        active: which devices have a part in the round, ``[..., num_devices]``.
-        cpu_hz: f, ``[..., num_devices]``, 0 for a device without a part; None where the problem fixes it.
-        tx_power_w: P, likewise.
+        problem: the problem that was solved; with the longer deadline if the policy stretched it.
+        scheme: name of the scheme.
+        status: how the scheme ended.
+        rate: γ, ``[..., num_devices]``; 1 for inactive devices.
+        share: ρ, ``[..., num_devices]``; 0 for inactive devices.
+        active: which devices take part in the round, ``[..., num_devices]``.
+        cpu_hz: f in Hz, ``[..., num_devices]``, 0 for inactive devices; None if the problem fixes it.
+        tx_power_w: P in W, likewise.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
-        objective: Σ w_k/(1-γ_k) over the active devices, a float or ``[num_rounds]``; where some have no part, the
-            weights of the others are made to add up to 1.
+        objective: Σ w_k/(1-γ_k) over the active devices, a float or ``[num_rounds]``; their weights are scaled to add
+            up to 1.
         iterations: passes over the devices.
-        price: μ, the multiplier of the band, ``[..., 1]``; None for methods that have none.
-        history: of the primal-dual method, ``[checks, 4]``: pass, gap, worst violation, band in use.
+        price: μ, the multiplier of the band, ``[..., 1]``; None for schemes without one.
+        history: of the scheme ``PrimalDual``, ``[checks, 4]``: pass, gap, largest violation, band in use.
     """
 
     problem: AnyProblem
-    method: str
+    scheme: str
     status: Status
     rate: FloatArray
     share: FloatArray
@@ -95,28 +95,28 @@ class Allocation:
     tx_power_w: FloatArray | None = None
 
     @property
-    def costs(self) -> Fixed:
-        """The costs of the full model: the problem itself, at the clocks and powers that were chosen."""
+    def costs(self) -> P1Problem:
+        """The problem at the chosen clocks and powers: the costs of the full model."""
         if not isinstance(self.problem, PowerProblem):
             return self.problem
         return self.problem.at(*self._chosen)
 
     @property
     def latency_s(self) -> FloatArray:
-        """Seconds to push, compute and pull, ``[..., num_devices]``; 0 for a device without a part."""
+        """Seconds to push, compute and pull, ``[..., num_devices]``; 0 for inactive devices."""
         return self._used((costs := self.costs).air(self._share)[0] + costs.compute_s)
 
     @property
     def energy_j(self) -> FloatArray:
-        """Joules to compute and upload, net of the circuit's, ``[..., num_devices]``; 0 for a device without a part."""
+        """Joules to compute and upload, without circuit energy, ``[..., num_devices]``; 0 for inactive devices."""
         return self._used((costs := self.costs).air(self._share)[1] + costs.compute_j)
 
     @property
     def binding(self) -> npt.NDArray[np.str_]:
-        """Which constraint holds a device, ``[..., num_devices]``.
+        """The binding constraint, ``[..., num_devices]``.
 
-        ``"rate cap"`` where the rate is at θ, else ``"deadline"``, ``"energy"``, ``"deadline+energy"`` or ``"none"``;
-        ``"left out"`` and ``"absent"`` for devices without a part.
+        ``"rate cap"`` if the rate is θ, else ``"deadline"``, ``"energy"``, ``"deadline+energy"`` or ``"none"``;
+        ``"left out"`` and ``"absent"`` for inactive devices.
         """
         p = self.problem
         deadline = self.latency_s >= p.deadline_s * (1 - _BINDS)
@@ -129,7 +129,7 @@ class Allocation:
 
     @property
     def multipliers(self) -> Multipliers | None:
-        """The multipliers that fit the price and the shares; None for methods without a price."""
+        """The multipliers that fit the price and the shares; None for schemes without a price."""
         if self.price is None:
             return None
         if isinstance(self.problem, PowerProblem):
@@ -138,17 +138,17 @@ class Allocation:
 
     @property
     def residual(self) -> float:
-        """Largest relative violation of the KKT conditions; of the constraints alone, for methods without a price."""
+        """Largest relative violation of the KKT conditions; of the constraints only, for schemes without a price."""
         return kkt_residual(self)
 
     @property
     def _share(self) -> FloatArray:
-        """Shares that can be divided by."""
+        """Shares, with 1 for inactive devices, to divide by."""
         return np.where(self.active, self.share, 1.0)
 
     @property
     def _chosen(self) -> tuple[FloatArray, FloatArray]:
-        """Clocks and powers that can be divided by."""
+        """Clocks and powers, positive for inactive devices, too, to divide by."""
         problem = self.problem
         if not isinstance(problem, PowerProblem) or self.cpu_hz is None or self.tx_power_w is None:
             raise TypeError("Clocks and powers are chosen for a PowerProblem only.")
@@ -160,15 +160,15 @@ class Allocation:
         return np.where(self.active, (1.0 - self.rate) * full, 0.0)
 
 
-def loads(problem: Fixed, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Left sides of C1 and C2: the z that the deadline asks for, and the one that the budget asks for.
+def loads(problem: P1Problem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the left sides of C1 and C2: the z that the deadline requires and the one that the budget requires.
 
     Args:
-        problem: a round or a batch of rounds.
+        problem: one round or a batch of rounds.
         share: of the problem's shape.
     """
     seconds, joules = problem.air(share)
-    # In place: at a million devices, fresh memory costs more than the arithmetic.
+    # In place: with a million devices, new memory costs more time than the arithmetic.
     seconds += problem.compute_s
     seconds /= problem.deadline_s
     joules += problem.compute_j
@@ -181,7 +181,7 @@ def finish(
     *,
     share: FloatArray,
     active: BoolArray,
-    method: str,
+    scheme: str,
     status: Status,
     iterations: int = 1,
     price: FloatArray | None = None,
@@ -189,24 +189,24 @@ def finish(
     guess: FloatArray | None = None,
     paces: tuple[FloatArray, ...] | None = None,
 ) -> Allocation:
-    """Give every active device the lowest rate that its share allows, and pack the result.
+    """Give every active device the lowest rate that its share allows, and return the allocation.
 
-    Where clock and power are open, each gets those that go with the lowest rate; ``guess`` is where to look first, and
-    ``paces`` has clocks and powers that are known already.
+    For a :class:`PowerProblem`, each device gets the clock and power of its lowest rate: those in ``paces`` if they are
+    known; otherwise the search for them starts at ``guess``.
     """
     if isinstance(problem, PowerProblem):
         at = np.where(active, share, 1.0)
         cpu_hz, tx_power_w = paces or _paces(problem, at, guess)
         fixed = problem.at(cpu_hz, tx_power_w)
         found = finish(
-            fixed, share=share, active=active, method=method, status=status, iterations=iterations, price=price
+            fixed, share=share, active=active, scheme=scheme, status=status, iterations=iterations, price=price
         )
         cpu_hz, tx_power_w = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
         return replace(found, problem=problem, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
     everyone = bool(active.all())
     count = problem.shape[-1]
     rate = np.empty(problem.shape)
-    for first in range(0, count, BLOCK):  # block by block: at a million devices, memory costs more than arithmetic
+    for first in range(0, count, BLOCK):  # blocks that fit into the cache
         block = slice(first, first + BLOCK)
         part = part_of(problem, block) if count > BLOCK else problem
         here = share[..., block]
@@ -222,7 +222,7 @@ def finish(
         share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
     return Allocation(
         problem=problem,
-        method=method,
+        scheme=scheme,
         status=status,
         rate=rate,
         share=share,
@@ -236,24 +236,24 @@ def finish(
 
 
 def _round_up(rate: FloatArray, z: FloatArray, max_rate: FloatArray) -> None:
-    """Raise, in place, rates whose rounding keeps more than 1/z."""
+    """Raise rates that keep more than 1/z after rounding, in place."""
     above = (1.0 - rate) * z > 1.0 - 2.0**-50
     np.copyto(rate, np.minimum(np.nextafter(rate, 1.0), max_rate), where=above)
 
 
 def refit(allocation: Allocation, problem: AnyProblem) -> Allocation:
-    """Keep the shares, the devices and the deadline of an allocation; give the lowest rates that other costs allow."""
+    """Return an allocation with the same shares, devices and deadline, and the lowest rates for another problem."""
     return finish(
         replace(problem, deadline_s=allocation.problem.deadline_s),
         share=allocation.share,
         active=allocation.active,
-        method=allocation.method,
+        scheme=allocation.scheme,
         status=allocation.status,
     )
 
 
 def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -> tuple[FloatArray, FloatArray]:
-    """Clocks and powers that go with the lowest rates, block by block."""
+    """Return the clocks and powers of the lowest rates."""
     cpu_hz, tx_power_w = np.empty(problem.shape), np.empty(problem.shape)
     for first in range(0, problem.shape[-1], BLOCK):
         block = slice(first, first + BLOCK)
@@ -263,9 +263,9 @@ def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -
 
 
 def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
-    """Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
+    """Return Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
 
-    The weights of a problem add up to 1; where not all devices are active, those of the active ones are made to.
+    If some devices are inactive, the weights of the others are scaled to add up to 1.
     """
     keep = 1.0 - rate
     if active.all():
@@ -293,18 +293,18 @@ def _with_limits(
     )
 
 
-def fit_multipliers(problem: Fixed, share: FloatArray, price: FloatArray) -> Multipliers:
-    """Choose the multipliers that make the Lagrangian stationary, given the price of the band.
+def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) -> Multipliers:
+    """Return the multipliers that make the Lagrangian stationary at this price of the band.
 
-    Stationarity in the share fixes λ and ν: the one whose constraint holds the device carries all of the price, and
-    where both hold it they split it so that λ + ν = w. Stationarity in z leaves the rest to α or β. So whatever is
-    not optimal shows as a multiplier of a constraint that is not tight.
+    Stationarity in the share determines λ and ν: the multiplier of the binding constraint carries the whole price; if
+    both constraints bind, they split it so that λ + ν = w. Stationarity in z leaves the rest to α or β. If the
+    allocation is not optimal, a constraint that is not tight has a positive multiplier.
     """
     weight = np.broadcast_to(problem.weight, problem.shape)
     deadline, energy = loads(problem, share)
     fall_d, fall_e = problem.slopes(share)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A side that no share changes costs no band: it carries the device's whole weight, if it holds the device.
+        # A side that does not depend on the share needs no band: if it binds, it carries the full weight.
         only_d = np.where(fall_d > 0, price / fall_d, np.where(deadline > 1, weight, 0.0))
         only_e = np.where(fall_e > 0, price / fall_e, np.where(energy > 1, weight, 0.0))
         mixed = (price - weight * fall_e) / (fall_d - fall_e)
@@ -318,10 +318,10 @@ def fit_multipliers(problem: Fixed, share: FloatArray, price: FloatArray) -> Mul
 
 
 def kkt_residual(allocation: Allocation) -> float:
-    """Largest relative violation of the KKT conditions; without a price, of the constraints alone.
+    """Return the largest relative violation of the KKT conditions; without a price, of the constraints only.
 
-    Every term is relative to its own row: C1 and C2 to the deadline and the budget, stationarity in z and slackness
-    to the multipliers of the device, stationarity in the share to the price.
+    C1 and C2 are relative to the deadline and the budget, stationarity in z and complementary slackness to the
+    device's multipliers, stationarity in the share to the price.
     """
     p, active, share = allocation.costs, allocation.active, allocation._share
     keep = 1.0 - np.where(active, allocation.rate, 0.0)
@@ -347,6 +347,6 @@ def kkt_residual(allocation: Allocation) -> float:
         if isinstance(allocation.problem, PowerProblem) and m.clock is not None and m.power is not None:
             worst += [(limits_off(allocation.problem, *allocation._chosen, m.clock, m.power) / size)[active]]
         worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
-        whole = np.reshape(np.asarray(allocation.objective), (-1, 1))  # 0 where only devices without samples are left
+        whole = np.reshape(np.asarray(allocation.objective), (-1, 1))  # 0 if only devices without samples are left
         worst += [np.abs(m.band * room_band) / np.where(whole > 0, whole, 1.0)]
     return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

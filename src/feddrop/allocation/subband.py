@@ -1,10 +1,10 @@
-"""The same problem where a device's noise grows with its sub-band.
+"""P1 if a device's noise is proportional to its sub-band.
 
-Under *subband* noise the variance is density x ρB: a narrow sub-band hears less of it, and the data rate
+Under *subband* noise the variance is density x ρB: a narrow sub-band has less noise. The data rate
 
     r(ρ) = B ρ log2(1 + S/ρ),        S: the signal-to-noise ratio over the whole band,
 
-is concave in ρ. The seconds and joules on the air are multiples of 1/r. They are convex in ρ, so P1 stays convex.
+is concave in ρ. Transmission time and energy are multiples of 1/r, hence convex in ρ, so P1 stays convex.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from feddrop.allocation.roots import root
 
 _LN2 = float(np.log(2.0))
 NARROW, WIDE = -600.0, 60.0
-"""Logarithms of the smallest and largest share looked at."""
+"""Logarithms of the smallest and largest share that are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubbandProblem:
-    """P1 of one round, or of several at once, under subband noise.
+    """P1 of one round or a batch of rounds, under subband noise.
 
     Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
 
@@ -42,7 +42,7 @@ class SubbandProblem:
         deadline_s: T0.
         budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
         max_rate: θ, the highest rate allowed.
-        present: which devices take part in the round; None for all. The others get no share.
+        present: which devices take part in the round; None for all. The others get share 0.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
     """
@@ -70,16 +70,16 @@ class SubbandProblem:
         coerce(self)
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Seconds and joules of the full model on the air at these shares."""
+        """Return transmission time in s and energy in J of the full model at these shares."""
         up = self.pull_s * link(self.snr_up, share).cost
         return self.push_s * link(self.snr_down, share).cost + up, self.tx_power_w * up
 
     def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """How fast the left sides of C1 and C2 fall with the share."""
+        """Return the negative derivatives of the left sides of C1 and C2 in the share."""
         return deadline_side(self, share).fall / share, energy_side(self, share).fall / share
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
-        """Smallest share with which a device keeps 1/z of the model in time and in budget; inf where none does."""
+        """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
 
         def share(side: Callable[[FloatArray], Side]) -> FloatArray:
             def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -105,10 +105,10 @@ class LinkCost(NamedTuple):
 
 
 def link(snr: FloatArray, share: FloatArray) -> LinkCost:
-    """Work out what a share of the band costs, at a signal-to-noise ratio over the whole band."""
+    """Return the cost of a share of the band, given the signal-to-noise ratio over the whole band."""
     q = snr / share
     log, r = np.log1p(q), q / (1.0 + q)
-    # log - r loses its digits at low signal-to-noise ratios: there, its series in r, r²/2 + r³/3 + ...
+    # log - r cancels at low signal-to-noise ratios: use its series r²/2 + r³/3 + ...
     series = r**2 * (1 / 2 + r * (1 / 3 + r * (1 / 4 + r * (1 / 5 + r * (1 / 6 + r * (1 / 7 + r / 8))))))
     fall = np.where(r < 0.01, series, log - r) / log
     return LinkCost(_LN2 / (share * log), fall, r * (fall - r) / log)
@@ -123,7 +123,7 @@ class Side(NamedTuple):
 
 
 def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArray | float = 1.0) -> Side:
-    """C1 at these shares, the deadline times ``stretch``."""
+    """Return the left side of C1 at these shares, with ``stretch`` times the deadline."""
     deadline = problem.deadline_s * stretch
     down, up = link(problem.snr_down, share), link(problem.snr_up, share)
     push, pull = problem.push_s * down.cost / deadline, problem.pull_s * up.cost / deadline
@@ -133,7 +133,7 @@ def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArra
 
 
 def energy_side(problem: SubbandProblem, share: FloatArray) -> Side:
-    """C2 at these shares."""
+    """Return the left side of C2 at these shares."""
     budget = positive(problem.budget_j)
     up = link(problem.snr_up, share)
     pull = problem.tx_power_w * problem.pull_s * up.cost / budget

@@ -1,9 +1,9 @@
-"""The configuration: sections with declared ranges, read from Python, TOML and the command line. No torch, no NumPy."""
+"""The configuration of a run, from Python, TOML or the command line. Imports neither torch nor NumPy."""
 
 from feddrop.config.callbacks import Callbacks
+from feddrop.config.conversion import from_table, to_table
 from feddrop.config.data import Data
 from feddrop.config.execution import Execution
-from feddrop.config.fields import from_table, to_table
 from feddrop.config.methods import (
     FIARSE,
     METHODS,

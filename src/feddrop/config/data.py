@@ -1,31 +1,31 @@
-"""``[data]``: what is learned, and which device holds which samples."""
+"""``[data]``: the data set and its partition over the devices."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddrop.config.fields import Section, setting
-from feddrop.errors import ConfigError
+from feddrop.config.fields import Settings, setting
 
 DATASETS = ("cifar10", "cifar100", "diabetes", "digits", "fashion_mnist", "shakespeare")
 PARTITIONS = ("iid", "dirichlet", "classes", "quantity", "owner")
 MAX_ALPHA = 1e6
-"""Beyond this concentration the draws overflow."""
+"""Random draws overflow above this concentration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Data(Settings):
     """The data set and how it is split over the devices.
 
     Attributes:
-        name: ``"digits"`` and ``"diabetes"`` (embedded), ``"cifar10"``, ``"cifar100"``, ``"fashion_mnist"`` or
-            ``"shakespeare"``.
+        name: the data set; ``"digits"`` and ``"diabetes"`` are embedded.
         path: the archive, file or folder; if empty, ``$FEDDROP_DATA`` and the cache folder are searched.
         train_limit: use only this many training samples, balanced over classes (or roles); 0 uses all.
-        devices: number of devices K; with the partition ``"owner"``, the owners with the most samples, and 0 takes all.
-        partition: ``"iid"``, ``"dirichlet"``, ``"classes"``, ``"quantity"`` or ``"owner"``.
-        alpha: concentration of the partitions ``"dirichlet"`` and ``"quantity"``; small is uneven.
+        devices: number of devices K; with the partition ``"owner"``, the K owners with the most samples, or all if 0.
+        partition: how samples are distributed over the devices; ``"owner"`` gives each device the samples of one
+            owner, such as a role of a play.
+        alpha: concentration of the partitions ``"dirichlet"`` and ``"quantity"``; smaller is more uneven.
         classes_per_device: number of classes per device, for the partition ``"classes"``.
 
     Example:
@@ -44,7 +44,7 @@ class Data(Section):
     alpha: float = setting(0.1, gt=0, le=MAX_ALPHA, only_with={"partition": ("dirichlet", "quantity")}, strict=False)
     classes_per_device: int = setting(2, ge=1, only_with={"partition": ("classes",)}, strict=False)
 
-    def check(self) -> None:
-        """Only the partition by owner can take all devices there are."""
+    def problems(self) -> Iterator[str]:
+        """Require devices, unless the data set has owners."""
         if not self.devices and self.partition != "owner":
-            raise ConfigError("data.devices is 0; it must be at least 1, unless data.partition is 'owner'.")
+            yield "data.devices is 0; it must be at least 1, unless data.partition is 'owner'."

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddrop.config.fields import Section, setting
-from feddrop.errors import ConfigError
+from feddrop.config.fields import Settings, setting
 
 EXECUTORS = ("serial", "processes", "ray")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 AUTO = "auto"
 MOST = 1024
-"""Workers or threads at most: the cores of a large machine."""
+"""Largest number of workers or threads: the cores of a large machine."""
 _ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Execution(Settings):
     """Where and how devices are simulated.
 
     Attributes:
-        executor: ``"serial"``, ``"processes"`` or ``"ray"``.
+        executor: ``"serial"`` simulates one device after another; ``"processes"`` and ``"ray"`` use several worker
+            processes on this machine or on a Ray cluster. The results are bit-identical.
         workers: number of worker processes, on this machine or on a cluster.
         threads: torch threads per device; they affect the result, since they change the order of float sums.
-        torch_device: where networks are trained: ``"cpu"``, ``"cuda"``, ...
-        dtype: how values travel in frames: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"int8"``; or
-            ``"auto"``: the cell chooses float32, float16 or int8 for every device and round.
-        timeout_s: longest time a worker may spend on one device; then the worker is stopped and the device retried on
-            another, up to three attempts; inf for no limit.
-        address: Ray to use: ``"local"`` starts one on this machine, ``"auto"`` or ``"host:port"`` joins a running one;
-            if empty, the environment variable RAY_ADDRESS decides, then ``"local"``.
-        cpus: CPUs per worker on a Ray cluster; 0 for as many as threads.
-        gpus: GPUs per Ray worker, or a fraction of one.
+        torch_device: where networks are trained: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; only the CPU guarantees
+            bit-identical results.
+        dtype: data type of the values in frames; with ``"auto"``, the cell chooses float32, float16 or int8 per device
+            and round.
+        timeout_s: seconds a worker may spend on one device; then the worker is stopped and the device retried on
+            another, up to three attempts. inf for no limit.
+        address: Ray cluster to use: ``"local"`` starts one on this machine, ``"auto"`` or ``"host:port"`` joins a
+            running one; if empty, the environment variable RAY_ADDRESS decides, then ``"local"``.
+        cpus: CPUs per worker on a Ray cluster; 0 for the number of threads.
+        gpus: GPUs per Ray worker, or a fraction of one; requires a CUDA torch_device.
     """
 
     section: ClassVar[str] = "execution"
@@ -49,31 +51,30 @@ class Execution(Section):
     cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
     gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
 
-    def check(self) -> None:
-        """A Ray address is well-formed, and a Ray worker has a GPU if it trains on one."""
-        check_address("execution.address", self.address)
+    def problems(self) -> Iterator[str]:
+        """Require a well-formed Ray address, and a GPU for a Ray worker that trains on one."""
+        yield from address_problems("execution.address", self.address)
         if self.executor == "ray" and self.torch_device.startswith("cuda") != (self.gpus > 0):
-            raise ConfigError(
+            yield (
                 f"execution.gpus is {self.gpus:g} and execution.torch_device is {self.torch_device!r}: a Ray worker "
                 'sees only the GPUs it reserves. Set both, as in torch_device = "cuda" and gpus = 1, or neither.'
             )
 
     def notices(self) -> list[str]:
-        """Add that CPUs per worker are for clusters."""
-        lines = Section.notices(self)
+        """Also report CPUs per worker on a local Ray, where they have no effect."""
+        lines = Settings.notices(self)
         if self.executor == "ray" and self.cpus and ray_address(self.address) == "local":
             lines.append("execution.cpus has no effect on a local Ray: it is for a cluster.")
         return lines
 
 
-def check_address(what: str, address: str) -> str:
-    """Return the address of a Ray if it is well-formed; otherwise raise a ConfigError."""
-    if address in ("", "local", "auto") or _ADDRESS.fullmatch(address):
-        return address
-    more = " A Ray Client (ray://) is not supported: start the run on a cluster machine." if "://" in address else ""
-    raise ConfigError(f'{what} is {address!r}; it must be "", "local", "auto" or "host:port".{more}')
+def address_problems(what: str, address: str) -> Iterator[str]:
+    """Yield a message if the address of a Ray cluster is malformed."""
+    if address not in ("", "local", "auto") and not _ADDRESS.fullmatch(address):
+        more = " Ray Client (ray://) is not supported: start the run on a cluster machine." if "://" in address else ""
+        yield f'{what} is {address!r}; it must be "", "local", "auto" or "host:port".{more}'
 
 
 def ray_address(address: str) -> str:
-    """Return the Ray to use: the given address, or that of ``RAY_ADDRESS``, or ``"local"``."""
+    """Return the Ray cluster to use: the given address, else ``RAY_ADDRESS``, else ``"local"``."""
     return address or os.environ.get("RAY_ADDRESS", "") or "local"

@@ -1,37 +1,38 @@
 """Declare each setting once: its default, its range and what it depends on.
 
-A section of the configuration is a frozen dataclass derived from :class:`Section` whose fields are made by
-:func:`setting`. The declaration checks values, feeds ``feddrop config`` and docs/config.md, and becomes the JSON schema.
+A section of the configuration is a frozen dataclass derived from :class:`Settings` whose fields are made by
+:func:`setting`. The declarations validate values and feed ``feddrop config``, docs/config.md and the JSON schema.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, TypeVar
+from itertools import chain
+from typing import Any, ClassVar
 
-from feddrop.errors import ConfigError, one_of, shortened
-
-T = TypeVar("T")
+from feddrop.config.conversion import convert, declared
+from feddrop.errors import ConfigError, not_one_of, shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a setting may be.
+    """The values that a setting may have. The limits of a list or a table hold for each of its entries.
 
     Attributes:
-        gt: exclusive lower bound; of every entry, if the setting is a list or a table.
+        gt: exclusive lower bound.
         ge: inclusive lower bound.
         lt: exclusive upper bound.
         le: inclusive upper bound.
+        zero: whether 0 is allowed in addition.
         infinite: whether infinity is allowed.
-        choices: the words allowed.
+        choices: the allowed strings.
+        words: the allowed strings of a setting that may also be a list of any strings.
+        custom: whether ``"package.module:object"`` is allowed in addition to the choices.
         file: whether the setting names a file; relative names are resolved against the TOML file's folder.
         only_with: other settings of the section, with the values under which this one has an effect.
         strict: whether a value without effect is an error; otherwise it is a notice.
@@ -41,29 +42,34 @@ class Limits:
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
+    zero: bool = False
     infinite: bool = False
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    custom: bool = False
     file: bool = False
     only_with: Mapping[str, tuple[Any, ...]] | None = None
     strict: bool = True
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise a ConfigError unless a value, and every entry of a list or table, is allowed."""
+    def problems(self, name: str, value: Any) -> Iterator[str]:
+        """Yield one message for each entry of a value that is not allowed."""
         if isinstance(value, tuple):
+            entry_limits = dataclasses.replace(self, words=())
             for i, entry in enumerate(value):
-                self.check(f"{name}[{i}]", entry)
+                yield from entry_limits.problems(f"{name}[{i}]", entry)
         elif isinstance(value, Mapping):
             for key, entry in value.items():
-                self.check(f"{name}[{key!r}]", entry)
+                yield from self.problems(f"{name}[{key!r}]", entry)
         elif isinstance(value, str):
-            if self.choices:
-                one_of(name, value, self.choices)
+            allowed = self.choices or self.words
+            if allowed and value not in allowed and not (self.custom and ":" in value):
+                yield not_one_of(name, value, allowed, or_custom=self.custom)
         elif isinstance(value, int | float) and not isinstance(value, bool) and not self.allows(value):
-            raise ConfigError(f"{name} is {value!r}; it must be {self.range()}.")
+            yield f"{name} is {value!r}; it must be {'' if math.isfinite(value) else 'finite and '}{self.range()}."
 
     def allows(self, value: float) -> bool:
         """Return whether a number lies in the range."""
-        return (
+        return (self.zero and value == 0) or (
             (math.isfinite(value) or (self.infinite and not math.isnan(value)))
             and (self.gt is None or value > self.gt)
             and (self.ge is None or value >= self.ge)
@@ -75,21 +81,30 @@ class Limits:
         """Return the range in words."""
         low, high = (self.gt if self.ge is None else self.ge), (self.lt if self.le is None else self.le)
         if low is None and high is None:
-            return "a finite number"
+            return "a number"
         if high is None:
-            return f"at least {low:g}" if self.gt is None else f"a number above {low:g}"
+            return f"{'0 or ' * self.zero}{'at least' if self.gt is None else 'above'} {low:g}"
         if low is None:
-            return f"at most {high:g}" if self.lt is None else f"below {high:g}"
-        return f"a number in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+            return f"{'at most' if self.lt is None else 'below'} {high:g}"
+        return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+
+
+class _FromPreset:
+    def __repr__(self) -> str:
+        return "<preset>"
+
+
+FROM_PRESET: Any = _FromPreset()
+"""The default of a setting whose value comes from a preset."""
 
 
 def setting(default: Any, *, kw_only: bool = True, **limits: Any) -> Any:
-    """Declare a field of a section.
+    """Declare a field of a settings class.
 
     Args:
-        default: its default; a mapping is copied for every instance.
+        default: its default; for an empty table, each instance gets its own.
         kw_only: False for the one field that may be given by position.
-        **limits: what it may be; see :class:`Limits`.
+        **limits: the allowed values; see :class:`Limits`.
     """
     metadata = {"limits": Limits(**limits)}
     if isinstance(default, dict):
@@ -97,148 +112,82 @@ def setting(default: Any, *, kw_only: bool = True, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
 
 
-class Section:
-    """A table of the configuration: converts and checks its fields when it is created."""
+class Settings:
+    """Base of the configuration's sections: converts and validates the fields of a new object.
+
+    Subclasses are dataclasses with ``repr=False``: :meth:`__repr__` shows only the fields that differ from their
+    defaults.
+    """
 
     __slots__ = ()
     section: ClassVar[str] = ""
+    """The section's key in TOML; empty at the top level."""
 
     def __post_init__(self) -> None:
         for item, hint in declared(type(self)):
-            name = f"{self.section}.{item.name}".lstrip(".")
             value = getattr(self, item.name)
-            if value is not None or types.NoneType not in typing.get_args(hint):
-                object.__setattr__(self, item.name, value := convert(value, hint, name))
-            if limits := item.metadata.get("limits"):
-                limits.check(name, value)
-        for line in without_effect(self, strict=True):
-            raise ConfigError(f"{line} Remove it, or change {'that' if ' and ' not in line else 'those'}.")
-        self.check()
+            optional = types.NoneType in typing.get_args(hint)
+            if value is not FROM_PRESET and not (optional and value is None):
+                object.__setattr__(self, item.name, convert(value, hint, self.key(item.name)))
+        found = chain(self._range_problems(), self.complete(), without_effect(self, strict=True), self.problems())
+        if problem := next(found, ""):
+            raise ConfigError(problem)
 
-    def check(self) -> None:
-        """Raise a ConfigError for values that contradict each other. Sections with such rules override it."""
+    def __repr__(self) -> str:
+        normal = self.defaults()
+        shown = [
+            f"{'' if not item.kw_only else item.name + '='}{getattr(self, item.name)!r}"
+            for item, _ in declared(type(self))
+            if getattr(self, item.name) != normal[item.name]
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """Return the dotted key of a field, such as ``"train.lr"``."""
+        return f"{cls.section}.{name}".lstrip(".")
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of every field."""
+        return {item.name: default_of(item) for item, _ in declared(type(self))}
+
+    def complete(self) -> Iterator[str]:
+        """Set the fields that come from a preset; yield one message per contradiction."""
+        yield from ()
+
+    def problems(self) -> Iterator[str]:
+        """Yield one message for each rule between fields that is violated."""
+        yield from ()
 
     def notices(self) -> list[str]:
-        """Return one line for every setting that was changed and has no effect, though it may later."""
+        """Return one line for each non-default setting that has no effect now but may have one later."""
         return list(without_effect(self, strict=False))
 
+    def _range_problems(self) -> Iterator[str]:
+        for item, _ in declared(type(self)):
+            if limits := item.metadata.get("limits"):
+                yield from limits.problems(self.key(item.name), getattr(self, item.name))
 
-def without_effect(section: Any, *, strict: bool) -> Iterator[str]:
-    """Yield one line for every changed setting of a section that has no effect by its declaration."""
-    prefix = f"{section.section}." if section.section else ""
-    for item, _ in declared(type(section)):
-        limits, value = item.metadata.get("limits"), getattr(section, item.name)
+
+def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
+    """Yield one line for each non-default setting that has no effect according to its declaration."""
+    for item in dataclasses.fields(settings):  # type: ignore[arg-type]
+        limits, value = item.metadata.get("limits"), getattr(settings, item.name)
         if limits is None or limits.only_with is None or limits.strict != strict or value == default_of(item):
             continue
-        needed = {name: allowed for name, allowed in limits.only_with.items() if getattr(section, name) not in allowed}
+        needed = {
+            settings.key(name): (getattr(settings, name), allowed)
+            for name, allowed in limits.only_with.items()
+            if getattr(settings, name) not in allowed
+        }
         if needed:
-            given = " and ".join(f"{prefix}{name} = {getattr(section, name)!r}" for name in needed)
-            uses = " and ".join(f"{prefix}{name} = {' or '.join(map(repr, used))}" for name, used in needed.items())
-            yield f"{prefix}{item.name} is {shortened(value)}, which has no effect with {given}; it is for {uses}."
+            given = " and ".join(f"{key} = {other!r}" for key, (other, _) in needed.items())
+            uses = " and ".join(f"{key} = {' or '.join(map(repr, allowed))}" for key, (_, allowed) in needed.items())
+            what = f"{settings.key(item.name)} is {shortened(value)}"
+            remedy = " Remove it or change the other setting." if strict else ""
+            yield f"{what}, which has no effect with {given}; it needs {uses}.{remedy}"
 
 
 def default_of(item: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field."""
-    return item.default_factory() if item.default is dataclasses.MISSING else item.default  # type: ignore[misc]
-
-
-@cache
-def declared(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
-    """Return the fields of a section with their types."""
-    hints = typing.get_type_hints(cls)
-    return tuple((item, hints[item.name]) for item in dataclasses.fields(cls))
-
-
-def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "", others: Mapping[str, str] | None = None) -> T:
-    """Create a section from plain values.
-
-    Args:
-        cls: the section.
-        table: its values by key.
-        prefix: of the keys in messages, such as ``"radio."``.
-        others: keys that only files of other commands have, with the command.
-    """
-    known = [item.name for item, _ in declared(cls)]
-    for key in table:
-        if key not in known:
-            if command := next((others[other] for other in table if other in others), "") if others else "":
-                raise ConfigError(f"unknown key {key!r}: this looks like a file for `feddrop {command}`.")
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(known)}."
-            raise ConfigError(f"unknown key {prefix + key!r}.{hint}")
-    return cls(**table)
-
-
-def to_table(section: Any) -> dict[str, Any]:
-    """Return a section as plain values; keys whose value is None are left out."""
-    table: dict[str, Any] = {}
-    for item in dataclasses.fields(section):
-        value = getattr(section, item.name)
-        if hasattr(value, "to_table"):
-            table[item.name] = value.to_table()
-        elif dataclasses.is_dataclass(value):
-            table[item.name] = to_table(value)
-        elif value is not None:
-            table[item.name] = dict(value) if isinstance(value, Mapping) else value
-    return table
-
-
-def convert(value: Any, hint: Any, name: str) -> Any:
-    """Convert a value of TOML or Python, NumPy's and torch's numbers and arrays included, to the type of a field."""
-    if hasattr(hint, "read"):
-        return hint.read(value, name)
-    value = value if dataclasses.is_dataclass(value) else plain(value)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        if dataclasses.is_dataclass(option):
-            if isinstance(value, typing.cast(type, option)):
-                return value
-            if isinstance(value, Mapping):
-                return from_table(typing.cast(type[Any], option), value, f"{name}.")
-            continue
-        origin = typing.get_origin(option)
-        if origin is tuple and isinstance(value, list | tuple):
-            inner = typing.get_args(option)[0]
-            return tuple(convert(entry, inner, f"{name}[{i}]") for i, entry in enumerate(value))
-        if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
-            if isinstance(value, Mapping):
-                return _convert_table(value, typing.get_args(option)[1], name)
-        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(_storable(value, name))
-        elif option in (int, str, bool) and type(value) is option:
-            return _storable(value, name)
-    allowed = " or ".join(_type_name(option) for option in options if option is not types.NoneType)
-    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.")
-
-
-def _convert_table(value: Mapping[Any, Any], inner: Any, name: str) -> dict[str, Any]:
-    if wrong := [key for key in value if not isinstance(key, str)]:
-        raise ConfigError(f"{name} has the key {shortened(wrong[0])}; it must be a string.")
-    return {key: convert(entry, inner, f"{name}.{key}") for key, entry in value.items()}
-
-
-def _storable(value: Any, name: str) -> Any:
-    """Return a number that fits into 64 bits, or a string that UTF-8 can encode; TOML guarantees neither."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ConfigError(
-            f"{name} has {(len(hex(abs(value))) - 2) * 1204 // 1000} digits or so; it must fit into 64 bits."
-        )
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ConfigError(f"{name} is {shortened(value)}, which cannot be encoded as UTF-8.")
-    return value
-
-
-def plain(value: Any) -> Any:
-    """Convert scalars and arrays, NumPy's and torch's, to plain numbers and tuples; also within tables."""
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return tuple(plain(entry) for entry in value) if isinstance(value, list) else value
-
-
-def _type_name(option: Any) -> str:
-    if dataclasses.is_dataclass(option):
-        return "a table"
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")
+    """Return the default of a field; ``FROM_PRESET`` if a preset decides."""
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

@@ -1,36 +1,39 @@
-"""``[method]``: the learning methods and their settings; each class is one method."""
+"""``[method]``: the learning methods and their settings, one class per method."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import tomli_w
 
-from feddrop.config.fields import Section, from_table, plain, setting, to_table
+from feddrop.config.conversion import from_table, plain, to_table
+from feddrop.config.fields import Settings, setting
 from feddrop.errors import ConfigError, one_of, shortened
 
 LEVELS = ("weight", "unit")
 COUNTS = ("exact", "bernoulli")
+LAYERS = ("all", "linear")
 RULES = ("delta", "model", "holders")
 LAYER_SPARSITIES = ("erk", "er", "uniform")
 THRESHOLDS = ("network", "layer")
 
 
-class MethodSettings(Section):
-    """The settings of a method; ``name`` is the method's name in TOML and on the command line."""
+class MethodSettings(Settings):
+    """The learning method and its settings."""
 
     __slots__ = ()
     section: ClassVar[str] = "method"
     name: ClassVar[str] = ""
+    """The method's name in TOML and on the command line."""
     rateless: ClassVar[bool] = False
-    """Whether the method has no use for dropout rates."""
+    """Whether the method has no dropout rate."""
     by_rounds: ClassVar[str] = ""
-    """The setting, if any, through which the total number of rounds shapes every round."""
+    """The setting, if any, by which the total number of rounds affects every round."""
 
     @staticmethod
     def read(value: Any, name: str) -> MethodSettings:
@@ -40,10 +43,7 @@ class MethodSettings(Section):
         table = dict(value) if isinstance(value, Mapping) else {"name": value}
         which = table.pop("name", "feddrop")
         if not isinstance(which, str):
-            raise ConfigError(
-                f"{name} is {shortened(value)}; it must be a name, a table with a name and settings, or an object such "
-                "as feddrop.FedDrop()."
-            )
+            raise ConfigError(f"{name} is {shortened(value)}; it must be a name, a table, or feddrop.FedDrop() etc.")
         return method_named(which, **table)
 
     def to_table(self) -> dict[str, Any]:
@@ -51,43 +51,40 @@ class MethodSettings(Section):
         return {"name": self.name, **to_table(self)}
 
     def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Return one line for every setting that has no effect in a run of this many rounds."""
+        """Return one line for each setting that has no effect in a run of this many rounds."""
         return self.notices()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedAvg(MethodSettings):
-    """Federated averaging: every device trains the full network. It has no settings."""
+    """Federated averaging: every device trains the full network."""
 
     name: ClassVar[str] = "fedavg"
     rateless: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Subnets(MethodSettings):
-    """What is dropped, and how it is counted.
+    """What subnets drop.
 
     Attributes:
         level: ``"weight"`` drops single weights; ``"unit"`` drops units, so that the subnet is a smaller dense network.
-        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each independently.
-        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers to drop from.
-        layer_rates: rates of single layers, by name, in place of the device's rate.
-        biases: whether the biases of dropped layers are dropped too (weight level). Norm parameters never are.
+        count: ``"exact"`` drops a fixed number per layer; ``"bernoulli"`` drops each weight or unit independently.
+        layers: layers to drop from: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of names. At the
+            unit level, the layers whose units are dropped.
+        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
+        biases: whether biases of these layers are dropped too; at the unit level, a dropped unit always takes its bias
+            along. Norm parameters are never dropped.
     """
 
     level: str = setting("weight", choices=LEVELS)
     count: str = setting("exact", choices=COUNTS)
-    layers: str | tuple[str, ...] = setting("all")
+    layers: str | tuple[str, ...] = setting("all", words=LAYERS)
     layer_rates: Mapping[str, float] = setting({}, ge=0, lt=1)
     biases: bool = setting(False, only_with={"level": ("weight",)})
 
-    def check(self) -> None:
-        """A word for layers is one of two."""
-        if isinstance(self.layers, str):
-            one_of("method.layers", self.layers, ("all", "linear"))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedDrop(Subnets):
     """Federated dropout: a random subnet per device and round.
 
@@ -96,7 +93,7 @@ class FedDrop(Subnets):
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
             that held it.
         factor: for ``"delta"``: whether the update of a kept weight is scaled by 1/(1-γ) once more, as the chain rule
-            through ``w * m`` demands; the expected update is then that of the full network.
+            through ``w * m`` requires; the expected update is then that of the full network.
 
     Example:
         >>> import feddrop
@@ -110,54 +107,51 @@ class FedDrop(Subnets):
     factor: bool = setting(True, only_with={"rule": ("delta",)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Windows(MethodSettings):
-    """Contiguous windows of units.
+    """Subnets of contiguous units.
 
     Attributes:
-        layers: ``"all"``, ``"linear"`` (fully-connected layers only), or the names of the layers to drop from.
-        layer_rates: rates of single layers, by name, in place of the device's rate.
+        layers: layers whose units are dropped: ``"all"``, ``"linear"`` (fully-connected layers only), or a list of
+            names.
+        layer_rates: rates of single layers by name, such as ``{ fc1 = 0.5 }``, instead of the device's rate.
     """
 
-    layers: str | tuple[str, ...] = setting("all")
+    layers: str | tuple[str, ...] = setting("all", words=LAYERS)
     layer_rates: Mapping[str, float] = setting({}, ge=0, lt=1)
 
-    def check(self) -> None:
-        """The settings of the unit level apply."""
-        self.subnets()
-
     def subnets(self) -> Subnets:
-        """Return what is dropped, as the unit level takes it."""
+        """Return the same settings for the unit level."""
         return Subnets(level="unit", layers=self.layers, layer_rates=self.layer_rates)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HeteroFL(Windows):
     """HeteroFL: every device trains the first units of each layer."""
 
     name: ClassVar[str] = "heterofl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedRolex(Windows):
-    """FedRolex: as HeteroFL, with a window that moves on by one unit every round."""
+    """FedRolex: like HeteroFL, with a window that advances by one unit every round."""
 
     name: ClassVar[str] = "fedrolex"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedDST(MethodSettings):
     """FedDST: one sparse network whose mask the devices readjust.
 
     Attributes:
-        layer_sparsity: how the sparsity is spread over layers: ``"erk"`` and ``"er"`` (Erdős-Rényi, with and without
-            the kernel) leave small layers denser than large ones; ``"uniform"`` treats all alike.
+        layer_sparsity: distribution of the sparsity over layers: ``"erk"`` and ``"er"`` (Erdős-Rényi with and without
+            the kernel size) leave small layers denser than large ones; ``"uniform"`` treats all layers alike.
         alpha: fraction of a layer's active weights that a device moves in the first readjustment.
         readjust_every: rounds between readjustments, ΔR.
         readjust_until: fraction of the rounds after which the mask is fixed.
-        as_released: follow the published code, not the published algorithm: ``alpha`` does not decay, growth may pick
-            (and so zero) active weights, a softmax precedes the loss, and ``"erk"`` and ``"er"`` scale sparsities
-            instead of densities.
+        as_released: follow the published code where it departs from the published algorithm: ``alpha`` does not decay,
+            growth may pick (and so zero) active weights, a softmax precedes the loss, and ``"erk"`` and ``"er"`` scale
+            sparsities instead of densities.
     """
 
     name: ClassVar[str] = "feddst"
@@ -194,14 +188,14 @@ class FedDST(MethodSettings):
         return math.floor(self.readjust_until * rounds + 1e-9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FIARSE(MethodSettings):
     """FIARSE: every device trains the largest weights.
 
     Attributes:
-        threshold: ``"network"`` compares all weights with one θ, so that layers of small weights lose most;
+        threshold: ``"network"`` compares all weights with one θ, so that layers of small weights lose the most;
             ``"layer"`` has one θ per layer and keeps a fraction 1-γ of each, so that a device's computation is known
-            in advance, as the measured costs of a radio require.
+            in advance, as measured radio costs require.
     """
 
     name: ClassVar[str] = "fiarse"
@@ -209,14 +203,14 @@ class FIARSE(MethodSettings):
     threshold: str = setting("network", choices=THRESHOLDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FjORD(MethodSettings):
     """FjORD: ordered dropout over a fixed set of widths.
 
     Attributes:
-        widths: fractions p of the units of every hidden layer that are trained, rising to 1.
-        distill: whether every minibatch trains p_max on the targets and a narrower width on the outputs of p_max
-            (self-distillation); costs up to twice the work. Only for classification.
+        widths: fractions p of the units of each hidden layer to train, in increasing order up to 1.
+        distill: whether each minibatch trains the widest width on the targets and a narrower one on its outputs
+            (self-distillation), at up to twice the cost; for classification only.
 
     Example:
         >>> import feddrop
@@ -229,39 +223,38 @@ class FjORD(MethodSettings):
     widths: tuple[float, ...] = setting((0.2, 0.4, 0.6, 0.8, 1.0), gt=0, le=1)
     distill: bool = setting(False)
 
-    def check(self) -> None:
-        """Widths rise to 1."""
-        rising = all(low < high for low, high in pairwise((0.0, *self.widths)))
+    def problems(self) -> Iterator[str]:
+        """Require increasing widths up to 1, and several for self-distillation."""
+        rising = all(low < high for low, high in pairwise(self.widths))
         if not self.widths or not rising or self.widths[-1] != 1.0:
-            raise ConfigError(
-                f"method.widths is {list(self.widths)}; it must be a list of rising numbers above 0, the last being 1."
-            )
+            yield f"method.widths is {list(self.widths)}; it must be an increasing list of numbers whose last one is 1."
         if self.distill and len(self.widths) == 1:
-            raise ConfigError("method.distill has no effect: method.widths has one width. Remove it, or add widths.")
+            yield "method.distill has no effect with a single width in method.widths. Remove it, or add widths."
 
     def widest(self, rate: float) -> int:
-        """Return the index of the widest width that a rate leaves room for, p ≤ √(1-γ); at least 0."""
+        """Return the index of the widest width p ≤ √(1-γ), or 0 if all are wider."""
         share = math.sqrt(1.0 - rate) + 1e-9
         return max(0, sum(width <= share for width in self.widths) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PruneFL(MethodSettings):
-    """PruneFL: one sparse network that chooses its size; there is no rate.
+    """PruneFL: one sparse network that determines its own size.
 
     Attributes:
-        first_rounds: largest number of rounds in the first stage, in which one device trains alone; 0 for none.
+        first_rounds: largest number of rounds in the first stage, in which one device trains alone; 0 for no such
+            stage. Must be less than the number of rounds.
         first_device: that device; if it does not take part in a round, the next one that does.
         first_adjust_every: rounds between adjustments in the first stage.
         adjust_every: rounds between adjustments when all devices train, R.
-        removable: fraction of a layer's active weights that an adjustment may remove, the smallest ones.
+        removable: fraction of a layer's active weights, the smallest ones, that an adjustment may remove.
         half_life: rounds in which that fraction halves, once all devices train.
         max_density: largest fraction of active weights after an adjustment, unless those that are not removable exceed
             it.
         bits_per_second: link speed, which sets the cost of sending a weight.
         flops_per_second: device speed, which sets the cost of training a weight, by the counted FLOPs of its layer.
         overhead_s: seconds per round that do not depend on the weights.
-        layer_costs: seconds per weight and round of single layers, by name, as measured on a device, in place of both.
+        layer_costs: measured seconds per weight per round of single layers, by name, which replace both costs.
 
     Example:
         >>> import feddrop
@@ -285,11 +278,16 @@ class PruneFL(MethodSettings):
     layer_costs: Mapping[str, float] = setting({}, gt=0)
 
     def removable_at(self, rounds: int) -> float:
-        """Return the fraction of active weights that may go after this many rounds of all devices."""
+        """Return the removable fraction of active weights after this many rounds with all devices."""
         return float(self.removable * 0.5 ** (rounds / self.half_life))
 
     def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round; ``began`` is the round after which all train, -1 before."""
+        """Return whether the mask is adjusted in a round.
+
+        Args:
+            round_: the round.
+            began: the last round of the first stage, or -1 during that stage.
+        """
         if began < 0:
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0
@@ -312,7 +310,7 @@ class PruneFL(MethodSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomMethod(MethodSettings):
-    """A method from outside the package, named in TOML as ``"package.module:factory"``.
+    """A custom method, named ``"package.module:factory"`` in TOML.
 
     Attributes:
         factory: ``"package.module:factory"``, where ``factory(setup, **settings)`` returns a Method.
@@ -327,9 +325,7 @@ class CustomMethod(MethodSettings):
         try:
             tomli_w.dumps(self.settings)
         except TypeError as error:
-            raise ConfigError(
-                f"the settings of method {self.factory!r} are {shortened(self.settings)}: {error}"
-            ) from None
+            raise ConfigError(f"the settings of {self.factory!r} are {shortened(self.settings)}: {error}") from None
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -344,7 +340,7 @@ class CustomMethod(MethodSettings):
 METHODS: Mapping[str, type[MethodSettings]] = {
     cls.name: cls for cls in (FedAvg, FedDrop, FedDST, FedRolex, FIARSE, FjORD, HeteroFL, PruneFL)
 }
-"""The methods of the package, by name."""
+"""The package's methods by name."""
 
 
 def method_named(name: str, **settings: Any) -> MethodSettings:
@@ -353,7 +349,7 @@ def method_named(name: str, **settings: Any) -> MethodSettings:
     Example:
         >>> import feddrop
         >>> feddrop.method_named("feddst", alpha=0.2)
-        FedDST(layer_sparsity='erk', alpha=0.2, readjust_every=10, readjust_until=0.5, as_released=False)
+        FedDST(alpha=0.2)
     """
     if ":" in name:
         return CustomMethod(factory=name, settings=settings)

@@ -1,30 +1,32 @@
-"""``[model]``: which network is trained."""
+"""``[model]``: the network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddrop.config.fields import Section, setting
+from feddrop.config.fields import Settings, setting
 
 MODELS = ("lenet", "alexnet", "resnet18", "mlp", "lstm", "transformer")
 INITS = ("torch", "he")
 NORMS = ("batch", "group", "static")
 MAX_WIDTH = 1e5
-"""Beyond this width, sizes no longer fit into 64 bits."""
+"""Sizes above this width do not fit into 64 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Model(Settings):
     """The network.
 
     Attributes:
-        name: ``"lenet"``, ``"alexnet"`` or ``"resnet18"`` for images, ``"mlp"`` for tables, ``"lstm"`` or
-            ``"transformer"`` for tokens.
-        width: factor on the hidden widths.
-        init: initial weights: ``"torch"`` for PyTorch's defaults, or ``"he"``.
-        norm: norm layers of ``"resnet18"``: ``"batch"``, ``"group"``, or ``"static"``, which keeps no statistics.
-        layers: hidden layers of ``"mlp"``, layers of ``"lstm"``, blocks of ``"transformer"``; 0 for the default.
+        name: the network: ``"lenet"``, ``"alexnet"`` and ``"resnet18"`` are for images, ``"mlp"`` for tables,
+            ``"lstm"`` and ``"transformer"`` for tokens.
+        width: factor on all hidden widths, which are rounded to at least 1.
+        init: initial weights: PyTorch's defaults, or ``"he"`` for He initialisation in all layers but the last, which
+            deep ReLU networks need. Not for tokens.
+        norm: norm layers of ``"resnet18"``; ``"static"`` keeps no running statistics.
+        layers: hidden layers of ``"mlp"`` (2 by default), layers of ``"lstm"`` (1), blocks of ``"transformer"`` (2);
+            0 for the default.
     """
 
     section: ClassVar[str] = "model"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddrop.config.fields import Section, setting
-from feddrop.errors import ConfigError
+from feddrop.config.fields import Settings, setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Participation(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Participation(Settings):
     """Which devices take part in a round.
 
     Attributes:
         count: number of devices per round, drawn uniformly from the seed; 0 for no limit.
-        share: fraction of the devices per round, in (0, 1], drawn the same way; 0 for no limit.
-        availability: a ``.csv`` file with the columns device, first, last: the rounds, counted from 1, in which a
-            device is available. A device may have several rows; one without a row is never available. If empty, all
-            devices always are.
+        share: the same as a fraction of all devices, rounded to at least one device; 0 for no limit.
+        availability: a ``.csv`` file with the columns device (from 0), first and last: the rounds, counted from 1, in
+            which a device is available. A device may have several rows; one without a row is never available. If
+            empty, all devices are always available.
 
     Example:
         >>> import feddrop
@@ -32,7 +32,7 @@ class Participation(Section):
     share: float = setting(0.0, ge=0, le=1)
     availability: str = setting("", file=True)
 
-    def check(self) -> None:
-        """The number of devices is given in one way."""
+    def problems(self) -> Iterator[str]:
+        """Reject a number of devices that is given twice."""
         if self.count and self.share:
-            raise ConfigError("participation.count and participation.share are both given; give one of them.")
+            yield "participation.count and participation.share are both given; give one of them."

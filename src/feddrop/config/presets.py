@@ -1,16 +1,16 @@
-"""Cells by name: the value of a ``[radio]`` key that is not given.
+"""Presets of ``[radio]``: cells by name.
 
-A key has the value that was given; else that of the preset; else, if ``propagation`` names a model of TR 38.901, the
-value that belongs to the model; else the paper's.
+A setting has the value that was given; else that of the preset; else, if ``propagation`` names a model of TR 38.901,
+that of the model; else the paper's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from feddrop.errors import ConfigError, one_of
+from feddrop.config.fields import FROM_PRESET
 
 PAPER_NOISE_W_HZ = 1e-13
 PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
@@ -20,13 +20,13 @@ _THERMAL_DBM_HZ = -174.0
 
 
 class Site(NamedTuple):
-    """A site as the evaluations of TR 38.901 assume it.
+    """A site with the evaluation parameters of TR 38.901.
 
     Attributes:
         base_height_m: height of the base station.
         device_height_m: height of the devices.
-        min_distance_m: smallest distance of a device.
-        radius_m: radius of the disc: half the distance between sites; indoors, half the width of the hall.
+        min_distance_m: smallest distance of a device from the base station.
+        radius_m: radius of the disc: half the inter-site distance; indoors, half the width of the hall.
         power_w_hz: transmit power of the base station, in W/Hz.
     """
 
@@ -52,14 +52,6 @@ def noise_density(figure_db: float) -> float:
     """Return the noise in W/Hz of a receiver with this noise figure: -174 dBm/Hz plus the figure."""
     return float(10.0 ** ((_THERMAL_DBM_HZ + figure_db - 30.0) / 10.0))
 
-
-class _OfPreset:
-    def __repr__(self) -> str:
-        return "that of the preset"
-
-
-OF_PRESET: Any = _OfPreset()
-"""The default of a key that presets have a value for."""
 
 _PAPER: dict[str, Any] = {
     "policy": "error",
@@ -95,35 +87,67 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 SITE = ("carrier_hz", "radius_m", "min_distance_m", "base_height_m", "device_height_m", "antenna_gain_db")
-"""Keys that say where devices are; 0 where there is no model of propagation."""
+"""Settings of the site; 0 without a propagation model."""
 
 
-def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all keys that presets have a value for.
+def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all settings that presets have a value for.
 
     Args:
-        values: by key; ``OF_PRESET`` where nothing was given.
+        given: the values that were given; ``FROM_PRESET`` counts as not given.
     """
-    preset = PRESETS[one_of("radio.preset", values["preset"], PRESETS)]
-    given = {key: values[key] for key in _PAPER if values[key] is not OF_PRESET}
-    own = {key: value for key, value in preset.items() if value != _PAPER[key]}
-    if own and not any(key not in given or given[key] == value for key, value in own.items()):
-        raise ConfigError(
-            f"radio.preset is {values['preset']!r}, which has no effect: every key of it is given otherwise. Remove "
-            "the preset, or those keys."
-        )
-    measured = values["gains_csv"] or values["gains_array"]
-    model = given.get("propagation", "" if measured else preset.get("propagation", ""))
-    if model != preset.get("propagation"):  # buildings belong to the preset's own model
+    given = {key: value for key, value in given.items() if value is not FROM_PRESET}
+    chosen = {key: value for key, value in given.items() if key in _PAPER}
+    preset = PRESETS[given["preset"]]
+    measured = given["gains_csv"] or given["gains_array"]
+    model = chosen.get("propagation", "" if measured else preset.get("propagation", ""))
+    if model != preset.get("propagation"):  # the share of indoor devices belongs to the preset's model
         preset = {key: value for key, value in preset.items() if key != "indoor_share"}
-    found = _PAPER | preset | given | {"propagation": model}
-    layers = _of_kinds(found) | (_of_model(found, bool(values["distances_m"])) if model else {})
-    found = _PAPER | layers | preset | given | {"propagation": model}
-    return found | _noise(found, given) | _power(found, given)
+    found = _PAPER | preset | chosen | {"propagation": model}
+    layers = _of_kinds(found) | (_of_model(found, bool(given["distances_m"])) if model else {})
+    found = _PAPER | layers | preset | chosen | {"propagation": model}
+    figures = found["noise_figure_db"]
+    if not figures or ("noise_w_hz" in chosen and "noise_figure_db" not in chosen):
+        found["noise_figure_db"] = ()
+    elif "noise_w_hz" not in chosen or math.isclose(found["noise_w_hz"], noise_density(figures[0]), rel_tol=1e-9):
+        found["noise_w_hz"] = noise_density(figures[0])
+    if "downlink_power_w" in chosen and "base_power_w" not in chosen:
+        found["base_power_w"] = 0.0
+    return found
+
+
+def contradictions(given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one message for each contradiction between the values that were given.
+
+    Args:
+        given: the values that were given.
+        found: the values that :func:`resolve` returned.
+    """
+    own = {key: value for key, value in PRESETS[given["preset"]].items() if value != _PAPER[key]}
+    if own and all(key in given and given[key] != value for key, value in own.items()):
+        yield (
+            f"radio.preset is {given['preset']!r}, which has no effect: all its values are overridden. Remove the "
+            "preset, or some of these settings."
+        )
+    if figures := found["noise_figure_db"]:
+        if len(figures) != 2:
+            yield f"radio.noise_figure_db is {list(figures)}; it must be two numbers: base station, device."
+        if found["noise"] == "literal":
+            yield 'radio.noise is "literal", which takes radio.noise_w_hz in W. Remove radio.noise_figure_db.'
+        if found["noise_w_hz"] != noise_density(figures[0]):
+            yield (
+                f"radio.noise_w_hz is {found['noise_w_hz']:g} and radio.noise_figure_db is {list(figures)}, which "
+                f"corresponds to {noise_density(figures[0]):.4g}; give one of them."
+            )
+    if given.get("base_power_w") and given.get("downlink_power_w") not in (None, _PAPER["downlink_power_w"]):
+        yield (
+            "radio.base_power_w and radio.downlink_power_w are both given: the former is split over the devices, the "
+            "latter is per device. Give one of them."
+        )
 
 
 def _of_kinds(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that the kind of a device decides: they are empty then."""
+    """Return the settings that the device kind decides: they are empty or 0."""
     if found["devices"] == "paper":
         return {}
     ranges: dict[str, Any] = dict.fromkeys(("cpu_hz", "tx_power_w", "cpu_constant"), ())
@@ -131,8 +155,8 @@ def _of_kinds(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_model(found: Mapping[str, Any], distances: bool) -> dict[str, Any]:
-    """Return what goes with a model of propagation."""
-    site = SITES[one_of("radio.propagation", found["propagation"], SITES)]
+    """Return the defaults of a propagation model."""
+    site = SITES[found["propagation"]]
     return {
         "carrier_hz": 3.5e9,
         "radius_m": 0.0 if distances else site.radius_m,
@@ -144,38 +168,3 @@ def _of_model(found: Mapping[str, Any], distances: bool) -> dict[str, Any]:
         "noise_figure_db": (5.0, 7.0),
         "base_power_w": site.power_w_hz * found["bandwidth_hz"],
     }
-
-
-def _noise(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return density and figures: whichever was given decides, and they must not contradict each other."""
-    figures = found["noise_figure_db"]
-    if not figures or ("noise_w_hz" in given and "noise_figure_db" not in given):
-        return {"noise_figure_db": ()}
-    if len(figures) != 2 or not all(0 <= figure <= 100 for figure in figures):
-        raise ConfigError(
-            f"radio.noise_figure_db is {list(figures)}; it must be two numbers of dB from 0 to 100: of the base "
-            "station, of a device."
-        )
-    if found["noise"] == "literal":
-        raise ConfigError('radio.noise is "literal", which takes noise_w_hz in W; leave out radio.noise_figure_db.')
-    density = noise_density(figures[0])
-    if "noise_w_hz" in given and not math.isclose(float(given["noise_w_hz"]), density, rel_tol=1e-9):
-        raise ConfigError(
-            f"radio.noise_w_hz is {given['noise_w_hz']:g} and radio.noise_figure_db {list(figures)}, which makes "
-            f"{density:.4g}; give one of them."
-        )
-    return {"noise_w_hz": density}
-
-
-def _power(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base station's power: 0 where the power to each device was given instead."""
-    if "downlink_power_w" not in given or found["base_power_w"] == 0.0:
-        return {}
-    if "base_power_w" not in given:
-        return {"base_power_w": 0.0}
-    if given["downlink_power_w"] != _PAPER["downlink_power_w"]:
-        raise ConfigError(
-            "radio.base_power_w and radio.downlink_power_w are both given; the first is split over the devices, the "
-            "second is for each. Give one of them."
-        )
-    return {}

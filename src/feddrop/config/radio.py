@@ -1,17 +1,18 @@
-"""``[radio]``: a cell, described by plain numbers and words."""
+"""``[radio]``: a cell and how its band is allocated."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from feddrop.config.fields import Section, convert, declared, setting
-from feddrop.config.presets import OF_PRESET, PRESETS, SITE, SITES, resolve
-from feddrop.errors import ConfigError
+from feddrop.config.fields import FROM_PRESET, Settings, setting
+from feddrop.config.presets import PRESETS, SITE, SITES, contradictions, resolve
 
 SCHEMES = ("exact", "primal-dual", "equal", "random", "none", "fixed")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
+COSTS = ("measured", "formula")
 NOISES = ("density", "literal", "subband")
 SIGHTS = ("drawn", "always", "never")
 DEVICE_KINDS = (
@@ -19,69 +20,72 @@ DEVICE_KINDS = (
     *("phone", "board", "microcontroller"),
 )
 _PACED = ("exact", "equal", "random")
-"""Schemes that choose rates, and so the power and clock that go with them."""
+"""Schemes that can choose power and clock in addition to rates."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Radio(Section):
-    """A cell and how its band is shared; the defaults are the paper's table, or those of another preset.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Radio(Settings):
+    """A cell and how its band is allocated; the defaults are the paper's values, or those of another preset.
 
     Attributes:
-        preset: where the values come from that are not given: ``"paper"``, ``"urban-macro"``, ``"urban-micro"`` or
-            ``"indoor"``.
-        scheme: method of allocation: ``"exact"``, ``"primal-dual"``, ``"equal"``, ``"random"``, ``"none"`` or
-            ``"fixed"``.
-        control: what is chosen in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``. Without
-            share the band is split equally; without power or cpu every device is at its highest.
-        policy: what to do in an infeasible round: ``"error"``, ``"leave-out"`` or ``"stretch"``.
-        bandwidth_hz: band B that all devices share, in Hz.
-        deadline_s: T0, seconds of a round: push, compute and pull.
-        energy_budget_j: E0, joules of one device and round, circuit included; inf for no budget, 0 for that of
-            its kind.
-        circuit_j: ξ, joules that a device spends in a round on receiving and idling.
-        downlink_power_w: power with which the server sends to a device.
-        base_power_w: power of the server in all, split evenly over the devices, in place of downlink_power_w; 0 for
-            none.
-        noise: its variance: ``"density"`` is noise_w_hz times B, ``"literal"`` the number itself, ``"subband"``
-            noise_w_hz times the device's part of B.
-        noise_w_hz: noise density, or the variance in W under ``"literal"``.
-        noise_figure_db: noise figures of base station and device, above -174 dBm/Hz, in place of noise_w_hz; empty for
-            none.
-        costs: what rates are decided by and latency and energy are reported from: ``"measured"`` frames and counted
-            FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported beside it.
-        bits_per_parameter: Q of the paper's formula, which decides where costs are ``"formula"``; measured frames have
-            their own size.
-        flop_per_cycle: floating-point operations a CPU does in a cycle; 0 for those of its kind.
-        max_rate: θ, the highest rate that a device may be given.
-        kappa: κ of the Rician fading; with a model of propagation, that of devices with a line of sight, or
-            ``"drawn"`` as the model has it.
-        path_loss: mean power gain, for all devices or one a device; with distances, the gain at ``reference_m``.
-        distances_m: distance of every device, from which path loss follows; empty for none.
-        path_loss_exponent: of the distance.
-        reference_m: distance at which ``path_loss`` holds.
-        propagation: model of TR 38.901 that path loss comes from: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"``
-            or ``"rma"``; empty for ``path_loss``.
-        carrier_hz: carrier frequency, for propagation.
-        radius_m: of the disc that devices are dropped into, for propagation.
-        min_distance_m: closest a device is dropped.
-        base_height_m: height of the base station.
-        device_height_m: height of the devices.
-        antenna_gain_db: antenna gains of base station and device together, dBi.
-        sight: whether a line of sight is ``"drawn"``, or there ``"always"`` or ``"never"``.
-        shadowing: whether shadowing is drawn, once for a run.
-        indoor_share: probability that a device is in a building, for ``"uma"`` and ``"umi"``.
-        gains_csv: table of measured gains instead of fading; see :func:`feddrop.radio.read_gains`.
-        gains_array: the same as a ``.npy`` or ``.npz`` file; see :func:`feddrop.radio.read_arrays`.
-        devices_csv: table with a row a device and any of the columns cpu_hz, tx_power_w, cpu_constant, budget_j,
-            circuit_j and distance_m; what it lacks is drawn or taken from here. A column device says whose row it is;
-            without it they are in order.
-        devices: what devices are: ``"paper"``, or a kind or several to draw from: ``"phone"``, ``"board"``,
-            ``"microcontroller"``, ``"phone-low"``, ``"pi-4"``, ...
-        cpu_hz: range of CPU frequencies to draw from, as ``[lowest, highest]``; empty for that of the kind.
-        tx_power_w: range of transmit powers to draw from, likewise.
-        cpu_constant: range of CPU constants to draw from, likewise.
-        dynamic: whether devices come and go, and CPU frequency and power change, from round to round.
-        min_devices: devices that are present at least, in a dynamic cell.
+        preset: the cell that provides the values that are not given.
+        scheme: allocation scheme.
+        control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
+            Without share, the band is split equally; without power or cpu, devices use their maximum.
+        policy: what to do in an infeasible round.
+        bandwidth_hz: bandwidth B that all devices share, in Hz.
+        deadline_s: deadline T0 of a round (push, compute and pull), in seconds.
+        energy_budget_j: energy budget E0 per device per round, circuit included, in J; inf for no budget, 0 for the
+            budget of the device kind.
+        circuit_j: energy ξ that a device spends per round on receiving and idling, in J.
+        downlink_power_w: power with which the server transmits to each device, in W.
+        base_power_w: total transmit power of the server in W, split evenly over the devices; replaces
+            ``downlink_power_w`` unless 0.
+        noise: noise variance: ``"density"`` is noise_w_hz times B, ``"literal"`` is the number itself, ``"subband"`` is
+            noise_w_hz times the device's share of B.
+        noise_w_hz: noise density in W/Hz; with ``"literal"``, the variance in W.
+        noise_figure_db: noise figures of the base station and of a device in dB, relative to -174 dBm/Hz; they replace
+            ``noise_w_hz``. Not with ``"literal"``.
+        costs: what rates are chosen by and latency and energy are computed from: ``"measured"`` frames and counted
+            FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported too.
+        bits_per_parameter: Q of the paper's formula; measured frames have their own size.
+        flop_per_cycle: floating-point operations per CPU cycle; 0 for those of the device kind.
+        max_rate: θ, the largest rate that a device may get.
+        kappa: κ of the Rician fading; 0 is Rayleigh. With propagation, that of devices with a line of sight, or
+            ``"drawn"`` per device according to the model; other devices have Rayleigh fading.
+        path_loss: mean power gain, one number or one per device; with distances, the gain at ``reference_m``.
+        distances_m: distance of each device in m, which determines its path loss.
+        path_loss_exponent: path loss exponent, for distances.
+        reference_m: distance at which ``path_loss`` holds, in m.
+        propagation: propagation model of TR 38.901, with devices placed at random; empty to use ``path_loss``.
+        carrier_hz: carrier frequency in Hz; 3.5e9 by default with propagation. This setting and the next eight need
+            propagation.
+        radius_m: radius of the disc in which devices are placed, in m; 250, 100, 25 and 866 for uma, umi, inh and rma.
+        min_distance_m: smallest distance from the base station in m; 35, 10, 0 and 35 for uma, umi, inh and rma.
+        base_height_m: height of the base station in m; 25, 10, 3 and 35 for uma, umi, inh and rma.
+        device_height_m: height of the devices in m; 1.5, or 1 for inh.
+        antenna_gain_db: antenna gains of base station and device together in dBi; 8 by default with propagation.
+        sight: whether a line of sight is ``"drawn"`` per device, or exists ``"always"`` or ``"never"``.
+        shadowing: whether shadowing is drawn, once per run.
+        indoor_share: probability that a device is inside a building, for ``"uma"`` and ``"umi"``.
+        gains_csv: a ``.csv`` file of measured gains that replace fading, with the columns round (from 1), device (from
+            0), uplink and downlink, or uplink_db and downlink_db. Also set the noise.
+        gains_array: the same as an array ``[rounds, devices]`` or the output of Sionna, in a ``.npy`` or ``.npz`` file.
+        devices_csv: a ``.csv`` file with one row per device and any of the columns cpu_hz, tx_power_w, cpu_constant,
+            budget_j, circuit_j and distance_m; other values are drawn or taken from this section. Rows are in order of
+            the devices unless there is a column device (from 0).
+        devices: what devices are: ``"paper"`` draws from the three ranges below; a kind, or a list of kinds to draw
+            from, uses the values of that kind.
+        cpu_hz: range ``[lowest, highest]`` of CPU frequencies f to draw from, in Hz; empty for that of the kind.
+        tx_power_w: range of transmit powers P to draw from, in W; likewise.
+        cpu_constant: range of CPU constants Ω to draw from, where computing takes Ω f³ watts; likewise.
+        dynamic: whether devices come and go, and draw CPU frequency and power again, in every round.
+        min_devices: smallest number of devices present in a dynamic cell.
+
+    Example:
+        >>> import feddrop
+        >>> feddrop.Radio(preset="indoor", max_rate=0.8)
+        Radio(preset='indoor', max_rate=0.8)
     """
 
     section: ClassVar[str] = "radio"
@@ -89,137 +93,139 @@ class Radio(Section):
     preset: str = setting("paper", choices=tuple(PRESETS))
     scheme: str = setting("exact", choices=SCHEMES)
     control: tuple[str, ...] = setting(("rate", "share"), choices=CONTROLS)
-    policy: str = setting(OF_PRESET, choices=POLICIES)
-    bandwidth_hz: float = setting(OF_PRESET, gt=0)
-    deadline_s: float = setting(OF_PRESET, gt=0)
-    energy_budget_j: float = setting(OF_PRESET, ge=0, infinite=True)
+    policy: str = setting(FROM_PRESET, choices=POLICIES)
+    bandwidth_hz: float = setting(FROM_PRESET, gt=0)
+    deadline_s: float = setting(FROM_PRESET, gt=0)
+    energy_budget_j: float = setting(FROM_PRESET, ge=0, infinite=True)
     circuit_j: float = setting(0.1, ge=0)
-    downlink_power_w: float = setting(OF_PRESET, gt=0)
-    base_power_w: float = setting(OF_PRESET, ge=0)
-    noise: str = setting(OF_PRESET, choices=NOISES)
-    noise_w_hz: float = setting(OF_PRESET, gt=0)
-    noise_figure_db: tuple[float, ...] = setting(OF_PRESET, ge=0, le=100)
-    costs: str = setting("measured", choices=("measured", "formula"))
+    downlink_power_w: float = setting(FROM_PRESET, gt=0)
+    base_power_w: float = setting(FROM_PRESET, ge=0)
+    noise: str = setting(FROM_PRESET, choices=NOISES)
+    noise_w_hz: float = setting(FROM_PRESET, gt=0)
+    noise_figure_db: tuple[float, ...] = setting(FROM_PRESET, ge=0, le=100)
+    costs: str = setting("measured", choices=COSTS)
     bits_per_parameter: float = setting(256.0, gt=0)
-    flop_per_cycle: float = setting(OF_PRESET, ge=0)
+    flop_per_cycle: float = setting(FROM_PRESET, ge=0)
     max_rate: float = setting(0.9, ge=0, lt=1)
-    kappa: float | str = setting(OF_PRESET, ge=0, choices=("drawn",))
+    kappa: float | str = setting(FROM_PRESET, ge=0, choices=("drawn",))
     path_loss: float | tuple[float, ...] = setting(1e-3, gt=0)
     distances_m: tuple[float, ...] = setting((), gt=0)
     path_loss_exponent: float = setting(3.0)
     reference_m: float = setting(1.0, gt=0)
-    propagation: str = setting(OF_PRESET, choices=("", *SITES))
-    carrier_hz: float = setting(OF_PRESET, ge=0)
-    radius_m: float = setting(OF_PRESET, ge=0)
-    min_distance_m: float = setting(OF_PRESET, ge=0)
-    base_height_m: float = setting(OF_PRESET, ge=0)
-    device_height_m: float = setting(OF_PRESET, ge=0)
-    antenna_gain_db: float = setting(OF_PRESET)
+    propagation: str = setting(FROM_PRESET, choices=("", *SITES))
+    carrier_hz: float = setting(FROM_PRESET, ge=0)
+    radius_m: float = setting(FROM_PRESET, ge=0)
+    min_distance_m: float = setting(FROM_PRESET, ge=0)
+    base_height_m: float = setting(FROM_PRESET, ge=0)
+    device_height_m: float = setting(FROM_PRESET, ge=0)
+    antenna_gain_db: float = setting(FROM_PRESET)
     sight: str = setting("drawn", choices=SIGHTS)
     shadowing: bool = setting(True)
-    indoor_share: float = setting(OF_PRESET, ge=0, le=1)
+    indoor_share: float = setting(FROM_PRESET, ge=0, le=1)
     gains_csv: str = setting("", file=True)
     gains_array: str = setting("", file=True)
     devices_csv: str = setting("", file=True)
-    devices: str | tuple[str, ...] = setting(OF_PRESET, choices=("paper", *DEVICE_KINDS))
-    cpu_hz: tuple[float, ...] = setting(OF_PRESET, gt=0)
-    tx_power_w: tuple[float, ...] = setting(OF_PRESET, gt=0)
-    cpu_constant: tuple[float, ...] = setting(OF_PRESET, gt=0)
+    devices: str | tuple[str, ...] = setting(FROM_PRESET, choices=("paper", *DEVICE_KINDS))
+    cpu_hz: tuple[float, ...] = setting(FROM_PRESET, gt=0)
+    tx_power_w: tuple[float, ...] = setting(FROM_PRESET, gt=0)
+    cpu_constant: tuple[float, ...] = setting(FROM_PRESET, gt=0)
     dynamic: bool = setting(False)
     min_devices: int = setting(5, ge=1, only_with={"dynamic": (True,)}, strict=False)
 
-    def __post_init__(self) -> None:
+    def complete(self) -> Iterator[str]:
+        """Set the fields that come from the preset."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        for item, hint in declared(type(self)):
-            if values[item.name] is not OF_PRESET:
-                values[item.name] = convert(values[item.name], hint, f"radio.{item.name}")
-                item.metadata["limits"].check(f"radio.{item.name}", values[item.name])
-        for name, value in resolve(values).items():
+        given = {name: value for name, value in values.items() if value is not FROM_PRESET}
+        found = resolve(given)
+        yield from contradictions(given, found)
+        for name, value in found.items():
             object.__setattr__(self, name, value)
-        Section.__post_init__(self)
 
-    def check(self) -> None:
-        """Control, ranges, sources of gains and the site fit together."""
-        self._check_control()
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of every field: the value under the same preset."""
+        normal = Settings.defaults(self)
+        return normal | resolve({**normal, "preset": self.preset}) | {"preset": "paper"}
+
+    def problems(self) -> Iterator[str]:
+        """Require that control, ranges, the source of gains and the site are consistent."""
+        yield from self._control_problems()
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
             ends = getattr(self, name)
             if not (self.kinds and not ends) and (len(ends) != 2 or ends[0] > ends[1]):
-                raise ConfigError(f"radio.{name} is {list(ends)}; it must be [lowest, highest], both positive.")
-        self._check_sources()
-        self._check_site()
+                yield f"radio.{name} is {list(ends)}; it must be [lowest, highest]."
+        given = [name for name in ("gains_csv", "gains_array", "distances_m") if getattr(self, name)]
+        if self.propagation and given != ["distances_m"]:
+            given.append("propagation")
+        if len(given) > 1:
+            yield f"radio.{given[0]} and radio.{given[1]} are both given; give one source of gains."
+        yield from self._site_problems() if self.propagation else self._no_site_problems()
 
     def notices(self) -> list[str]:
-        """Return one line for every setting that was changed and has no effect."""
-        near = "" if self.distances_m or self.devices_csv else "it is for devices with distances, radio.distances_m"
+        """Also report settings of path loss and fading that have no effect."""
+        near = "" if self.distances_m or self.devices_csv else "it needs devices with distances (radio.distances_m)"
         source = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
-        measured = f"radio.{source} has the gains" if source else ""
+        measured = f"gains come from radio.{source}" if source else ""
         idle = {"path_loss_exponent": near, "reference_m": near, "kappa": measured, "path_loss": measured}
         default = Radio()
-        return Section.notices(self) + [
+        return Settings.notices(self) + [
             f"radio.{name} has no effect: {why}."
             for name, why in idle.items()
             if why and getattr(self, name) != getattr(default, name)
         ]
 
-    def _check_control(self) -> None:
+    def _control_problems(self) -> Iterator[str]:
         if "rate" not in self.control or len(set(self.control)) < len(self.control):
-            raise ConfigError(
-                f'radio.control is {list(self.control)}; it must have "rate", and each of '
+            yield (
+                f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
             )
         if self.chooses and self.scheme not in _PACED:
-            raise ConfigError(
-                f"radio.control has {' and '.join(self.chooses)}, which the scheme {self.scheme!r} does not choose. "
-                f"Leave them out, or set radio.scheme to one of {', '.join(_PACED)}."
+            yield (
+                f"radio.control contains {' and '.join(self.chooses)}, which radio.scheme = {self.scheme!r} does not "
+                f"choose. Remove it, or set radio.scheme to one of {', '.join(_PACED)}."
             )
         if "share" not in self.control and self.scheme not in ("exact", "equal"):
-            raise ConfigError(
-                f'radio.control is without "share", which splits the band equally, but radio.scheme is '
-                f'{self.scheme!r}. Add "share", or set radio.scheme = "exact".'
+            yield (
+                f'radio.control lacks "share", so the band is split equally, but radio.scheme is {self.scheme!r}. '
+                'Add "share", or set radio.scheme = "exact".'
             )
+
+    def _site_problems(self) -> Iterator[str]:
+        """Report settings that have no effect with a propagation model."""
+        for name, default in (("path_loss", 1e-3), ("path_loss_exponent", 3.0), ("reference_m", 1.0)):
+            if getattr(self, name) != default:
+                yield (
+                    f"radio.{name} is {getattr(self, name)}, which has no effect: path loss comes from "
+                    f"radio.propagation = {self.propagation!r}. Remove it, or set radio.propagation = ''."
+                )
+        if self.distances_m and (self.radius_m or self.min_distance_m):
+            yield "radio.distances_m places the devices; remove radio.radius_m and radio.min_distance_m."
+
+    def _no_site_problems(self) -> Iterator[str]:
+        """Report settings that have no effect without a propagation model."""
+        defaults: dict[str, Any] = dict.fromkeys((*SITE, "indoor_share"), 0.0) | {"sight": "drawn", "shadowing": True}
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                yield (
+                    f"radio.{name} is {getattr(self, name)!r}, which has no effect without radio.propagation. Remove "
+                    "it, or set radio.propagation = 'umi', for example."
+                )
+        if isinstance(self.kappa, str):
+            yield f"radio.kappa is {self.kappa!r}; without radio.propagation it must be a number."
 
     @property
     def chooses(self) -> tuple[str, ...]:
-        """What the allocator chooses besides rates and shares: ``"power"``, ``"cpu"``, both or nothing."""
+        """What the allocator chooses in addition to rates and shares: ``"power"``, ``"cpu"``, both or neither."""
         return tuple(name for name in ("power", "cpu") if name in self.control)
 
     @property
     def band_scheme(self) -> str:
-        """The allocation scheme in force: the scheme, or an equal split if shares are not chosen."""
+        """The allocation scheme in use: ``scheme``, or an equal split if shares are not chosen."""
         return self.scheme if "share" in self.control else "equal"
-
-    def _check_sources(self) -> None:
-        """Gains come from one place."""
-        given = [name for name in ("gains_csv", "gains_array", "distances_m") if getattr(self, name)]
-        if self.propagation and given != ["distances_m"]:
-            given.append("propagation")
-        if len(given) > 1:
-            raise ConfigError(f"radio.{given[0]} and radio.{given[1]} are both given; gains come from one of them.")
-
-    def _check_site(self) -> None:
-        """What has no effect is an error: keys of a site without a model of propagation, and path loss beside one."""
-        if self.propagation:
-            for name, default in (("path_loss", 1e-3), ("path_loss_exponent", 3.0), ("reference_m", 1.0)):
-                if getattr(self, name) != default:
-                    raise ConfigError(
-                        f"radio.{name} is {getattr(self, name)}, which has no effect: radio.propagation is "
-                        f"{self.propagation!r}, and path loss comes from it. Remove it, or set radio.propagation = ''."
-                    )
-            if self.distances_m and (self.radius_m or self.min_distance_m):
-                raise ConfigError("radio.distances_m says where devices are; leave out radius_m and min_distance_m.")
-            return
-        defaults: dict[str, Any] = dict.fromkeys((*SITE, "indoor_share"), 0.0) | {"sight": "drawn", "shadowing": True}
-        for name in (name for name, default in defaults.items() if getattr(self, name) != default):
-            raise ConfigError(
-                f"radio.{name} is {getattr(self, name)!r}, which has no effect without a model of propagation. Remove "
-                "it, or set radio.propagation = 'umi', say."
-            )
-        if isinstance(self.kappa, str):
-            raise ConfigError(f"radio.kappa is {self.kappa!r}; without radio.propagation it must be a number.")
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of devices that were named; none for the paper's."""
+        """The kinds of devices that were named; empty for the paper's devices."""
         if self.devices == "paper":
             return ()
         return (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)

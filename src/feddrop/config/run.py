@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from feddrop.config.callbacks import Callbacks
+from feddrop.config.conversion import declared, from_table, options_of, to_table
 from feddrop.config.data import Data
 from feddrop.config.execution import Execution
-from feddrop.config.fields import Section, declared, from_table, setting, to_table
+from feddrop.config.fields import Settings, setting
 from feddrop.config.methods import FedDrop, MethodSettings
 from feddrop.config.model import Model
 from feddrop.config.parsing import flat, parse_toml, read_toml, user_path
@@ -29,20 +29,29 @@ log = logging.getLogger("feddrop")
 RATE = 0.3
 """The rate if none is given."""
 _OTHERS = {"base": "sweep", "grid": "sweep", "variants": "sweep", "device": "allocate", "cell": "allocate"}
-"""Keys of the files that other commands take."""
+"""Keys of the files for other commands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunConfig(Settings):
     """Everything that decides the outcome of a run.
 
     Attributes:
         seed: root of every random choice.
         rounds: number of rounds.
         rate: dropout rate γ: one for all devices, a list with one per device, or the name of a ``.csv`` or ``.json``
-            file; 0.3 by default. With a radio, the rates come from it.
+            file; 0.3 by default. With ``[radio]``, rates come from the allocation scheme; only ``"fixed"`` takes a
+            rate.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
-        method: the learning method and its settings; in TOML, a table with a name, or a name.
+        method: the learning method and its settings; in TOML, a name, or a table with a name and settings.
+        data: the data set and its partition.
+        model: the network.
+        train: local training.
+        server: aggregation.
+        participation: which devices take part.
+        execution: where and how devices are simulated.
+        radio: the cell; None for no radio, and so no latency and energy.
+        callbacks: experiment trackers.
 
     Example:
         >>> import feddrop
@@ -53,27 +62,27 @@ class RunConfig(Section):
 
     seed: int = setting(0, ge=0)
     rounds: int = setting(30, ge=1)
-    rate: float | tuple[float, ...] | str | None = setting(None, file=True)
+    rate: float | tuple[float, ...] | str | None = setting(None, ge=0, lt=1, file=True)
     eval_every: int = setting(1, ge=1)
-    method: MethodSettings = field(default_factory=FedDrop)
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    train: Train = field(default_factory=Train)
-    server: Server = field(default_factory=Server)
-    participation: Participation = field(default_factory=Participation)
-    execution: Execution = field(default_factory=Execution)
+    method: MethodSettings = setting(FedDrop())
+    data: Data = setting(Data())
+    model: Model = setting(Model())
+    train: Train = setting(Train())
+    server: Server = setting(Server())
+    participation: Participation = setting(Participation())
+    execution: Execution = setting(Execution())
     radio: Radio | None = None
-    callbacks: Callbacks = field(default_factory=Callbacks)
+    callbacks: Callbacks = setting(Callbacks())
 
     @property
     def given_rate(self) -> float | tuple[float, ...] | str:
-        """The rate that was given, or else the default; 0 if the method has none."""
+        """The rate that was given, else the default; 0 if the method has no rate."""
         if self.rate is not None:
             return self.rate
         return 0.0 if self.method.rateless else RATE
 
     def notices(self) -> list[str]:
-        """Return one line for every setting that was changed and has no effect, though it may later."""
+        """Return one line for each non-default setting that has no effect now but may have one later."""
         lines = self.data.notices() + self.execution.notices()
         return lines + (self.radio.notices() if self.radio else []) + self.method.effect_notices(self.rounds)
 
@@ -100,7 +109,7 @@ class RunConfig(Section):
             raise ConfigError(f"overrides is {overrides!r}; it must be a list of strings: [{overrides!r}].")
         if folder:
             locate(table, Path(folder))
-        for override in sorted(overrides, key=_depth):  # sections before their keys, whatever the order given
+        for override in sorted(overrides, key=_depth):  # sections before their keys, in whatever order they are given
             _override(table, override)
         return from_table(cls, table, others=_OTHERS)
 
@@ -113,7 +122,7 @@ class RunConfig(Section):
         return from_table(type(self), table)
 
     def flat(self) -> dict[str, Any]:
-        """Return the settings by dotted keys, as experiment trackers take them."""
+        """Return the settings by dotted keys."""
         return flat(to_table(self))
 
     def files(self) -> dict[str, Path]:
@@ -127,33 +136,28 @@ class RunConfig(Section):
         return found
 
     def to_toml(self) -> str:
-        """Write the configuration as TOML, with every key."""
+        """Return the configuration as TOML with every key."""
         return tomli_w.dumps(to_table(self))
 
 
-def _file_settings() -> tuple[tuple[str, str], ...]:
-    """Return the settings that name files, by section."""
-    sections: dict[str, Any] = {"": RunConfig, "data": Data, "participation": Participation, "radio": Radio}
-    return tuple(
-        (section, item.name)
-        for section, cls in sections.items()
-        for item in dataclasses.fields(cls)
-        if (limits := item.metadata.get("limits")) is not None and limits.file
-    )
-
-
-_FILES = _file_settings()
-
-
 def sections_of(cls: type[Any] = RunConfig) -> dict[str, type[Any]]:
-    """Return the tables of a configuration by key; the method's is listed as its base class."""
+    """Return the sections of a configuration by key; that of the method is its base class."""
     found: dict[str, type[Any]] = {}
     for item, hint in declared(cls):
-        options = (hint, *getattr(hint, "__args__", ()))
-        table = next((option for option in options if isinstance(option, type) and issubclass(option, Section)), None)
-        if table is not None:
-            found[item.name] = table
+        first = options_of(hint)[0]
+        if isinstance(first, type) and issubclass(first, Settings):
+            found[item.name] = first
     return found
+
+
+_FILES = tuple(
+    (section, item.name)
+    for section, cls in {"": RunConfig, **sections_of()}.items()
+    if cls is not MethodSettings
+    for item, _ in declared(cls)
+    if (limits := item.metadata.get("limits")) is not None and limits.file
+)
+"""The settings that name files, as section and key."""
 
 
 def locate(table: dict[str, Any], folder: Path) -> None:
@@ -166,7 +170,7 @@ def locate(table: dict[str, Any], folder: Path) -> None:
 
 
 def _number_or_word(text: str) -> float | str:
-    """Read ``.3`` as a number, which TOML does not."""
+    """Read ``.3`` as a number, unlike TOML."""
     try:
         return float(text)
     except ValueError:
@@ -204,7 +208,7 @@ def _override(table: dict[str, Any], override: str) -> None:
 
 
 def _other_method(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table of a newly named method: with its settings if it is the same; else log that they are dropped."""
+    """Return the table of a newly named method; log which settings of another method are dropped."""
     if given.get("name", "feddrop") == name:
         return given
     if dropped := [f"method.{key}" for key in given if key != "name"]:

@@ -6,23 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddrop.config.fields import Section, setting
+from feddrop.config.fields import Settings, setting
 
 SCHEDULES = ("constant", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+LOSSES = ("cross_entropy", "mse", "l1", "bce")
 GROWN = 1000.0
-"""A loss that grows to this many times its previous value, and is not small, has diverged."""
+"""A loss has diverged if it grows to this many times its previous value and is not small."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Train(Section):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Train(Settings):
     """Local training on a device.
 
     Attributes:
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``; its state is reset every round.
+        optimizer: the local optimizer; its state is reset every round. Adam uses β = (0.9, 0.999).
         lr: learning rate η in the first round.
-        schedule: ``"constant"``, or how the learning rate falls from ``lr`` to ``lr * lr_end`` over the rounds:
-            ``"cosine"`` or ``"linear"``.
+        schedule: how the learning rate decreases from ``lr`` to ``lr * lr_end`` over the rounds: not at all
+            (``"constant"``), as a ``"cosine"`` or ``"linear"``.
         lr_end: fraction of the learning rate left after the last round (cosine, linear).
         momentum: momentum within a round (sgd).
         weight_decay: L2 penalty; decoupled from the gradient for adamw.
@@ -30,8 +31,7 @@ class Train(Section):
         proximal: μ of FedProx: adds μ/2·‖w - w₀‖² to the loss, where w₀ are the weights at the start of the round.
         batch_size: samples per step.
         epochs: passes over the local data per round.
-        loss: ``"cross_entropy"``, ``"mse"``, ``"l1"``, ``"bce"`` or ``"package.module:function"``; if empty, chosen by
-            the data.
+        loss: the loss; if empty, cross-entropy for classes and mean squared error for numbers.
     """
 
     section: ClassVar[str] = "train"
@@ -46,7 +46,7 @@ class Train(Section):
     proximal: float = setting(0.0, ge=0)
     batch_size: int = setting(32, ge=1)
     epochs: int = setting(1, ge=1)
-    loss: str = setting("")
+    loss: str = setting("", choices=("", *LOSSES), custom=True)
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """Return the learning rate of a round, from 1 to ``rounds``."""

@@ -1,11 +1,11 @@
-"""Data sets, and how their samples are spread over the devices. Importing this does not load torch."""
+"""Data sets and their partition over the devices. Importing this package does not load torch."""
 
-from feddrop.config import Data
+from feddrop.config.data import PARTITIONS
 from feddrop.data.adapters import from_dataset
 from feddrop.data.arrays import from_arrays
 from feddrop.data.dataset import Dataset
-from feddrop.data.partitions import PARTITIONS, class_counts, partition, spread
-from feddrop.data.sources import DATASETS, load_dataset, locate
+from feddrop.data.partitions import class_counts, partition, partition_dataset
+from feddrop.data.sources import DATASETS, load_dataset, locate_dataset
 
 __all__ = [
     "DATASETS",
@@ -15,7 +15,7 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "load_dataset",
-    "locate",
+    "locate_dataset",
     "partition",
-    "spread",
+    "partition_dataset",
 ]

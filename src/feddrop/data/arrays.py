@@ -1,8 +1,8 @@
-"""A data set of the user's own arrays."""
+"""Data sets from the user's arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
     Given = Array | Tensor | Sequence[Any]
 
-_MOST_CLASSES = (
-    1_000_000  # that are named without being asked: a larger label is a mistake, and its names fill the memory
-)
-_LARGEST = 1e38  # that float32 holds, and the difference of two
+_MOST_CLASSES = 1_000_000  # without class_names: a larger label is a mistake, and naming that many fills the memory
+_LARGEST = 1e38  # float32 holds it, and the difference of two
 
 
 def from_arrays(
@@ -36,10 +34,10 @@ def from_arrays(
     vocabulary: int | None = None,
     owners: Given | None = None,
 ) -> Dataset:
-    """Make a data set of your own arrays (NumPy or torch). They are copied.
+    """Create a data set from NumPy arrays or torch tensors, which are copied.
 
-    Inputs are taken by their kind: int16 to int64 of shape ``[N, L]`` are tokens and stay as they are; all others are
-    numbers: images ``[N, H, W]`` or ``[N, C, H, W]`` (channels before pixels), features ``[N, F]``, or ``[N, C, ...]``.
+    Inputs of type int16 to int64 and shape ``[N, L]`` are tokens and are not changed. All others are numbers: images
+    ``[N, H, W]`` or ``[N, C, H, W]`` (channels before pixels), features ``[N, F]``, or ``[N, C, ...]``.
 
     >>> import numpy as np
     >>> tables = from_arrays(np.random.rand(8, 3), np.random.rand(8), np.random.rand(2, 3), np.random.rand(2))
@@ -47,30 +45,28 @@ def from_arrays(
     ('mse', (1,))
 
     Args:
-        x: training inputs; a tuple for several.
-        y: their targets: integers from 0 are classes, one a sample ``[N]`` or more ``[N, ...]``; floats are numbers to
-            learn, where ``[N]`` is taken as ``[N, 1]``, as a network with one output gives it.
+        x: training inputs; a tuple if there are several.
+        y: training targets. Integers from 0 are classes, one per sample ``[N]`` or several ``[N, ...]``; floats are
+            regression targets, where ``[N]`` becomes ``[N, 1]`` to match a network with one output.
         test_x: test inputs, shaped like ``x``.
-        test_y: their targets.
-        class_names: name of every class; by default their numbers, up to the largest in ``y``.
-        normalise: bring every channel (or feature) to mean 0 and deviation 1 over the training samples; else values are
-            taken as they are. Tokens and targets always are.
-        name: what to call it.
-        loss: ``"cross_entropy"`` or ``"mse"``; by default what goes with the targets.
-        vocabulary: number of different tokens; by default up to the largest there is.
+        test_y: test targets.
+        class_names: name of every class; by default the numbers up to the largest in ``y``.
+        normalise: whether to scale every channel (or feature) to mean 0 and deviation 1 over the training samples.
+            Tokens and targets are never scaled.
+        name: name of the data set.
+        loss: ``"cross_entropy"`` or ``"mse"``; by default the one for this type of target.
+        vocabulary: number of distinct tokens; by default the largest token plus one.
         owners: natural owner of each training sample, numbers or names ``[N]``, for ``partition = "owner"``.
     """
     train, test = _inputs("x", x), _inputs("test_x", test_x)
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
-    _check_alike(train, test, targets, test_targets)
+    _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
     numbers = targets.dtype.kind == "f"
     if class_names is None:
-        class_names = [] if numbers else _numbered(int(targets.max()))
+        class_names = [] if numbers else [str(label) for label in range(int(targets.max()) + 1)]
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
-    elif not any(map(is_tokens, train)):
-        raise DataError("vocabulary is given, but x holds no tokens; tokens are int64 [N, L].")
-    who, owner_names = (None, ()) if owners is None else numbered_owners(owners, len(targets))
+    owner_of, owner_names = (None, ()) if owners is None else _numbered_owners(owners, len(targets))
     return assemble(
         name,
         train if isinstance(x, tuple) else train[0],
@@ -81,7 +77,7 @@ def from_arrays(
         normalise=normalise,
         loss=loss or ("mse" if numbers else "cross_entropy"),
         vocabulary=vocabulary,
-        owners=who,
+        owners=owner_of,
         owner_names=owner_names,
     )
 
@@ -100,8 +96,8 @@ def assemble(
     owners: npt.NDArray[np.int64] | None = None,
     owner_names: Sequence[str] = (),
 ) -> Dataset:
-    """Make tensors of checked arrays, copied; numbers are normalised."""
-    import torch  # here, so that importing this module stays quick
+    """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs."""
+    import torch  # here, so that importing this module stays fast
 
     pairs = []
     for a, b in zip(as_tuple(train), as_tuple(test), strict=True):
@@ -131,109 +127,113 @@ def assemble(
 
 
 def is_tokens(x: Array) -> bool:
-    """Whether an input is tokens: whole numbers of more than eight bits, ``[N, L]``."""
+    """Return whether an input holds tokens: integers of more than eight bits, ``[N, L]``."""
     return x.ndim == 2 and x.dtype.kind in "iu" and x.dtype.itemsize > 1
 
 
-def _kind(x: Array) -> str:
-    return "tokens" if is_tokens(x) else "numbers"
+def as_numpy(given: Any) -> Any:
+    """Return a torch tensor on any device in a form that NumPy accepts, and anything else unchanged."""
+    if not hasattr(given, "detach"):
+        return given
+    tensor = given.detach().cpu()
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # NumPy has no bfloat16
 
 
-def numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Number the owners of ``count`` samples from 0 in the order of their names or numbers, and name them."""
+def _array(given: Any) -> Array:
+    """Return a NumPy array, a torch tensor or a list as an array."""
+    try:
+        return np.asarray(as_numpy(given))
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"The samples differ in shape ({error}). Pad, crop or resize them to one shape.") from None
+
+
+def _inputs(what: str, given: Any) -> tuple[Array, ...]:
+    """Return the inputs of samples as ``[N, C, ...]`` each; images without channels get one."""
+    parts = given if isinstance(given, tuple) else (given,)
+    arrays = [_array(part) for part in parts]
+    names = [f"{what}[{i}]" if isinstance(given, tuple) else what for i in range(len(parts))]
+    for name, x in zip(names, arrays, strict=True):
+        _raise_first(_input_problems(name, x))
+    if len({len(x) for x in arrays}) != 1:
+        counts = [len(x) for x in arrays]
+        raise DataError(f"The inputs of {what} have {counts} samples; give one input or more, all of the same length.")
+    return tuple(x[:, None] if x.ndim == 3 else x for x in arrays)
+
+
+def _targets(what: str, given: Any, count: int) -> Array:
+    """Return the targets of ``count`` samples; regression targets ``[N]`` become ``[N, 1]``."""
+    y = _array(given)
+    _raise_first(_target_problems(what, y, count))
+    return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y
+
+
+def _numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Number the owners of ``count`` samples from 0 in the order of their names or numbers, and return the names."""
     given = _array(owners)
     if given.shape != (count,) or given.dtype.kind not in "iuUT":
-        raise DataError(
-            f"owners must be {count} whole numbers or names, one for each sample; given: {given.dtype} of shape "
-            f"{given.shape}."
-        )
+        raise DataError(f"owners is {_described(given)}; it must be {count} whole numbers or names, one per sample.")
     names, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _check_alike(train: tuple[Array, ...], test: tuple[Array, ...], targets: Array, test_targets: Array) -> None:
-    """Raise unless samples for training and for testing are of one kind."""
-    if [(a.shape[1:], is_tokens(a)) for a in train] != [(a.shape[1:], is_tokens(a)) for a in test]:
-        kinds = [" and ".join(f"{_kind(a)} of shape {a.shape[1:]}" for a in given) for given in (train, test)]
-        raise DataError(f"A sample of x is {kinds[0]}, one of test_x {kinds[1]}; they must agree.")
-    if (targets.dtype.kind == "f") != (test_targets.dtype.kind == "f"):
-        raise DataError(f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both numbers.")
+def _raise_first(problems: Iterable[str]) -> None:
+    for problem in problems:
+        raise DataError(problem)
 
 
-def _numbered(largest: int) -> list[str]:
-    if largest >= _MOST_CLASSES:
-        raise DataError(
-            f"y holds class {largest}; classes count from 0, and at most {_MOST_CLASSES} are named without "
-            "class_names. Renumber them, e.g. by np.unique(y, return_inverse=True)."
-        )
-    return [str(label) for label in range(largest + 1)]
-
-
-def as_numpy(given: Any) -> Any:
-    """Return a torch tensor, wherever it lives, as NumPy can take it, and anything else as it is."""
-    if not hasattr(given, "detach"):
-        return given
-    tensor = given.detach().cpu()
-    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # which NumPy does not know
-
-
-def _array(given: Any) -> Array:
-    """NumPy view of a NumPy array, a torch tensor, wherever it lives, or a list."""
-    try:
-        return np.asarray(as_numpy(given))
-    except ValueError as error:  # a list of lists of several lengths
-        raise DataError(f"The samples have several shapes ({error}). Pad, crop or resize them to one.") from None
-
-
-def _inputs(what: str, given: Any) -> tuple[Array, ...]:
-    several = isinstance(given, tuple)
-    if several and not given:
-        raise DataError(f"{what} is empty; give an array, or a tuple of several.")
-    arrays = tuple(_input(f"{what}[{i}]" if several else what, a) for i, a in enumerate(given if several else (given,)))
-    if len({len(a) for a in arrays}) > 1:
-        raise DataError(f"The inputs of {what} have {[len(a) for a in arrays]} samples; they must be as many.")
-    return arrays
-
-
-def _input(what: str, given: Any) -> Array:
-    """Check an input and bring it to ``[N, C, ...]``; images without channels get one."""
-    if given is None:
-        raise DataError(f"{what} is None; give samples, for training and for testing.")
-    x = _array(given)
+def _input_problems(what: str, x: Array) -> Iterator[str]:
+    """Find what is wrong with one input."""
     if x.dtype.kind not in "buif":
-        raise DataError(f"{what} holds {x.dtype}; it must hold whole numbers or floats (turn texts into tokens first).")
+        yield f"{what} is {_described(x)}; it must be an array of integers or floats (convert texts to tokens first)."
     if x.ndim < 2 or x.size == 0:
-        raise DataError(
-            f"{what} has shape {x.shape}; it must be [N, F], [N, H, W], [N, C, H, W] or tokens [N, L], and not empty."
-        )
-    _check_finite(what, x)
+        yield f"{what} has shape {x.shape}; it must be [N, F], [N, H, W], [N, C, H, W] or tokens [N, L], and not empty."
+    yield from _value_problems(what, x)
     if is_tokens(x) and x.min() < 0:
-        raise DataError(f"{what} holds token {x.min()}; tokens count from 0 (give tables of numbers as floats).")
-    return x[:, None] if x.ndim == 3 else x
+        yield f"{what} holds token {x.min()}; tokens start at 0 (pass tables of numbers as floats)."
 
 
-def _targets(what: str, given: Any, count: int) -> Array:
-    """Check targets: ``count`` of integers, none negative, or of finite floats."""
-    y = _array(given)
+def _target_problems(what: str, y: Array, count: int) -> Iterator[str]:
+    """Find what is wrong with the targets of ``count`` samples."""
     if not (y.ndim >= 1 and len(y) == count and y.size and y.dtype.kind in "iuf"):
-        raise DataError(
-            f"{what} must be {count} integers from 0 (classes) or floats, one or more for each sample; given: "
-            f"{y.dtype} of shape {y.shape}."
-        )
+        yield f"{what} is {_described(y)}; it must be {count} integers from 0 (classes) or floats, or rows of them."
     if y.dtype.kind == "i" and y.min() < 0:
-        raise DataError(
-            f"{what} holds class {y.min()}; classes count from 0. Renumber them, e.g. by np.unique(y, "
-            "return_inverse=True), or give numbers to learn as floats."
-        )
-    _check_finite(what, y)
-    return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y
+        yield f"{what} holds class {y.min()}; classes start at 0. {_RENUMBER}, or pass regression targets as floats."
+    yield from _value_problems(what, y)
 
 
-def _check_finite(what: str, values: Array) -> None:
-    """Raise unless all values are finite, also as float32, which they become."""
-    if values.dtype.kind != "f":
-        return
-    if not np.isfinite(values).all():
-        raise DataError(f"{what} holds values that are not finite (inf or nan); replace or remove them.")
-    if (largest := max(float(values.max()), -float(values.min()))) > _LARGEST:
-        raise DataError(f"{what} holds a value of {largest:.3g}, which float32 does not. Scale it below {_LARGEST:g}.")
+def _value_problems(what: str, values: Array) -> Iterator[str]:
+    """Find values that float32 cannot hold, or that are not finite."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        yield f"{what} holds values that are not finite (inf or nan); replace or remove them."
+    elif values.dtype.kind == "f" and (largest := max(float(values.max()), -float(values.min()))) > _LARGEST:
+        yield f"{what} holds {largest:.3g}, too large for float32. Scale it below {_LARGEST:g}."
+
+
+def _disagreements(
+    train: tuple[Array, ...],
+    test: tuple[Array, ...],
+    targets: Array,
+    test_targets: Array,
+    class_names: Sequence[str] | None,
+    vocabulary: int | None,
+) -> Iterator[str]:
+    """Find arguments that do not fit together."""
+    if [(a.shape[1:], is_tokens(a)) for a in train] != [(a.shape[1:], is_tokens(a)) for a in test]:
+        kinds = [
+            " and ".join(f"{'tokens' if is_tokens(a) else 'numbers'} of shape {a.shape[1:]}" for a in given)
+            for given in (train, test)
+        ]
+        yield f"A sample of x is {kinds[0]}, one of test_x {kinds[1]}; they must agree."
+    if (targets.dtype.kind == "f") != (test_targets.dtype.kind == "f"):
+        yield f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both floats."
+    if class_names is None and targets.dtype.kind != "f" and (largest := int(targets.max())) >= _MOST_CLASSES:
+        yield f"y holds class {largest}; without class_names, classes must be below {_MOST_CLASSES}. {_RENUMBER}."
+    if vocabulary is not None and not any(map(is_tokens, train)):
+        yield "vocabulary is given, but x holds no tokens; tokens are int64 [N, L]."
+
+
+_RENUMBER = "Renumber them, e.g. with np.unique(y, return_inverse=True)"
+
+
+def _described(given: Array) -> str:
+    return "None" if given.dtype.kind == "O" and given.shape == () else f"{given.dtype} of shape {given.shape}"

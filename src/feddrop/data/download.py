@@ -1,4 +1,4 @@
-"""Fetch a file on request: checked against its SHA-256 before it takes its place, or not there at all."""
+"""Download a file; it is kept only if its SHA-256 checksum is right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE_S = 2.0
 
 
 def download(url: str, target: Path, *, sha256: str, progress: bool) -> None:
-    """Download ``url`` to ``target``; nothing is left behind if it fails or does not have this checksum."""
+    """Download ``url`` to ``target``; on failure or a wrong checksum no file is left behind."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -32,16 +32,12 @@ def download(url: str, target: Path, *, sha256: str, progress: bool) -> None:
         with os.fdopen(handle, "wb") as file:
             found = _fetch(url, file.write, what=target.name, progress=progress)
         if found != sha256:
-            raise DataError(
-                f"{url} did not give the expected file (SHA-256 {found}, expected {sha256}); nothing was kept. "
-                f"Try again, or get {target.name} elsewhere and put it into {target.parent}."
-            )
+            raise OSError(f"its SHA-256 is {found} instead of {sha256}")
         part.chmod(0o644)
         part.replace(target)
     except (OSError, http.client.HTTPException) as error:
-        raise DataError(
-            f"Could not download {url}: {error}. Try again, or put {target.name} into {target.parent} yourself."
-        ) from error
+        hint = f"Try again, or put {target.name} into {target.parent} yourself."
+        raise DataError(f"Cannot download {url}: {error}. {hint}") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -54,7 +50,7 @@ def _fetch(url: str, write: Callable[[bytes], object], *, what: str, progress: b
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdecimal() else None
         done = 0
-        with bar(f"Downloading {what}", total, show=progress, patience_s=0) as advance:
+        with progress_bar(f"Downloading {what}", total, show=progress, patience_s=0) as advance:
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
                 if done > _LARGEST:
@@ -68,10 +64,10 @@ def _fetch(url: str, write: Callable[[bytes], object], *, what: str, progress: b
 
 
 @contextlib.contextmanager
-def bar(
+def progress_bar(
     what: str, total: int | None, *, show: bool, patience_s: float = _PATIENCE_S
 ) -> Iterator[Callable[[int], None]]:
-    """Give a function to report bytes to; a bar appears on a terminal's standard error once it takes a while."""
+    """Yield a function that counts bytes; on a terminal, a bar appears on standard error after ``patience_s``."""
     if not show:
         yield lambda _: None
         return

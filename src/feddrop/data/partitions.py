@@ -1,20 +1,20 @@
-"""How the samples are spread over the devices: by chance, by Dirichlet draws, by classes, by owner, or as given.
+"""Partition the samples over the devices: at random, by Dirichlet draws, by class, by owner, or as given.
 
-Every partition is disjoint and a function of its arguments alone; no device is left without a sample. All but those by
-owner and those given are complete.
+Every partition is disjoint and depends on its arguments only, and every device holds at least one sample. All samples
+are used, except in partitions by owner and custom ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.config.data import PARTITIONS
+from feddrop.config.data import MAX_ALPHA, PARTITIONS
 from feddrop.errors import ConfigError, DataError, one_of
-from feddrop.seeds import derive, generator, permutation, words
+from feddrop.seeds import derive, generator, permutation, philox_words
 
 if TYPE_CHECKING:
     from feddrop.config import Data
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 Index = npt.NDArray[np.int64]
 
 
-def spread(dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None) -> list[Index]:
-    """Spread the training samples of a data set over the devices, as its configuration or the user says.
+def partition_dataset(
+    dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None
+) -> list[Index]:
+    """Partition the training samples of a data set over the devices.
 
     Args:
-        dataset: what is spread.
-        config: how; without effect where ``parts`` is given.
-        seed: the partition's own; a run gives ``derive(root, "partition")``.
-        parts: for each device, the positions of its training samples; see :func:`check_parts`.
+        dataset: the data set.
+        config: how to partition it; unused if ``parts`` is given.
+        seed: seed of the partition; a run passes ``derive(root, "partition")``.
+        parts: a custom partition: the positions of each device's training samples; see :func:`custom_parts`.
     """
     if parts is not None:
-        return check_parts(parts, len(dataset.train_y))
+        return custom_parts(parts, len(dataset.train_y))
     return partition(
         dataset.train_y.numpy(),
         devices=config.devices,
@@ -55,34 +57,29 @@ def partition(
     owners: npt.ArrayLike | None = None,
     seed: int,
 ) -> list[Index]:
-    """Spread the samples over the devices.
+    """Partition samples over the devices.
 
-    ``iid``: all samples shuffled and cut into equal parts (sizes differ by at most one).
-
-    ``dirichlet``: for each class, one Dirichlet(alpha) draw over the devices; the class's shuffled samples are cut at
-    its cumulative sums. A device that would end up with nothing takes one sample from the device that has most.
-
-    ``classes``: each device holds ``classes_per_device`` classes; the numbers of devices that hold a class differ by at
-    most one between classes, and a class is cut into equal parts among its holders.
-
-    ``quantity``: one Dirichlet(alpha) draw over the devices; all samples, shuffled, are cut at its cumulative sums. A
-    device that would end up with nothing takes one, as above.
-
-    ``owner``: a device for each of the ``devices`` owners with most samples (ties: the lower number first), in the
-    order of their numbers; 0 devices take all owners. Samples of other owners are left out.
+    - ``iid``: shuffle all samples and cut them into equal parts (sizes differ by at most one).
+    - ``dirichlet``: per class, cut its shuffled samples at the cumulative sums of one Dirichlet(alpha) draw over the
+      devices. A device left with no sample takes one from the device with the most.
+    - ``classes``: each device holds ``classes_per_device`` classes. The number of holders differs by at most one
+      between classes; a class is cut into equal parts among its holders.
+    - ``quantity``: as ``dirichlet``, with one draw for all samples regardless of class.
+    - ``owner``: one device for each of the ``devices`` owners with the most samples (ties: the lower number first), in
+      the order of their numbers; 0 means all owners. Samples of other owners are unused.
 
     Args:
-        labels: class of every sample, integers ``[num_samples]``; for ``iid``, ``quantity`` and ``owner`` targets of
-            any kind, which are only counted.
+        labels: class of every sample, integers ``[num_samples]``; for ``iid``, ``quantity`` and ``owner`` any targets,
+            which are only counted.
         devices: number of devices.
         how: one of PARTITIONS.
-        alpha: concentration of the Dirichlet draws; the smaller, the more uneven.
-        classes_per_device: number of classes a device holds.
+        alpha: concentration of the Dirichlet draws; small is uneven.
+        classes_per_device: number of classes per device.
         owners: owner of every sample, integers ``[num_samples]``.
-        seed: any non-negative integer; the partition's own. A run gives ``derive(root, "partition")``.
+        seed: seed of the partition, any non-negative integer; a run passes ``derive(root, "partition")``.
 
     Returns:
-        For each device, the sorted positions of its samples.
+        The sorted positions of each device's samples.
 
     Example:
         >>> import feddrop
@@ -93,58 +90,55 @@ def partition(
     labels = _as_labels(labels, how) if how in ("dirichlet", "classes") else np.asarray(labels)
     count = len(labels)
     if how == "owner":
-        return _owners(owners, devices, count)
-    if devices < 1:
-        raise ConfigError(f"devices is {devices}; it must be at least 1.")
-    if devices > count:
-        raise ConfigError(f"{devices} devices cannot share {count} samples; use at most {count} devices.")
+        return _by_owner(owners, devices, count)
+    if not 1 <= devices <= count:
+        raise ConfigError(f"devices is {devices}; it must be from 1 to {count}, the number of samples.")
+    if how in ("dirichlet", "quantity") and not 0 < alpha <= MAX_ALPHA:
+        raise ConfigError(f"alpha is {alpha}; it must be above 0 and at most {MAX_ALPHA:g} (small is uneven).")
     seed = derive(seed, "partition", how)
     if how == "iid":
         parts = np.array_split(permutation(seed, count), devices)
     elif how == "dirichlet":
         parts = _dirichlet(labels, devices, alpha, seed)
     elif how == "quantity":
-        parts = _rescued(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
+        parts = _fill_empty(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
     else:
-        parts = _classes(labels, devices, classes_per_device, seed)
+        parts = _by_class(labels, devices, classes_per_device, seed)
     return [np.sort(part) for part in parts]
 
 
-def check_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repeats: bool = False) -> list[Index]:
-    """Check a partition that was given, and sort each device's positions.
+def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repeats: bool = False) -> list[Index]:
+    """Validate a custom partition and sort each device's positions.
 
     Args:
-        parts: for each device, the positions of its samples, whole numbers from 0 below ``num_samples``.
+        parts: positions of each device's samples, whole numbers from 0 below ``num_samples``.
         num_samples: number of training samples.
         allow_repeats: whether a sample may be held more than once.
     """
-    if len(parts) == 0:
-        raise ConfigError("parts is empty; give the positions of the samples of at least one device.")
-    found: list[Index] = []
-    for device, given in enumerate(parts):
-        part = np.asarray(given)
-        if part.ndim == 1 and part.size == 0:
-            raise ConfigError(f"parts[{device}] is empty; every device must hold a sample. Leave the device out.")
+    found = [np.asarray(part) for part in parts]
+    for problem in _part_problems(found, num_samples, allow_repeats=allow_repeats):
+        raise ConfigError(problem)
+    return [np.sort(part.astype(np.int64)) for part in found]
+
+
+def _part_problems(parts: list[npt.NDArray[Any]], num_samples: int, *, allow_repeats: bool) -> Iterator[str]:
+    """Find what is wrong with a custom partition."""
+    if not parts:
+        yield "parts is empty; give the sample positions of at least one device."
+    for device, part in enumerate(parts):
         if part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu":
-            raise ConfigError(
-                f"parts[{device}] is {part.dtype} of shape {part.shape}; it must be positions of samples: one or more "
-                "whole numbers in one dimension (of a mask: np.flatnonzero)."
+            yield (
+                f"parts[{device}] is {part.dtype} of shape {part.shape}; it must be one or more sample positions, "
+                "integers in one dimension (of a mask: np.flatnonzero). Omit devices without samples."
             )
-        if part.min() < 0 or part.max() >= num_samples:
+        elif part.min() < 0 or part.max() >= num_samples:
             bad = part.min() if part.min() < 0 else part.max()
-            raise ConfigError(
-                f"parts[{device}] holds position {bad}; there are {num_samples} training samples (from 0)."
-            )
-        found.append(np.sort(part.astype(np.int64)))
-    if not allow_repeats:
-        held = np.bincount(np.concatenate(found), minlength=num_samples)
-        if held.max() > 1:
-            sample = int(held.argmax())
-            who = [device for device, part in enumerate(found) if sample in part]
-            raise ConfigError(
-                f"parts gives sample {sample} {held[sample]} times (devices {who}); each may be held once."
-            )
-    return found
+            yield f"parts[{device}] holds position {bad}; it must be from 0 to {num_samples - 1}."
+    held = np.bincount(np.concatenate(parts), minlength=num_samples)
+    if held.max() > 1 and not allow_repeats:
+        sample = int(held.argmax())
+        holders = [device for device, part in enumerate(parts) if sample in part]
+        yield f"parts lists sample {sample} {held[sample]} times (devices {holders}); list each sample once."
 
 
 def class_counts(labels: npt.ArrayLike, parts: Sequence[Index], num_classes: int) -> Index:
@@ -158,41 +152,34 @@ def class_counts(labels: npt.ArrayLike, parts: Sequence[Index], num_classes: int
 
 
 def _as_labels(labels: npt.ArrayLike, how: str) -> Index:
-    """Check labels: non-negative integers in one dimension."""
+    """Return labels as an array of non-negative integers."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
         raise ConfigError(
-            f"The partition {how!r} goes by the class of each sample: labels must be non-negative integers in one "
-            f"dimension; given: {array.dtype} of shape {array.shape}. Use 'iid', 'quantity' or 'owner', or give parts=."
+            f"labels is {array.dtype} of shape {array.shape}; the partition {how!r} needs one class per sample, an "
+            "integer from 0. Use 'iid', 'quantity' or 'owner', or give parts=."
         )
     return array.astype(np.int64, copy=False)
 
 
 def _shuffled_class(labels: Index, label: int, seed: int) -> Index:
-    """Positions of one class's samples, in random order."""
+    """Return the positions of one class's samples in random order."""
     positions = np.flatnonzero(labels == label)
     return positions[permutation(derive(seed, "order", label), len(positions))]
 
 
 def _cut(samples: Index, devices: int, alpha: float, seed: int) -> list[Index]:
     """Cut samples at the cumulative sums of one Dirichlet draw over the devices."""
-    check_alpha("alpha", alpha)
     shares = generator(seed).dirichlet(np.full(devices, alpha))
     return np.split(samples, np.floor(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64))
 
 
-def check_alpha(name: str, alpha: float) -> None:
-    """Refuse a concentration that is not a positive number, or so large that the draws would overflow."""
-    if not 0 < alpha <= 1e6:
-        raise ConfigError(f"{name} is {alpha}; it must be above 0, at most 1e6 (small is uneven, 100 is nearly even).")
-
-
-def _rescued(parts: list[Index], seed: int) -> list[Index]:
-    """Give every device without a sample one of the device that has most."""
+def _fill_empty(parts: list[Index], seed: int) -> list[Index]:
+    """Give every device without samples one from the device with the most."""
     sizes = np.array([len(part) for part in parts])
     for device in np.flatnonzero(sizes == 0).tolist():
         donor = int(sizes.argmax())
-        pick = int(words(derive(seed, "rescue", device), 1)[0]) % len(parts[donor])
+        pick = int(philox_words(derive(seed, "rescue", device), 1)[0]) % len(parts[donor])
         parts[device] = parts[donor][pick : pick + 1]
         parts[donor] = np.delete(parts[donor], pick)
         sizes[donor] -= 1
@@ -200,29 +187,24 @@ def _rescued(parts: list[Index], seed: int) -> list[Index]:
 
 
 def _dirichlet(labels: Index, devices: int, alpha: float, seed: int) -> list[Index]:
-    check_alpha("alpha", alpha)
     pieces: list[list[Index]] = [[] for _ in range(devices)]
     for label in np.unique(labels).tolist():
         cuts = _cut(_shuffled_class(labels, label, seed), devices, alpha, derive(seed, "share", label))
         for piece, cut in zip(pieces, cuts, strict=True):
             piece.append(cut)
-    return _rescued([np.concatenate(piece) for piece in pieces], seed)
+    return _fill_empty([np.concatenate(piece) for piece in pieces], seed)
 
 
-def _owners(given: npt.ArrayLike | None, devices: int, count: int) -> list[Index]:
+def _by_owner(given: npt.ArrayLike | None, devices: int, count: int) -> list[Index]:
     if given is None:
-        raise DataError(
-            "The partition 'owner' needs data whose samples have owners, such as shakespeare; with data of your own "
-            "give owners=, or use another partition."
-        )
+        raise DataError("The partition 'owner' needs samples with owners; give owners=, or use another partition.")
     owners = np.asarray(given)
     if owners.shape != (count,) or owners.dtype.kind not in "iu":
-        raise ConfigError(f"owners must be {count} whole numbers; given: {owners.dtype} of shape {owners.shape}.")
+        raise ConfigError(f"owners is {owners.dtype} of shape {owners.shape}; it must be {count} whole numbers.")
     numbers, sizes = np.unique(owners, return_counts=True)
     if not 0 <= devices <= len(numbers):
         raise ConfigError(
-            f"devices is {devices}, but there are {len(numbers)} owners; use 1 to {len(numbers)} for those with most "
-            "samples, or 0 for all."
+            f"devices is {devices}; it must be from 1 to {len(numbers)}, the number of owners, or 0 for all."
         )
     chosen = np.sort(np.lexsort((numbers, -sizes))[: devices or None])
     order = np.argsort(owners, kind="stable")
@@ -230,29 +212,26 @@ def _owners(given: npt.ArrayLike | None, devices: int, count: int) -> list[Index
     return [order[ends[i] - sizes[i] : ends[i]] for i in chosen.tolist()]
 
 
-def _classes(labels: Index, devices: int, classes_per_device: int, seed: int) -> list[Index]:
+def _by_class(labels: Index, devices: int, classes_per_device: int, seed: int) -> list[Index]:
     present = np.unique(labels)
     least = -(-len(present) // devices)
     if not least <= classes_per_device <= len(present):
         raise ConfigError(
-            f"classes_per_device is {classes_per_device}; with {devices} devices and {len(present)} classes it must be "
-            f"from {least} (every class has a device) to {len(present)}."
+            f"classes_per_device is {classes_per_device}; it must be from {least} (to cover all classes with {devices} "
+            f"devices) to {len(present)}, the number of classes."
         )
-    # Each device in turn takes the classes with the fewest holders so far, ties by chance.
+    # Each device in turn takes the classes with the fewest holders so far; ties are broken at random.
     holders: list[list[int]] = [[] for _ in present]
     for device in range(devices):
         held = np.array([len(who) for who in holders])
-        order = np.lexsort((words(derive(seed, "hold", device), len(present)), held))
+        order = np.lexsort((philox_words(derive(seed, "hold", device), len(present)), held))
         for which in order[:classes_per_device].tolist():
             holders[which].append(device)
     pieces: list[list[Index]] = [[] for _ in range(devices)]
     for label, who in zip(present.tolist(), holders, strict=True):
         samples = _shuffled_class(labels, label, seed)
         if len(samples) < len(who):
-            raise ConfigError(
-                f"Class {label} has {len(samples)} samples for {len(who)} devices; "
-                "use fewer devices, or fewer classes per device."
-            )
+            raise ConfigError(f"Class {label} has {len(samples)} samples for {len(who)} devices; use fewer devices.")
         for device, cut in zip(who, np.array_split(samples, len(who)), strict=True):
             pieces[device].append(cut)
     return [np.concatenate(piece) for piece in pieces]

@@ -1,8 +1,8 @@
-"""The works of Shakespeare as next-character prediction: every speaking role is a device.
+"""The works of Shakespeare for next-character prediction; every speaking role is an owner.
 
-The text is speeches with an empty line between them, each a line with the role's name and a colon, and then what is
-said. A role's speeches are joined in their order and cut into sequences of 80 characters; the target of each character
-is the one after it. The last tenth of a role's sequences, in the order of the text, is for testing.
+The text consists of speeches separated by empty lines; each starts with a line that holds the role's name and a colon.
+A role's speeches are joined in order and cut into sequences of 80 characters; the target of each character is the next
+one. The last tenth of a role's sequences is the test set.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.data.archives import damaged
 from feddrop.errors import DataError
 
 LENGTH = 80
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
-"""The vocabulary: a line's end and all printable characters of ASCII, used or not, so that it never changes."""
+"""The vocabulary: newline and all printable ASCII characters, used or not, so that it never changes."""
 NAMES = ("newline", "space", *CHARACTERS[2:])
 
 _LARGEST = 1 << 26
@@ -32,7 +33,7 @@ class Text:
     """Sequences cut from the text.
 
     Attributes:
-        train: training sequences ``[N, 81]``: a sequence of 80 and the character after each.
+        train: training sequences ``[N, 81]``: 80 characters and the one after them.
         test: test sequences ``[M, 81]``.
         owners: role of each training sequence ``[N]``.
         roles: name of every role.
@@ -46,13 +47,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shakespeare:
-    """Where the text is looked for and fetched from.
+    """Where to find the text, and where to download it.
 
     Attributes:
-        folder: where downloads go.
-        files: name and checksum of the text as it is fetched.
-        names: names that the text goes by in a folder.
-        base: address of the folder it is fetched from.
+        folder: folder for downloads.
+        files: name and checksum of the file to download.
+        names: file names to look for.
+        base: URL of the folder with the file.
     """
 
     folder: str = "shakespeare"
@@ -63,12 +64,12 @@ class Shakespeare:
     base: str = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
 
     def find(self, root: Path) -> Path | None:
-        """The text, plain or gzipped: ``root`` itself, or in it, or in its folder."""
+        """Return the text, plain or gzipped: ``root`` itself, a file in it, or one in its folder ``shakespeare``."""
         if root.is_file():
             return root
         inside = (root / name for name in self.names[:2]), (root / self.folder / name for name in self.names)
-        own = (root / name for name in self.names[2:]) if root.name == self.folder else ()
-        return next((place for places in (*inside, own) for place in places if place.is_file()), None)
+        direct = (root / name for name in self.names[2:]) if root.name == self.folder else ()
+        return next((place for places in (*inside, direct) for place in places if place.is_file()), None)
 
     def read(self, place: Path) -> Text:
         """Read the text and cut it into sequences."""
@@ -76,7 +77,7 @@ class Shakespeare:
 
 
 def speeches(place: Path, text: str) -> dict[str, str]:
-    """All that each role says, in the order of the text; roles in the order of their first words."""
+    """Return the joined speeches of each role, in the order of the text."""
     said: dict[str, list[str]] = {}
     for block in text.split("\n\n"):
         name, _, speech = block.strip("\n").partition("\n")
@@ -84,19 +85,18 @@ def speeches(place: Path, text: str) -> dict[str, str]:
             continue
         if not name.endswith(":") or len(name) > LENGTH:
             raise DataError(
-                f"{place}: a speech begins with {name[:40]!r}. It must begin with a line that names the role and ends "
-                "with a colon, and an empty line must stand between speeches."
+                f"{place}: a speech starts with {name[:40]!r}; it must start with a line 'ROLE:', after an empty line."
             )
-        if speech:  # some roles are named and silent
+        if speech:  # some roles are named but silent
             said.setdefault(name[:-1], []).append(speech)
     return {role: "\n".join(spoken) for role, spoken in said.items()}
 
 
 def sequences(place: Path, said: Mapping[str, str]) -> Text:
-    """Cut what each role says into sequences; a role with less than one is left out."""
+    """Cut the speeches of each role into sequences; roles too short for one are left out."""
     train, test, roles = [], [], []
     for role, text in said.items():
-        tokens = encode(place, text)
+        tokens = encode_text(place, text)
         count = (len(tokens) - 1) // LENGTH
         if count == 0:
             continue
@@ -106,7 +106,7 @@ def sequences(place: Path, said: Mapping[str, str]) -> Text:
         test.append(windows[kept:])
         roles.append(role)
     if sum(map(len, test)) == 0:
-        raise DataError(f"{place} has no role that says {2 * LENGTH} characters; it is not the text it should be.")
+        raise damaged(place, f"no role speaks {2 * LENGTH} characters")
     return Text(
         train=np.concatenate(train),
         test=np.concatenate(test),
@@ -115,30 +115,26 @@ def sequences(place: Path, said: Mapping[str, str]) -> Text:
     )
 
 
-def encode(place: Path, text: str) -> Tokens:
-    """Turn characters into their places in the vocabulary."""
+def encode_text(place: Path, text: str) -> Tokens:
+    """Encode characters as their positions in the vocabulary."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64)
     tokens = np.where(codes == 10, 0, codes - 31)
     bad = np.flatnonzero((codes != 10) & ((codes < 32) | (codes > 126)))
     if bad.size:
-        raise DataError(
-            f"{place} holds {text[bad[0]]!r}; it may hold printable ASCII characters and line ends only. Replace it."
-        )
+        raise DataError(f"{place} holds {text[bad[0]]!r}; only printable ASCII and newlines are allowed. Replace it.")
     return tokens
 
 
 def _text(place: Path) -> str:
-    """Read a text file, plain or gzipped, whatever its line ends."""
+    """Read a text file, plain or gzipped, with any line endings."""
     try:
         with place.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(place) if packed else place.open("rb") as file:
             data = file.read(_LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{place} cannot be read ({error}); it is damaged or incomplete: get it again.") from error
+        text = data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise damaged(place, error) from error
     if len(data) > _LARGEST:
-        raise DataError(f"{place} holds more than {_LARGEST >> 20} MiB of text; it is not the text it should be.")
-    try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        raise DataError(f"{place} is not UTF-8 text.") from None
+        raise damaged(place, f"more than {_LARGEST >> 20} MiB of text")
+    return text.replace("\r\n", "\n")

@@ -1,6 +1,6 @@
-"""The data sets known by name: where they are looked for, what they hold, how they are fetched.
+"""The data sets known by name: where to find them, how to read them and how to download them.
 
-Every label and class count is checked. A checksum is asked of downloads alone: an archive of the user's may hold the
+Labels and class counts are always checked. Checksums are checked for downloads only: the user's archive may hold the
 same images in another order.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from feddrop.config.parsing import user_path
-from feddrop.data.archives import Bytes, read_archive, read_folder, read_idx
+from feddrop.data.archives import Bytes, damaged, read_archive, read_folder, read_idx
 from feddrop.data.arrays import assemble
 from feddrop.data.dataset import Dataset
 from feddrop.data.download import download
-from feddrop.data.embedded import diabetes, digits
+from feddrop.data.embedded import load_diabetes, load_digits
 from feddrop.data.shakespeare import CHARACTERS, NAMES, Shakespeare
 from feddrop.data.values import Array, rank_in_class, resize
 from feddrop.errors import ConfigError, DataError, one_of
@@ -35,13 +35,13 @@ class Cifar:
 
     Attributes:
         archive: name of the official archive.
-        folder: the archive's one folder.
-        train: training files and their numbers of images.
-        test: test files and their numbers of images.
-        names: the file that names the classes.
-        label_bytes: label bytes before the pixels; the last one counts.
+        folder: the only folder in the archive.
+        train: training files with their numbers of images.
+        test: test files with their numbers of images.
+        names: the file with the class names.
+        label_bytes: label bytes before the pixels; the last one is used.
         classes: number of classes.
-        base: address of the folder the archive is fetched from.
+        base: URL of the folder with the archive.
         sha256: checksum of the official archive.
     """
 
@@ -57,11 +57,11 @@ class Cifar:
 
     @property
     def files(self) -> dict[str, str]:
-        """What to fetch, with checksums."""
+        """The files to download, with checksums."""
         return {self.archive: self.sha256}
 
     def find(self, root: Path) -> Path | None:
-        """The archive or the extracted folder: ``root`` itself, or in it."""
+        """Return the archive or the extracted folder: ``root`` itself, or in it."""
         first = next(iter(self.train))
         for place in (root, root / self.folder):
             if (place / first).is_file():
@@ -75,7 +75,7 @@ class Cifar:
         data = read(place, self.folder, sizes, self.names, progress=progress)
         names = data[self.names].tobytes().decode("utf-8", "replace").split()
         if len(names) != self.classes:
-            raise DataError(f"{place}: {self.names} names {len(names)} classes instead of {self.classes}.")
+            raise damaged(place, f"{self.names} names {len(names)} classes instead of {self.classes}")
         train, test = (
             self._records(place, np.concatenate([data[name] for name in files])) for files in (self.train, self.test)
         )
@@ -93,12 +93,12 @@ class Fashion:
     """Fashion-MNIST, in its four official files.
 
     Attributes:
-        folder: where downloads go.
+        folder: folder for downloads.
         files: name and checksum of training images and labels, test images and labels.
         train: number of training images.
         test: number of test images.
         names: names of the classes.
-        base: address of the folder the files are fetched from.
+        base: URL of the folder with the files.
     """
 
     folder: str = "fashion_mnist"
@@ -109,7 +109,7 @@ class Fashion:
     base: str = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 
     def find(self, root: Path) -> Path | None:
-        """The folder that holds all the files: ``root`` itself, or in it."""
+        """Return the folder that holds all files: ``root`` itself, or in it."""
         places = (root / self.folder, root)
         return next((place for place in places if all((place / name).is_file() for name in self.files)), None)
 
@@ -175,38 +175,37 @@ def load_dataset(
 ) -> Dataset:
     """Load a data set by name.
 
-    ``digits`` (8 x 8 pixels, enlarged) and ``diabetes`` come with scikit-learn; a fifth (of each class), always the
-    same, is for testing. The others are looked for in ``path`` if given, else in the folder named by the environment
-    variable FEDDROP_DATA and then in the cache folder. Channels of images, and features, are normalised to mean 0 and
-    deviation 1 over the training samples; so is the target of ``diabetes``.
+    ``digits`` (8 x 8 pixels, enlarged) and ``diabetes`` come with scikit-learn; a fixed fifth (of each class) is the
+    test set. The others are looked for in ``path`` if given, otherwise in the folder named by the environment variable
+    FEDDROP_DATA and then in the cache folder. Image channels and features are normalised to mean 0 and deviation 1 over
+    the training samples; so is the target of ``diabetes``.
 
     >>> load_dataset("digits").input_shape, load_dataset("diabetes").loss
     ((1, 32, 32), 'mse')
 
     Args:
         name: one of DATASETS.
-        path: the official archive or file, its extracted folder, or a folder with either.
-        download: fetch what is missing into ``path``, or else into the cache folder.
-        train_limit: use this many training samples only, as many of each class (of ``shakespeare``: of each role) as
-            possible; always the same ones.
-        image_size: height and width of the images, 32 unless told; others are resized by bilinear interpolation.
-        progress: show a progress bar when it takes long.
+        path: the official archive or file, its extracted folder, or a folder that contains either.
+        download: download missing files into ``path``, or into the cache folder.
+        train_limit: use only this many training samples, balanced over classes (``shakespeare``: over roles); always
+            the same ones.
+        image_size: height and width of the images, 32 by default; others are resized by bilinear interpolation.
+        progress: show a progress bar for slow steps.
     """
     one_of("data set", name, DATASETS)
     if name in EMBEDDED and path is not None:
-        raise ConfigError(f"{name} comes with scikit-learn and has no path; leave path out.")
-    if image_size is not None and name in ("diabetes", "shakespeare"):
-        raise ConfigError(f"image_size is {image_size}, but {name} holds no images; leave it out.")
-    if image_size is not None and image_size < 1:
-        raise ConfigError(f"image_size is {image_size}; it must be at least 1.")
+        raise ConfigError(f"path is {str(path)!r}, but {name} comes with scikit-learn; leave path out.")
+    if image_size is not None and (image_size < 1 or name in ("diabetes", "shakespeare")):
+        allowed = "it must be at least 1" if image_size < 1 else f"leave it out, since {name} holds no images"
+        raise ConfigError(f"image_size is {image_size}; {allowed}.")
     if name == "diabetes":
-        (x, y), (test_x, test_y) = diabetes()
+        (x, y), (test_x, test_y) = load_diabetes()
         kept = _limited(name, np.zeros(len(y), np.int64), train_limit)
         return assemble(name, x[kept], y[kept], test_x, test_y, loss="mse")
     if name == "digits":
-        (x, y), (test_x, test_y), names = digits()
+        (x, y), (test_x, test_y), names = load_digits()
     else:
-        place = locate(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
+        place = locate_dataset(name, path=path) or _obtain(name, path, fetch=download, progress=progress)
         source = SOURCES[name]
         if isinstance(source, Shakespeare):
             return _shakespeare(source, place, train_limit)
@@ -215,20 +214,20 @@ def load_dataset(
     return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names)
 
 
-def locate(name: str, *, path: str | Path | None = None) -> Path | None:
-    """Where :func:`load` finds the files of a data set; None if it does not (or needs none: digits, diabetes)."""
+def locate_dataset(name: str, *, path: str | Path | None = None) -> Path | None:
+    """Return where :func:`load_dataset` finds the files of a data set; None if they are missing or not needed."""
     if one_of("data set", name, DATASETS) in EMBEDDED:
         return None
     return next((place for root in _roots(path) if (place := SOURCES[name].find(root))), None)
 
 
 def cache_folder() -> Path:
-    """Where downloads go: ``feddrop`` in XDG_CACHE_HOME, or in ``~/.cache``."""
+    """Return the folder for downloads: ``feddrop`` in XDG_CACHE_HOME or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddrop"
 
 
 def _roots(path: str | Path | None) -> list[Path]:
-    """The places to look in, in order."""
+    """Return the folders to search, in order."""
     if path is not None:
         return [user_path(path)]
     given = os.environ.get("FEDDROP_DATA")
@@ -236,12 +235,12 @@ def _roots(path: str | Path | None) -> list[Path]:
         return [cache_folder()]
     root = user_path(given)
     if not root.is_dir():
-        raise DataError(f"FEDDROP_DATA is {given!r}, which is not a folder; set it to the folder that holds the data.")
+        raise DataError(f"FEDDROP_DATA is {given!r}, which is not a folder; set it to the folder with the data.")
     return [root, cache_folder()]
 
 
 def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) -> Path:
-    """Download a data set that is missing, or say how to get it."""
+    """Download a missing data set, or raise an error that says how to get it."""
     source = SOURCES[name]
     folder = cache_folder() if path is None else user_path(path)
     if isinstance(source, Cifar):
@@ -250,33 +249,35 @@ def _obtain(name: str, path: str | Path | None, *, fetch: bool, progress: bool) 
         folder = folder / source.folder
     missing = [file for file in source.files if not (folder / file).is_file()]
     if not fetch:
-        looked = " or ".join(str(root) for root in _roots(path))
-        there = "" if path is None else f" --path {shlex.quote(str(path))}"
-        other = "leave the path out, to look in FEDDROP_DATA and the cache folder" if there else ""
+        searched = " or ".join(str(root) for root in _roots(path))
+        option = "" if path is None else f" --path {shlex.quote(str(path))}"
+        other = "leave the path out to search FEDDROP_DATA and the cache folder" if option else ""
         raise DataError(
-            f"The data set {name} is not in {looked}. Get it with `feddrop data {name}{there} --download`, "
+            f"The data set {name} is not in {searched}. Get it with `feddrop data {name}{option} --download`, "
             f"or put {', '.join(missing)} from {source.base} into {folder}, "
-            f"or {other or 'set FEDDROP_DATA to the folder that has it'}."
+            f"or {other or 'set FEDDROP_DATA to the folder that contains it'}."
         )
     for file in missing:
         download(source.base + file, folder / file, sha256=source.files[file], progress=progress)
     found = source.find(folder)
-    assert found is not None, "what was fetched is there"  # noqa: S101
+    assert found is not None, "downloaded files exist"  # noqa: S101
     return found
 
 
 def _limited(name: str, groups: Array, limit: int | None) -> Array | slice:
-    """Positions of the training samples to use: as many of each group as possible."""
+    """Return the positions of the training samples to use, balanced over the groups."""
     if limit is None:
         return slice(None)
     if not 1 <= limit <= len(groups):
-        raise ConfigError(f"train_limit is {limit}; {name} has {len(groups)} training samples to choose from.")
+        raise ConfigError(
+            f"train_limit is {limit}; it must be from 1 to {len(groups)}, the training samples of {name}."
+        )
     ranks = rank_in_class(groups, derive(0, "train_limit", name))
     return np.sort(np.lexsort((groups, ranks))[:limit])
 
 
 def _shakespeare(source: Shakespeare, place: Path, train_limit: int | None) -> Dataset:
-    """Sequences of 80 characters; their targets are the characters after each."""
+    """Read sequences of 80 characters; the targets are the next characters."""
     text = source.read(place)
     kept = _limited("shakespeare", text.owners, train_limit)
     train = text.train[kept]
@@ -294,10 +295,7 @@ def _shakespeare(source: Shakespeare, place: Path, train_limit: int | None) -> D
 
 
 def _check_balance(place: Path, labels: Bytes, classes: int) -> None:
-    """All these data sets hold equally many images of every class: a cheap test that it is the right one."""
+    """Raise unless there are equally many images of every class, as in all these data sets."""
     counts = np.bincount(labels, minlength=classes)
     if len(counts) != classes or counts.min() != counts.max():
-        raise DataError(
-            f"{place} does not hold {len(labels) // classes} images of each of {classes} classes, as it should: "
-            "it is damaged, or another data set."
-        )
+        raise damaged(place, f"it does not hold {len(labels) // classes} images of each of {classes} classes")

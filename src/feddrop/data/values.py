@@ -1,4 +1,4 @@
-"""What is done to the values of samples: normalised, resized, counted by class."""
+"""Normalise and resize samples, and rank them within their class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ Array = npt.NDArray[Any]
 
 
 def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean and standard deviation of every channel, shaped to go with ``x[i]``; a constant channel's deviation is 1.
+    """Return mean and standard deviation of every channel, shaped to broadcast with ``x[i]``.
 
-    Sums are NumPy's, in float64 and in one fixed order: the result does not depend on the number of threads.
+    The deviation of a constant channel is 1. Sums are in float64 and in a fixed order, so the result does not depend on
+    the number of threads.
     """
     channels = x.shape[1]
     total, squares, count = np.zeros(channels), np.zeros(channels), x[:, 0].size
-    # One pass; values are shifted by a rough mean, or the squares would cancel when the mean is large.
+    # One pass; values are shifted by a rough mean to avoid cancellation when the mean is large.
     shift = x[:1000].astype(np.float64).mean(axis=(0, *range(2, x.ndim)))
     for rows in _rows(x):
         values = x[rows].reshape(-1, channels, x[0, 0].size) - shift[:, None]
@@ -27,13 +28,13 @@ def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
         squares += np.square(values, out=values).sum(axis=(0, 2))
     deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
     mean = shift + total / count
-    deviation[deviation <= 1e-7 * abs(mean)] = 1  # float32 cannot tell such values apart
+    deviation[deviation <= 1e-7 * abs(mean)] = 1  # constant in float32
     shape = (channels, *(1,) * (x.ndim - 2))
     return mean.astype(np.float32).reshape(shape), deviation.astype(np.float32).reshape(shape)
 
 
 def standardised(x: Array, mean: Array | np.float32, deviation: Array | np.float32) -> npt.NDArray[np.float32]:
-    """Copy ``x`` to float32, shifted and scaled."""
+    """Return a float32 copy of ``x``, shifted and scaled."""
     out = np.empty(x.shape, np.float32)
     for rows in _rows(x):
         np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
@@ -42,13 +43,13 @@ def standardised(x: Array, mean: Array | np.float32, deviation: Array | np.float
 
 
 def _rows(x: Array) -> list[slice]:
-    """Cut the samples into slices that fit a processor's cache: half a gigabyte of CIFAR goes twice as fast."""
+    """Return slices of samples that fit the CPU cache, which halves the time for CIFAR."""
     step = max(1, 2**17 // x[0].size)
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
 def resize(images: Array, size: int) -> Array:
-    """Bring images ``[N, C, H, W]`` to ``size`` x ``size`` by bilinear interpolation, smoothed when shrinking."""
+    """Resize images ``[N, C, H, W]`` to ``size`` x ``size`` by bilinear interpolation, antialiased when shrinking."""
     height, width = images.shape[2:]
     if (height, width) == (size, size):
         return images
@@ -64,7 +65,7 @@ def resize(images: Array, size: int) -> Array:
 
 
 def rank_in_class(labels: Array, seed: int) -> npt.NDArray[np.int64]:
-    """Number the samples of every class from 0, in a random order: ``[num_samples]``."""
+    """Number the samples of every class from 0 in random order: ``[num_samples]``."""
     order = permutation(seed, len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Ways to run devices: the one table of them. They move bytes and know nothing else; all give the same bits."""
+"""Executors: the ways to run devices, in one table. They only move bytes, and all give the same bits."""
 
 from __future__ import annotations
 

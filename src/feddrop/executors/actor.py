@@ -1,4 +1,4 @@
-"""A worker on a Ray cluster, from both sides: an actor, and how the server starts it, waits for it and ends it."""
+"""A Ray worker: the actor on the cluster, and the server's side that starts it, waits for it and stops it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Any
 
 from feddrop.errors import RunError
 from feddrop.executors.cluster import Cluster
-from feddrop.executors.pool import START_S, WorkerLostError
+from feddrop.executors.pool import START_S, WorkerLostError, result
 
 TICK_S = 0.5
 _SAME = ("feddrop", "torch")
-"""Packages that must be of the same version everywhere: other versions may give other bits."""
+"""Packages whose versions must be equal on all machines: other versions may give other bits."""
+_ADVICE = "Install the same packages on every machine of the cluster."
 
 
-class Seat:
-    """What runs on the cluster: it builds what answers calls, and answers them."""
+class Actor:
+    """What runs on the cluster: it builds a function and answers calls with it."""
 
     def start(self, path: list[str], wanted: dict[str, str], build: bytes, *arguments: Any) -> Any:
-        """Build; whatever goes wrong is an answer, too. Modules are looked for where the server finds its own."""
+        """Build the function, searching the server's module path as well; errors are returned, not raised."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.path += [folder for folder in path if folder not in sys.path]
+        if (here := versions()) != wanted:
+            return False, f"{socket.gethostname()} has {here}, but the run was started with {wanted}."
         try:
-            here = versions()
-            if here != wanted:
-                raise RunError(f"{socket.gethostname()} has {here}, and the run was started with {wanted}")
-            self._answer_to = pickle.loads(build)(*arguments)  # noqa: S301 -- from the server that started us
+            self._function = pickle.loads(build)(*arguments)  # noqa: S301 -- from the server that started us
         except Exception as error:
             return False, f"{type(error).__name__}: {error}."
         return True, os.getpid()
@@ -44,7 +44,7 @@ class Seat:
     def call(self, *call: Any) -> Any:
         """Answer a call."""
         try:
-            return True, self._answer_to(*call)
+            return True, self._function(*call)
         except Exception:
             return False, traceback.format_exc()
 
@@ -54,10 +54,10 @@ class ActorWorker:
 
     Args:
         cluster: where it runs.
-        build: a function that builds what answers calls there, and its arguments.
-        timeout_s: longest time over one call.
-        cpus: that it takes.
-        gpus: that it takes.
+        build: a function that builds the function answering calls, and its arguments.
+        timeout_s: time limit of one call.
+        cpus: CPUs it reserves.
+        gpus: GPUs it reserves.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ActorWorker:
         self.generation = self.failures = 0
         self.pid = 0
         self.cluster, self._ray, self._build, self._timeout_s = cluster, cluster.ray, build, timeout_s
-        self._class = cluster.ray.remote(Seat).options(
+        self._class = cluster.ray.remote(Actor).options(
             num_cpus=0 if cluster.own else cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
         self._actor: Any = None
@@ -77,11 +77,11 @@ class ActorWorker:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended since."""
+        """Whether the worker was started and has not been stopped since."""
         return self._actor is not None
 
     def start(self) -> None:
-        """Start it, anew if need be; it will answer when it is ready."""
+        """Start or restart the worker; it answers when it is ready."""
         self.end()
         build, *arguments = self._build
         path = [folder or str(Path.cwd()) for folder in sys.path]
@@ -92,7 +92,7 @@ class ActorWorker:
         self._left = START_S
 
     def send(self, *call: Any) -> None:
-        """Send a call; that the worker is gone will show when its answer is received."""
+        """Send a call. If the worker is gone, :meth:`receive` raises."""
         with self.cluster.reached():
             self.answer = self._actor.call.remote(*call)
         self._left = self._timeout_s
@@ -101,7 +101,7 @@ class ActorWorker:
         """Receive an answer.
 
         Raises:
-            WorkerLostError: there will be none.
+            WorkerLostError: the worker is gone.
             RunError: the call failed.
         """
         errors = self._ray.exceptions
@@ -115,20 +115,12 @@ class ActorWorker:
             good, value = False, str(error)
         except errors.RayError as error:
             raise self._lost(str(error)) from None
-        if not good and not self.ready:
-            raise RunError(
-                f"a worker on the Ray cluster cannot rebuild the network, loss, metrics or method: {value} Install "
-                "the same packages on every machine of the cluster."
-            )
-        if not good:
-            raise RunError(f"a worker process failed:\n{value}")
-        if not self.ready:
+        if good and not self.ready:
             self.pid = value
-        self.ready, self.failures = True, 0
-        return value
+        return result(self, good, value, _ADVICE)
 
     def end(self) -> None:
-        """Kill it, also where it hangs."""
+        """Kill the worker, even if it hangs."""
         if self._actor is not None and self._ray.is_initialized() and not self.cluster.lost:
             with contextlib.suppress(Exception):  # it may be gone with its machine
                 self._ray.kill(self._actor)
@@ -137,7 +129,7 @@ class ActorWorker:
         self._left = math.inf
 
     def tick(self, seconds: float) -> bool:
-        """Count time; return whether it is over, and kill it then."""
+        """Advance the timeout; if it has expired, kill the worker and return True."""
         self._left -= seconds
         if self._left <= 0 and not self._late:
             self._late = True
@@ -145,29 +137,28 @@ class ActorWorker:
                 self._ray.kill(self._actor)
         return self._late
 
-    def _lost(self, said: str) -> WorkerLostError:
+    def _lost(self, message: str) -> Exception:
+        """Return the error to raise, from the message of Ray's own error."""
         self.failures += not self.ready
         if self._late and not self.ready:
-            return WorkerLostError(
-                f"found no free place on the Ray cluster, or took longer than {START_S:g} s to start, and was ended",
-                late=True,
-            )
-        if self._late:
-            limit = f"execution.timeout_s = {self._timeout_s:g}"
-            return WorkerLostError(f"took longer than {limit} and was ended", late=True)
-        if "ModuleNotFoundError" in said or "No module named" in said:
-            raise RunError("feddrop is not installed on every machine of the Ray cluster. Install it there.")
-        if "node" in said and ("died" in said or "dead" in said) and "worker process has died" not in said:
+            reason = f"found no free place on the Ray cluster, or took longer than {START_S:g} s to start"
+        elif self._late:
+            reason = f"took longer than execution.timeout_s = {self._timeout_s:g}"
+        elif "ModuleNotFoundError" in message or "No module named" in message:
+            return RunError("feddrop is not installed on every machine of the Ray cluster. Install it there.")
+        elif "node" in message and ("died" in message or "dead" in message) and "process has died" not in message:
             return WorkerLostError("was lost with its machine")
-        if "memory" in said and "OOM killer" not in said:
-            return WorkerLostError("was ended by Ray, since its machine was short of memory")
-        return WorkerLostError("died (killed, as by a shortage of memory, or ended by its own code)")
+        elif "memory" in message and "OOM killer" not in message:
+            return WorkerLostError("was stopped by Ray because its machine ran short of memory")
+        else:
+            return WorkerLostError("died (killed, perhaps for lack of memory, or ended by the code it ran)")
+        return WorkerLostError(f"{reason} and was stopped", late=True)
 
 
 def wait(workers: Sequence[ActorWorker], timeout_s: float | None) -> list[ActorWorker]:
-    """Wait until an answer has come from one of these, or its end, or its time is over.
+    """Wait until one of the workers has answered, has died or has timed out.
 
-    Time counts in ticks, and only while the server waits: an answer that nobody has come for is no reason to kill.
+    Time counts in ticks, and only while the server waits, so that an answer not yet collected never times out.
     """
     if not workers:
         return []
@@ -185,7 +176,7 @@ def wait(workers: Sequence[ActorWorker], timeout_s: float | None) -> list[ActorW
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same everywhere."""
+    """Return the versions that must be equal on all machines."""
 
     def of(name: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""What an executor moves and provides: parcels out, replies back."""
+"""The interface of executors: parcels go out to devices, replies come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from feddrop.subnets.parameters import Params
 
 
 class Parcel(NamedTuple):
-    """What an executor moves to a device: its number, a frame and its memory."""
+    """What an executor sends to a device: the device's number, a frame, and the device's memory."""
 
     device: int
     frame: bytes
@@ -17,15 +17,15 @@ class Parcel(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back from a device.
+    """A device's reply.
 
     Attributes:
         frame: the update.
-        memory: what the device remembers now.
+        memory: the device's new memory.
         error: why there is no update; empty if there is one.
         seconds: computation time, by the device's clock.
         elapsed: seconds from sending to receiving, by the server's clock; 0 if unknown.
-        forgot: whether the device lost the memory it was to use.
+        forgot: whether the device lost its memory.
     """
 
     frame: bytes = b""
@@ -73,11 +73,19 @@ class DeviceTask(Protocol):
 
     @property
     def samples(self) -> Any:
-        """The data of all devices, a named tuple of tensors."""
+        """The data of all devices: a named tuple of tensors, or of tuples of tensors."""
 
     @property
     def test_starts(self) -> range:
         """Where the chunks of the test set begin."""
+
+    @property
+    def network_bytes(self) -> int:
+        """Size of the full network."""
+
+    def with_samples(self, samples: Any) -> DeviceTask:
+        """Return the same task over other data."""
+        ...
 
     def start(self) -> DeviceSide:
         """Start the device side."""

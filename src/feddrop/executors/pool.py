@@ -1,7 +1,7 @@
-"""Calls over workers that may be lost: the one place where a call is given out, made again, or given up.
+"""A pool of workers that may be lost: the one place where calls are assigned, retried and given up.
 
-What a worker is (a process, an actor on a cluster) and what it does (a device, a whole run) is no matter here. A worker
-that hangs or dies is replaced, and what it was at is done again: the same call gives the same bits.
+The pool does not know what a worker is (a process or an actor on a cluster) or what it does (a device or a full run).
+A worker that hangs or dies is replaced and its call repeated: the same call gives the same bits.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Generic, Protocol, TypeVar
 from feddrop.errors import RunError
 
 TRIES = 3
-"""How often a call is made, each time by a fresh worker, before it is given up."""
+"""Attempts per call, each on a fresh worker, before it is given up."""
 START_S = 300.0
-"""Longest time that a worker may take to start: it imports torch, maybe over a slow network."""
+"""Longest time a worker may take to start: it imports torch, perhaps over a slow network."""
 
 log = logging.getLogger("feddrop")
 
 
 class WorkerLostError(Exception):
-    """A worker died or was ended; the message says how.
+    """A worker died or was stopped; the message says how.
 
     Attributes:
-        late: whether it was ended for its time.
+        late: whether it was stopped because it took too long.
     """
 
     def __init__(self, reason: str, *, late: bool = False) -> None:
@@ -35,12 +35,12 @@ class WorkerLostError(Exception):
 
 
 class Worker(Protocol):
-    """A worker as the server sees it. Calls go out and answers come in one by one.
+    """A worker as the server sees it. It answers one call at a time.
 
     Attributes:
-        ready: whether it has started; until then its next answer says so.
-        generation: how often it was started: what was sent to an earlier one is lost.
-        failures: starts in a row that came to nothing.
+        ready: whether it has started; until then, its next answer reports the start.
+        generation: how often it was started; what was sent to an earlier generation is lost.
+        failures: failed starts in a row.
     """
 
     ready: bool
@@ -49,23 +49,23 @@ class Worker(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended since."""
+        """Whether the worker was started and has not been stopped since."""
         ...
 
     def start(self) -> None:
-        """Start it, anew if need be; it will answer when it is ready."""
+        """Start or restart the worker; it answers when it is ready."""
         ...
 
     def send(self, *call: Any) -> None:
-        """Send a call; that the worker is gone will show when its answer is received."""
+        """Send a call. If the worker is gone, :meth:`receive` raises."""
         ...
 
     def receive(self) -> Any:
-        """Receive an answer: WorkerLostError if there will be none, RunError if the call failed."""
+        """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
         ...
 
     def end(self) -> None:
-        """End it, whatever it is at."""
+        """Stop the worker, even mid-call."""
         ...
 
 
@@ -75,7 +75,7 @@ Message = Callable[[W, Any], tuple[Any, ...]]
 GivenUp = Callable[[Any, str], Any]
 """``(argument, reason) -> answer``."""
 Answer = tuple[int, Any]
-"""The number of a call, from 0, and what came back."""
+"""The number of a call, from 0, and its result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +86,11 @@ class _Call:
 
 
 class Pool(Generic[W]):
-    """Workers, and the calls that go to them.
+    """Workers, and the calls made on them.
 
     Args:
         workers: not started yet.
-        wait: ``(workers, timeout_s) -> those that can be received from``; the timeout is None for any time.
+        wait: ``(workers, timeout_s) -> workers that have answered or died``; a timeout of None waits for ever.
     """
 
     def __init__(self, workers: Sequence[W], wait: Callable[[Sequence[W], float | None], Sequence[W]]) -> None:
@@ -99,6 +99,8 @@ class Pool(Generic[W]):
 
     def start(self, ready: int) -> None:
         """Start all workers and wait until this many are ready; the others join when they are."""
+        if not self.workers:
+            raise RunError("the number of workers is 0; it must be at least 1.")
         for worker in self.workers:
             worker.start()
         while sum(worker.ready for worker in self.workers) < ready:
@@ -107,13 +109,13 @@ class Pool(Generic[W]):
                 self._started(worker)
 
     def end(self) -> None:
-        """End the workers, whatever they are at."""
+        """Stop the workers, even mid-call."""
         self.closed = True
         for worker in self.workers:
             worker.end()
 
     def in_order(self, arguments: Iterable[Any], message: Message[W], given_up: GivenUp) -> Iterator[Any]:
-        """Yield the answers in the order of the arguments, at most two a worker held; see :meth:`answers`."""
+        """Yield answers in the order of the arguments, holding at most two per worker; see :meth:`answers`."""
         return (answer[1] for answer in self.answers(arguments, message, given_up) if answer is not None)
 
     def answers(
@@ -125,17 +127,17 @@ class Pool(Generic[W]):
         ordered: bool = True,
         tick_s: float | None = None,
     ) -> Iterator[Answer | None]:
-        """Give calls to workers as they become free, and yield the answers.
+        """Assign calls to workers as they become free, and yield the answers.
 
         Args:
-            arguments: one a call.
-            message: ``(worker, argument) -> call``, made when the worker is known.
-            given_up: ``(argument, reason) -> answer`` of a call that cost too many workers.
-            ordered: whether answers keep the order of the arguments; else they are given as they come.
-            tick_s: how often None is given where no answer comes; None for never.
+            arguments: one per call.
+            message: ``(worker, argument) -> call``, evaluated when the call is assigned.
+            given_up: ``(argument, reason) -> answer``, for a call whose every attempt lost its worker.
+            ordered: whether answers keep the order of the arguments; otherwise they are yielded as they arrive.
+            tick_s: seconds without an answer after which None is yielded; None for never.
         """
         if self.closed:
-            raise RunError("this executor was closed. Make a new one.")
+            raise RunError("this executor is closed. Create a new one.")
         source = (_Call(number, argument) for number, argument in enumerate(arguments))
         again: deque[_Call] = deque()
         busy: dict[W, _Call] = {}
@@ -165,14 +167,14 @@ class Pool(Generic[W]):
                         self._started(worker)
                     elif not self._answered(worker, call, ready, given_up):
                         again.append(call)
-                if not answering:  # every free worker has something to do meanwhile
+                if not answering:  # every free worker is busy again, so there is time to yield
                     if due in ready:
                         given += 1
                         yield due, ready.pop(due)
                     else:
                         yield None
         finally:
-            for worker in busy:  # given up in the middle: their answers belong to nobody
+            for worker in busy:  # abandoned midway: their answers must not reach the next caller
                 worker.end()
 
     def _idle(self, busy: dict[W, _Call]) -> list[W]:
@@ -182,12 +184,12 @@ class Pool(Generic[W]):
         return [worker for worker in self.workers if worker.ready and worker not in busy]
 
     def _answered(self, worker: W, call: _Call, ready: dict[int, Any], given_up: GivenUp) -> bool:
-        """Take an answer, or note that the call must be made again (False); too often is an answer as well."""
+        """Store the answer to a call, or that it was given up; return False if the call must be repeated."""
         try:
             ready[call.number] = worker.receive()
         except WorkerLostError as lost:
             call.tries += 1
-            log.warning("a worker process %s; a new one is started.", lost)
+            log.warning("a worker process %s; starting a new one.", lost)
             worker.start()
             if call.tries < TRIES:
                 return False
@@ -195,14 +197,26 @@ class Pool(Generic[W]):
         return True
 
     def _started(self, worker: W) -> None:
-        """Take a worker's word that it has started, or start it again; others that work may wait for it for ever."""
+        """Receive a worker's report that it has started, or restart it; without limit while others are ready."""
         try:
             worker.receive()
         except WorkerLostError as lost:
             if worker.failures >= TRIES and not (lost.late and any(other.ready for other in self.workers)):
-                raise RunError(
-                    f"a worker process {lost} while it started, {TRIES} times in a row. Finished rounds are saved: "
-                    "resume the run, with fewer workers if memory is short."
-                ) from None
-            log.warning("a worker process %s; it is started again.", lost)
+                saved = "Finished rounds are saved: resume the run, with fewer workers if memory is short."
+                raise RunError(f"a worker process {lost} while it started, {TRIES} times in a row. {saved}") from None
+            log.warning("a worker process %s; restarting it.", lost)
             worker.start()
+
+
+def result(worker: Worker, good: bool, value: Any, advice: str) -> Any:
+    """Note that a worker has answered, and return the value of its answer.
+
+    Raises:
+        RunError: the call failed, or the worker could not start; then the message ends with ``advice``.
+    """
+    if not good:
+        failed = f"failed:\n{value}"
+        start_failed = f"cannot rebuild the network, loss, metrics or method: {value} {advice}"
+        raise RunError(f"a worker process {failed if worker.ready else start_failed}")
+    worker.ready, worker.failures = True, 0
+    return value

@@ -1,4 +1,4 @@
-"""Devices over worker processes that share one copy of the data."""
+"""Devices on worker processes that share one copy of the data."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from feddrop.executors.worker import ProcessWorker, finalizer, wait
 
 
 class Processes(Spread):
-    """Runs devices over worker processes that share one copy of the data.
+    """Runs devices on worker processes that share one copy of the data.
 
     Args:
-        task: what devices need to know.
-        workers: worker processes.
-        timeout_s: longest time that a worker may take over one device.
+        task: what the device side needs to know.
+        workers: number of worker processes.
+        timeout_s: longest time a worker may spend on one device.
     """
 
     def __init__(self, task: DeviceTask, workers: int, *, timeout_s: float = math.inf) -> None:
-        if workers < 1:
-            raise RunError(f"workers is {workers}; at least 1 is needed.")
         if mp.current_process().daemon:
-            raise RunError('a worker process cannot have workers of its own. Use execution.executor = "serial".')
+            raise RunError('a worker process cannot start workers itself. Use execution.executor = "serial".')
         shared = SharedTask(task)
         self._workers = [ProcessWorker(device_calls, shared.send, timeout_s) for _ in range(workers)]
         super().__init__(Pool(self._workers, wait), task.test_starts)
@@ -38,5 +36,5 @@ class Processes(Spread):
             raise
 
     def close(self) -> None:
-        """End the workers, whatever they are at."""
+        """Stop the workers, even mid-call."""
         self._end()

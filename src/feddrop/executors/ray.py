@@ -1,4 +1,4 @@
-"""Devices over the actors of a Ray: on this machine, or a cluster of many."""
+"""Devices on the actors of a Ray cluster, on this machine or on many."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import math
 import multiprocessing.util
 import pickle
 import warnings
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from feddrop.errors import RunError
 from feddrop.executors.actor import ActorWorker, wait
 from feddrop.executors.cluster import Cluster, ray_module
 from feddrop.executors.executor import DeviceTask
@@ -23,19 +21,19 @@ from feddrop.executors.spread import DeviceCalls, Spread
 
 
 class Ray(Spread):
-    """Runs devices over the actors of a Ray.
+    """Runs devices on the actors of a Ray cluster.
 
-    The data go into Ray's shared memory, once a machine, and actors read them there: what a device or a network is
-    given is always a copy. Actors that come late join when they are there; one at least is waited for.
+    The data lie in Ray's shared memory, one copy per machine, and actors read them there; devices and networks always
+    receive copies. Training begins when the first actor is ready; the others join later.
 
     Args:
-        task: what devices need to know.
-        workers: actors.
-        address: ``"local"`` for a Ray of our own on this machine, ``"auto"`` or ``"host:port"`` for one that is there;
-            empty for what the environment variable ``RAY_ADDRESS`` says, and else one of our own.
-        cpus: CPUs that an actor takes of a cluster.
-        gpus: GPUs that an actor takes.
-        timeout_s: longest time that an actor may take over one device.
+        task: what the device side needs to know.
+        workers: number of actors.
+        address: ``"local"`` starts a Ray on this machine, ``"auto"`` or ``"host:port"`` joins a running one; if empty,
+            the environment variable ``RAY_ADDRESS`` decides, then ``"local"``.
+        cpus: CPUs an actor reserves on a cluster.
+        gpus: GPUs an actor reserves.
+        timeout_s: longest time an actor may spend on one device.
     """
 
     def __init__(
@@ -48,13 +46,10 @@ class Ray(Spread):
         gpus: float = 0.0,
         timeout_s: float = math.inf,
     ) -> None:
-        if workers < 1:
-            raise RunError(f"workers is {workers}; at least 1 is needed.")
         tensors: list[Tensor] = []
         over(task.samples, tensors.append)
-        network = sum(p.nbytes for p in task.setup.model.state_dict().values())
-        data_bytes = sum(t.nbytes for t in tensors) + 4 * (workers + 1) * network
-        rest = pickled(without_samples(task))  # before Ray is started: it may not be possible
+        data_bytes = sum(tensor.nbytes for tensor in tensors) + 4 * (workers + 1) * task.network_bytes
+        rest = pickled(without_samples(task))  # may fail, so do it before Ray starts
         self._cluster = Cluster(address, workers=workers, data_bytes=data_bytes)
         held = contextlib.ExitStack()
         held.callback(self._cluster.close)
@@ -71,34 +66,34 @@ class Ray(Spread):
             raise
 
     def close(self) -> None:
-        """End the actors, whatever they are at, and the Ray if it is ours."""
+        """Stop the actors, even mid-call, and the Ray if it was started here."""
         self._end()
 
-    def _put(self, tensor: Tensor) -> Put:
+    def _put(self, tensor: Tensor) -> StoredTensor:
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        return Put(self._cluster.ray.put(flat.view(torch.uint8).numpy()), tensor.dtype, tuple(tensor.shape))
+        return StoredTensor(self._cluster.ray.put(flat.view(torch.uint8).numpy()), tensor.dtype, tuple(tensor.shape))
 
-    def _handed_out(self, values: dict[str, Any]) -> Any:
+    def _shared(self, values: dict[str, Any]) -> Any:
         with self._cluster.reached():
             return self._cluster.ray.put(values)
 
 
-class Put(NamedTuple):
-    """Where a tensor lies in Ray's shared memory."""
+class StoredTensor(NamedTuple):
+    """A tensor in Ray's shared memory."""
 
     ref: Any
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-def device_calls(rest: bytes, puts: Any) -> DeviceCalls:
-    """Build, in an actor, what it does; data are read where they lie."""
+def device_calls(rest: bytes, stored: Any) -> DeviceCalls:
+    """Build, in an actor, the function that answers calls; the data stay in shared memory."""
     ray = ray_module()
 
-    def mapped(put: Put) -> Tensor:
+    def mapped(tensor: StoredTensor) -> Tensor:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch cannot tell that it is read alone
-            return torch.from_numpy(ray.get(put.ref)).view(put.dtype).reshape(put.shape)
+            warnings.simplefilter("ignore")  # torch warns of a read-only array; it is never written to
+            return torch.from_numpy(ray.get(tensor.ref)).view(tensor.dtype).reshape(tensor.shape)
 
     task: DeviceTask = pickle.loads(rest)  # noqa: S301 -- from the server that started us
-    return DeviceCalls(replace(task, samples=over(puts, mapped)))
+    return DeviceCalls(task.with_samples(over(stored, mapped)))

@@ -15,7 +15,7 @@ class Serial:
 
     Example:
         >>> import feddrop
-        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=1"])
+        >>> config = feddrop.RunConfig(rounds=1, data=feddrop.Data("digits", devices=2, train_limit=60))
         >>> len(feddrop.run(config, "runs/serial", executor=feddrop.Serial))
         1
     """
@@ -34,12 +34,12 @@ class Serial:
         return means(self._device.evaluate(start) for start in self._test_starts)
 
     def close(self) -> None:
-        """Give the thread count back."""
+        """Restore the thread count."""
         torch.set_num_threads(self._threads)
 
 
 def means(chunks: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """Return the mean of every measure over chunks of summed measures; nothing where there are no samples."""
+    """Return the mean of every measure over chunks of summed measures; empty without samples."""
     totals: dict[str, float] = {}
     count = 0
     for sums, size in chunks:

@@ -1,4 +1,4 @@
-"""One copy of the task for all workers, in a file without a name: nothing is left behind, however processes end."""
+"""One copy of the task for all workers, in an unnamed file: nothing is left behind, however processes end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -23,12 +22,12 @@ from feddrop.executors.executor import DeviceTask
 from feddrop.executors.spread import DeviceCalls
 
 BY_DESCRIPTOR = hasattr(reduction, "sendfds")
-"""Whether open files can be handed to a process; elsewhere (Windows) the bytes are, and each worker has its copy."""
-_ALIGNED = 64
+"""Whether open files can be passed to a process; otherwise (Windows) each worker is sent its copy of the bytes."""
+_ALIGNMENT = 64
 
 
-class Place(NamedTuple):
-    """Where a tensor stands in the file."""
+class TensorSpan(NamedTuple):
+    """Where a tensor lies in the file."""
 
     start: int
     dtype: torch.dtype
@@ -36,10 +35,10 @@ class Place(NamedTuple):
 
 
 class SharedTask:
-    """A task as bytes: every tensor of its samples as it is, then the rest, pickled.
+    """A task as bytes: the raw tensors of its samples, then the rest, pickled.
 
-    The file never has a name (or loses it before a byte is written), so the system frees it with the last process that
-    has it open. Workers map it copy-on-write: what one of them writes, no other sees.
+    The file has no name (or loses it before a byte is written), so the system frees it with the last process that has
+    it open. Workers map it copy-on-write, so that no worker sees what another one writes.
     """
 
     def __init__(self, task: DeviceTask) -> None:
@@ -47,21 +46,20 @@ class SharedTask:
         try:
             if BY_DESCRIPTOR:
                 self._file = tempfile.TemporaryFile(prefix="feddrop-")  # noqa: SIM115 -- closed by close()
-            places = over(task.samples, self._write)
-            start = self._aligned()
-            self._file.write(pickled((without_samples(task), places)))
-            self._layout = start, self._aligned()
+            spans = over(task.samples, self._write)
+            start = self._align()
+            self._file.write(pickled((without_samples(task), spans)))
+            self._layout = start, self._align()
             self._file.flush()
         except OSError as error:
             self.close()
             raise RunError(
-                f"the data cannot be shared with workers through the temporary folder: {error.strerror or error}. "
-                "Free space there, name another by the environment variable TMPDIR, or use execution.executor = "
-                '"serial".'
+                f"cannot share the data with workers through the temporary folder: {error.strerror or error}. Free "
+                'space there, set TMPDIR to another folder, or use execution.executor = "serial".'
             ) from None
 
     def send(self, link: Connection, pid: int) -> None:
-        """Hand the task to a worker."""
+        """Send the task to a worker."""
         link.send((BY_DESCRIPTOR, *self._layout))
         if isinstance(self._file, io.BytesIO):
             link.send_bytes(self._file.getbuffer())
@@ -69,56 +67,56 @@ class SharedTask:
             reduction.send_handle(link, self._file.fileno(), pid)
 
     def close(self) -> None:
-        """Give the file up; workers keep what they have mapped."""
-        with contextlib.suppress(OSError):  # a full disk once more
+        """Close the file; workers keep what they have mapped."""
+        with contextlib.suppress(OSError):  # flushing to a full disk
             self._file.close()
 
-    def _write(self, tensor: Tensor) -> Place:
+    def _write(self, tensor: Tensor) -> TensorSpan:
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        place = Place(self._aligned(), tensor.dtype, tuple(tensor.shape))
+        span = TensorSpan(self._align(), tensor.dtype, tuple(tensor.shape))
         self._file.write(flat.view(torch.uint8).numpy().data)
-        return place
+        return span
 
-    def _aligned(self) -> int:
-        """Fill up to the next aligned position, and return it."""
-        self._file.write(bytes(-self._file.tell() % _ALIGNED))
+    def _align(self) -> int:
+        """Pad to the next aligned position and return it."""
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         return self._file.tell()
 
 
 def receive_task(link: Connection) -> DeviceTask:
-    """Take, in a worker, what :meth:`SharedTask.send` hands out."""
+    """Receive, in a worker, what :meth:`SharedTask.send` sends."""
     by_descriptor, start, length = link.recv()
-    whole: mmap.mmap | bytearray
+    content: mmap.mmap | bytearray
     if by_descriptor:
         handle = reduction.recv_handle(link)
-        whole = mmap.mmap(handle, length, access=mmap.ACCESS_COPY)
+        content = mmap.mmap(handle, length, access=mmap.ACCESS_COPY)
         os.close(handle)
     else:
-        whole = bytearray(link.recv_bytes())
+        content = bytearray(link.recv_bytes())
 
-    def mapped(place: Place) -> Tensor:
-        if 0 in place.shape:
-            return torch.empty(place.shape, dtype=place.dtype)
-        count = torch.Size(place.shape).numel()
-        return torch.frombuffer(whole, dtype=place.dtype, count=count, offset=place.start).reshape(place.shape)
+    def mapped(span: TensorSpan) -> Tensor:
+        if 0 in span.shape:
+            return torch.empty(span.shape, dtype=span.dtype)
+        count = torch.Size(span.shape).numel()
+        return torch.frombuffer(content, dtype=span.dtype, count=count, offset=span.start).reshape(span.shape)
 
-    task, places = pickle.loads(memoryview(whole)[start:])  # noqa: S301 -- from our own parent process
-    rebuilt: DeviceTask = replace(task, samples=over(places, mapped))
+    task, spans = pickle.loads(memoryview(content)[start:])  # noqa: S301 -- from our own parent process
+    rebuilt: DeviceTask = task.with_samples(over(spans, mapped))
     return rebuilt
 
 
 def device_calls(link: Connection) -> DeviceCalls:
-    """Build what a worker does, from what it is handed."""
+    """Build, in a worker process, the function that answers calls."""
     return DeviceCalls(receive_task(link))
 
 
 def without_samples(task: DeviceTask) -> DeviceTask:
-    """Return a task without its data, which go another way."""
-    return replace(task, samples=over(task.samples, lambda _: torch.empty(0)))
+    """Return a task without its data, which are sent separately."""
+    return task.with_samples(over(task.samples, lambda _: torch.empty(0)))
 
 
 def over(samples: Any, change: Callable[[Any], Any]) -> Any:
-    """Change every tensor, or place, of samples; inputs may be several."""
+    """Apply a function to every entry of samples; the inputs may be a tuple."""
 
     def one(given: Any) -> Any:
         return tuple(map(change, given)) if type(given) is tuple else change(given)
@@ -127,13 +125,13 @@ def over(samples: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def pickled(what: object) -> bytes:
-    """Pickle; by value what no module holds (a notebook's classes, lambdas), where cloudpickle is installed.
+    """Pickle an object; with cloudpickle, if installed, by value what no module defines (notebook classes, lambdas).
 
-    Never by multiprocessing's own pickler, which would make workers share the network's weights.
+    Multiprocessing's own pickler would make workers share the network's weights.
     """
     try:
         return bytes(_pickler().dumps(what))
-    except Exception as error:  # an object's own pickling may raise anything
+    except Exception as error:  # pickling runs the object's code, which may raise anything
         raise RunError(
             f"the network, loss, metric or method cannot be sent to worker processes: {error}. Define its classes and "
             'functions at the top level of a module, install cloudpickle, or use execution.executor = "serial".'

@@ -1,4 +1,4 @@
-"""Devices over workers, whatever these are: what :class:`Processes` and :class:`Ray` have in common, at both ends."""
+"""Devices on a pool of workers: what :class:`Processes` and :class:`Ray` share, on the server and in the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddrop.subnets.parameters import Params
 
 
 class Spread:
-    """Runs devices over a pool of workers, each of which answers as :class:`DeviceCalls` does.
+    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`.
 
     Args:
         pool: the workers.
@@ -26,7 +26,7 @@ class Spread:
         self._pool, self._test_starts = pool, test_starts
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
-        """Let devices train wherever a worker is free; replies come in order, at most two a worker held."""
+        """Let devices train on whichever worker is free; yield replies in order, holding at most two per worker."""
 
         def message(_: Worker, parcel: Parcel) -> tuple[Any, ...]:
             return "handle", parcel.frame, parcel.memory
@@ -37,8 +37,8 @@ class Spread:
         return (Reply(*reply) for reply in self._pool.in_order(parcels, message, given_up))
 
     def evaluate(self, params: Params) -> dict[str, float]:
-        """Return the mean loss and every measure on the test set, its chunks spread over the workers."""
-        values = self._handed_out({name: tensor.numpy() for name, tensor in params.items()})
+        """Return the mean loss and every measure on the test set, whose chunks are spread over the workers."""
+        values = self._shared({name: tensor.numpy() for name, tensor in params.items()})
         loaded: dict[Worker, int] = {}
 
         def message(worker: Worker, start: int) -> tuple[Any, ...]:
@@ -47,26 +47,24 @@ class Spread:
             return "evaluate", start, None if knows else values
 
         def given_up(_: int, reason: str) -> Any:
-            raise RunError(
-                f"the network cannot be evaluated: a worker process {reason}. Finished rounds are "
-                "saved: resume the run, with fewer workers if memory is short."
-            )
+            saved = "Finished rounds are saved: resume the run, with fewer workers if memory is short."
+            raise RunError(f"the network cannot be evaluated: a worker process {reason}. {saved}")
 
         return means(self._pool.in_order(self._test_starts, message, given_up))
 
-    def _handed_out(self, values: dict[str, Any]) -> Any:
-        """Return values as they go to several workers."""
+    def _shared(self, values: dict[str, Any]) -> Any:
+        """Return values in the form in which they are sent to several workers."""
         return values
 
 
 class DeviceCalls:
-    """What a worker does: it plays every device that comes, and evaluates parts of the test set."""
+    """What a worker does: act as each device in turn, and evaluate chunks of the test set."""
 
     def __init__(self, task: DeviceTask) -> None:
         self._device = task.start()
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Do what was sent by :class:`Spread`."""
+        """Answer a call of :class:`Spread`."""
         return self._handle(*arguments) if name == "handle" else self._evaluate(*arguments)
 
     def _handle(self, frame: bytes, memory: bytes) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A worker process, from both sides: what it does, and how the server starts it, waits for it and ends it."""
+"""A worker process: what runs in it, and the server's side that starts it, waits for it and stops it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,33 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from feddrop.errors import RunError
-from feddrop.executors.pool import START_S, Pool, WorkerLostError
+from feddrop.executors.pool import START_S, Pool, WorkerLostError, result
 
 Builder = Callable[[Connection], Callable[..., Any]]
-"""Builds, in a worker process and from its link to the server, what answers calls; defined at the top of a module."""
+"""Builds, in a worker process and from its link to the server, the function that answers calls; module-level."""
 
 _CONTEXT = mp.get_context("spawn")  # fork is unsafe beside threads and CUDA
 _GUARD = (
-    "a worker process ended while it started. Each runs the main script's imports again, so a script must guard what "
-    "it runs by `if __name__ == '__main__':`."
+    "a worker process ended while it started. Each worker imports the main script again, so the script must guard its "
+    "own code with `if __name__ == '__main__':`."
+)
+_ADVICE = (
+    "Objects that a notebook or `__main__` defines need cloudpickle installed; otherwise define them in a module, or "
+    'use execution.executor = "serial".'
 )
 
 
 class ProcessWorker:
     """A worker process as the server sees it; see :class:`feddrop.executors.pool.Worker`.
 
-    All waiting is bounded: a watchdog calls :meth:`tick`, which kills a worker that is over its time, and whoever waits
-    for it, to take a call or to answer, then finds it gone.
+    Waiting is bounded: a watchdog calls :meth:`tick`, which kills a worker that has timed out; then :meth:`send` and
+    :meth:`receive` return.
 
     Args:
-        build: builds what answers calls there.
-        hand_over: ``(link, pid)``: sends what ``build`` reads from the link.
-        timeout_s: longest time over one call.
-        daemon: whether it may have no processes of its own.
+        build: builds the function that answers calls.
+        hand_over: ``(link, pid) -> None``: sends what ``build`` reads from the link.
+        timeout_s: time limit of one call.
+        daemon: whether the process is a daemon, which cannot start processes itself.
     """
 
     def __init__(
@@ -51,43 +55,41 @@ class ProcessWorker:
         self.generation = self.failures = 0
         self._build, self._hand_over, self._timeout_s, self._daemon = build, hand_over, timeout_s, daemon
         self._lock = threading.Lock()
-        self._left = math.inf  # seconds, while it is waited for
+        self._left = math.inf  # seconds until it times out
         self._receiving = self._late = False
         self._link: Connection | None = None
         self._process: Any = None
 
     @property
     def link(self) -> Connection:
-        """The link to wait on."""
+        """The link to the worker."""
         assert self._link is not None  # noqa: S101
         return self._link
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended since."""
+        """Whether the worker was started and has not been stopped since."""
         return self._link is not None
 
     def start(self) -> None:
-        """Start it, anew if need be; it will answer None when it is ready."""
+        """Start or restart the worker; it answers None when it is ready."""
         self.end()
         try:
             self._link, theirs = _CONTEXT.Pipe()
             self._process = _CONTEXT.Process(target=serve, args=(theirs, self._build), daemon=self._daemon)
-            with theirs, _no_interrupts(), _main_that_can_be_found():
+            with theirs, _no_interrupts(), _main_script_exists():
                 self._process.start()
-        except RuntimeError:  # multiprocessing found that a worker's main script is at work here
+        except RuntimeError:  # multiprocessing refuses: we are in a worker that imports the main script
             raise RunError(_GUARD) from None
         except OSError as error:
-            raise RunError(
-                f"a worker process cannot be started: {error.strerror or error}. Use fewer workers."
-            ) from None
+            raise RunError(f"cannot start a worker process: {error.strerror or error}. Use fewer workers.") from None
         self.generation += 1
         self._watched(START_S)
-        with contextlib.suppress(OSError, RuntimeError):  # dead already: receive() will say so
+        with contextlib.suppress(OSError, RuntimeError):  # it is dead already; receive() reports that
             self._hand_over(self._link, self._process.pid)
 
     def send(self, *call: Any) -> None:
-        """Send a call; that the worker is gone will show when its answer is received."""
+        """Send a call. If the worker is gone, :meth:`receive` raises."""
         self._watched(self._timeout_s)
         with contextlib.suppress(OSError):
             self.link.send_bytes(pickle.dumps(call))
@@ -96,7 +98,7 @@ class ProcessWorker:
         """Receive an answer.
 
         Raises:
-            WorkerLostError: there will be none.
+            WorkerLostError: the worker is gone.
             RunError: the call failed.
         """
         self._watched(self._timeout_s if self.ready else START_S, receiving=True)
@@ -106,19 +108,10 @@ class ProcessWorker:
             raise self._lost() from None
         finally:
             self._watched(math.inf)
-        if not good and not self.ready:
-            raise RunError(
-                f"a worker process cannot rebuild the network, loss, metrics or method: {value} What a notebook or "
-                "`__main__` defines goes to workers where cloudpickle is installed; else define it in a module, or use "
-                'execution.executor = "serial".'
-            )
-        if not good:
-            raise RunError(f"a worker process failed:\n{value}")
-        self.ready, self.failures = True, 0
-        return value
+        return result(self, good, value, _ADVICE)
 
     def end(self) -> None:
-        """Kill it, also where it is stopped, and wait until it is gone."""
+        """Kill the worker, even if it is suspended, and wait until it is gone."""
         if self._process is not None and self._process.pid is not None:
             self._process.kill()
             self._process.join()
@@ -130,7 +123,7 @@ class ProcessWorker:
         self.ready = False
 
     def tick(self, seconds: float) -> None:
-        """Count time, from the watchdog's thread. An answer that nobody has come for yet is not the worker's fault."""
+        """Advance the timeout, in the watchdog's thread; an answer that waits to be collected stops the clock."""
         with self._lock:
             self._left -= seconds
             if self._left <= 0 and self._link is not None and (self._receiving or not self._link.poll()):
@@ -142,7 +135,7 @@ class ProcessWorker:
             self._left, self._receiving = seconds, receiving
 
     def _lost(self) -> Exception:
-        """Return what to raise, from how the process ended."""
+        """Return the error to raise, from how the process ended."""
         self._process.join(1)
         if self._process.is_alive():
             self._process.kill()
@@ -151,9 +144,9 @@ class ProcessWorker:
         self.failures += not self.ready
         if self._late:
             limit = f"execution.timeout_s = {self._timeout_s:g}" if self.ready else f"{START_S:g} s to start"
-            return WorkerLostError(f"took longer than {limit} and was ended", late=True)
+            return WorkerLostError(f"took longer than {limit} and was stopped", late=True)
         if code < 0:
-            often = ", as by a shortage of memory" if -code == getattr(signal, "SIGKILL", 0) else ""
+            often = ", perhaps for lack of memory" if -code == getattr(signal, "SIGKILL", 0) else ""
             return WorkerLostError(f"was killed (signal {-code}{often})")
         if not self.ready:
             return RunError(_GUARD)
@@ -161,15 +154,15 @@ class ProcessWorker:
 
 
 def wait(workers: Sequence[ProcessWorker], timeout_s: float | None) -> list[ProcessWorker]:
-    """Wait until an answer has come from one of these, or its end."""
+    """Wait until one of the workers has answered or died."""
     links = {worker.link: worker for worker in workers}
     return [links[link] for link in connection.wait(list(links), timeout_s)]  # type: ignore[index]
 
 
 def finalizer(owner: object, pool: Pool[ProcessWorker], then: Callable[[], None], timeout_s: float) -> Any:
-    """Watch the workers of a pool, and return what ends them: called, or as ``owner`` or this process goes."""
+    """Watch the workers of a pool; return the function that stops them, which also runs when ``owner`` is deleted."""
     closed = threading.Event()
-    # At exit this must come before multiprocessing's own end, which waits for a stopped worker for ever.
+    # At exit, run before multiprocessing's own cleanup, which would wait for a suspended worker for ever.
     end = mp.util.Finalize(owner, _end, (pool, closed, then), exitpriority=100)
     tick_s = min(1.0, timeout_s / 4)
     threading.Thread(target=watch, args=(pool.workers, closed, tick_s), name="feddrop watchdog", daemon=True).start()
@@ -183,16 +176,16 @@ def _end(pool: Pool[ProcessWorker], closed: threading.Event, then: Callable[[], 
 
 
 def watch(workers: Sequence[ProcessWorker], closed: threading.Event, tick_s: float) -> None:
-    """Let time pass for workers. It counts in ticks: while this process was stopped (Ctrl-Z), none has passed."""
+    """Advance worker timeouts. Time counts in ticks, so that none passes while this process is suspended (Ctrl-Z)."""
     while not closed.wait(tick_s):
         for worker in workers:
-            with contextlib.suppress(OSError):  # its link was closed under our hands
+            with contextlib.suppress(OSError):  # its link was closed meanwhile
                 worker.tick(tick_s)
 
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C in the terminal does not reach: it is for the server."""
+    """Start processes that ignore Ctrl-C in the terminal, which is for the server."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -204,11 +197,11 @@ def _no_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _main_that_can_be_found() -> Iterator[None]:
-    """Start processes that do not look for a main script that is no file, as one that came from standard input."""
+def _main_script_exists() -> Iterator[None]:
+    """Start processes that do not look for a main script that is not a file, such as one read from standard input."""
     main = sys.modules["__main__"]
     name = getattr(main, "__file__", None)
-    if name is None or os.path.exists(name):  # noqa: PTH110 -- what is no path is no error here
+    if name is None or os.path.exists(name):  # noqa: PTH110 -- must not fail for names that are not paths
         yield
         return
     del main.__file__
@@ -219,12 +212,12 @@ def _main_that_can_be_found() -> Iterator[None]:
 
 
 def serve(link: Connection, build: Builder) -> None:
-    """Serve, in a worker process, until the server closes the link."""
+    """Answer calls, in a worker process, until the server closes the link."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the server is gone
         try:
-            answer_to = build(link)
+            function = build(link)
         except (EOFError, ConnectionResetError):
             return
         except Exception as error:
@@ -234,17 +227,17 @@ def serve(link: Connection, build: Builder) -> None:
         while True:
             call = pickle.loads(link.recv_bytes())  # noqa: S301 -- from our own parent process
             try:
-                answer = True, answer_to(*call)
+                answer = True, function(*call)
             except Exception:
                 answer = False, traceback.format_exc()
             link.send_bytes(pickle.dumps(answer))
 
 
 def _die_with_parent() -> None:
-    """Have the system kill this process with the server, however that ends; elsewhere the closed link ends it."""
+    """Let Linux kill this process when the server ends; on other systems, the closed link ends it."""
     parent = mp.parent_process()
     if sys.platform == "linux" and parent is not None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent.pid:  # it ended before that
+        if os.getppid() != parent.pid:  # the server ended before that
             os._exit(0)

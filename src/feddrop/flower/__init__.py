@@ -1,13 +1,12 @@
-"""Federated dropout over Flower: real devices as SuperNodes, the same methods, frames and bits as in a simulation.
+"""Federated dropout over Flower: real devices as SuperNodes, with the methods, frames and bits of a simulation.
 
-``server_app()`` and ``client_app()`` are a whole Flower app; what is trained, and how, stands in its
-``[tool.flwr.app.config]``, with the same names as in TOML. This room is the only one that imports ``flwr``.
+``server_app()`` and ``client_app()`` are a complete Flower app. Its ``[tool.flwr.app.config]`` holds the settings, with
+the same names as in TOML. Only this folder imports ``flwr``.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError
@@ -23,16 +22,14 @@ __all__ = ["FleetConfig", "client_app", "server_app", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first used: a device's process does without the server's half."""
+    """Import a name on first use, so that a device's process never loads the server's code."""
     if name not in _HOMES:
         raise AttributeError(f"module 'feddrop.flower' has no attribute {name!r}")
-    if not _installed():
-        raise ConfigError("flwr is not installed, and feddrop.flower needs it: pip install 'feddrop[flower]'.")
-    return getattr(import_module(f"feddrop.flower.{_HOMES[name]}"), name)
-
-
-def _installed() -> bool:
     try:
-        return find_spec("flwr") is not None
-    except ValueError:  # barred by None in sys.modules
-        return False
+        return getattr(import_module(f"feddrop.flower.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "flwr":
+            raise
+        raise ConfigError(
+            "flwr is not installed, and feddrop.flower needs it: pip install 'feddrop[flower]'."
+        ) from None

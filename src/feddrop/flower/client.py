@@ -1,6 +1,6 @@
 """The device side: a ClientApp that turns data and a network into a federated-dropout device.
 
-All that a device does stands in ``device.py`` and is the same here; this file fetches frame, memory and data.
+``simulation/device.py`` does the work, as in a simulation; this module supplies frame, memory and data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -24,26 +24,37 @@ from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
 from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, unpack
+from feddrop.learning.local import Loss
+from feddrop.methods.method import MethodFactory
 from feddrop.seeds import derive
+from feddrop.simulation import preflight
+from feddrop.simulation.custom import CustomObjects, Network
 from feddrop.simulation.device import Device
-from feddrop.simulation.preparation import Brought, check_arguments, device_task
+from feddrop.simulation.preparation import device_task
 
-Own = Callable[[Context], Dataset | tuple[Any, Any]]
-"""A node's own data: inputs and targets, or a whole data set, of which the training half is used."""
+NodeData = Callable[[Context], Dataset | tuple[Any, Any]]
+"""Returns a node's data: inputs and targets, or a data set, of which only the training part is used."""
 
-_BROUGHT = ("loss", "method", "model")
-"""What a device is told by its user: the rest is the server's."""
 _NODES = 4
-"""Nodes that a process holds ready: a SuperNode's has one, an actor of the simulation plays several."""
+"""Nodes cached per process: a SuperNode's process is one node, an actor of Flower's simulation several."""
 
 
-def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: Unpack[Brought]) -> ClientApp:
+def client_app(
+    data: NodeData | None = None,
+    *,
+    mods: Sequence[Any] = (),
+    model: Network | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+) -> ClientApp:
     """Return a ClientApp for any method.
 
     Args:
-        data: ``context -> (inputs, targets)``, what this node holds; without it, its part of ``data.name``.
-        mods: Flower's own modifiers.
-        **brought: model, method, loss: the same as the server's, where they are not named in the app's configuration.
+        data: ``context -> (inputs, targets)`` of this node; by default, its part of ``data.name``.
+        mods: Flower's modifiers.
+        model: a custom network, or a function from a seed to one; the same as the server's.
+        method: a function ``setup -> Method``; the same as the server's.
+        loss: a function ``(outputs, targets) -> mean loss``; the same as the server's.
 
     Example:
         >>> import feddrop.flower, torch
@@ -52,16 +63,17 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
         ...     model=lambda seed: torch.nn.Linear(8, 3),
         ... )
     """
-    check_arguments(brought, _BROUGHT)
+    custom = CustomObjects(model=model, method=method, loss=loss)
+    preflight.check_custom(custom)
     app = ClientApp(mods=list(mods))
-    ready: dict[tuple[Any, ...], Node] = {}
+    ready: dict[tuple[Any, ...], ClientNode] = {}
 
-    def node_of(context: Context) -> Node:
+    def node_of(context: Context) -> ClientNode:
         key = (*sorted(context.run_config.items()), None, *sorted(context.node_config.items()))
         if key not in ready:
             while len(ready) >= _NODES:
                 del ready[next(iter(ready))]
-            ready[key] = Node(context, data, brought)
+            ready[key] = ClientNode(context, data, custom)
         return ready[key]
 
     @app.query()
@@ -80,46 +92,46 @@ def client_app(data: Own | None = None, *, mods: Sequence[Any] = (), **brought: 
     return app
 
 
-class Node:
-    """A device, and where its memory lies.
+class ClientNode:
+    """A device and its memory.
 
     Attributes:
-        introduction: what it says of itself.
+        introduction: its description for the server.
     """
 
-    def __init__(self, context: Context, own: Own | None, brought: Brought) -> None:
+    def __init__(self, context: Context, node_data: NodeData | None, custom: CustomObjects) -> None:
         config, fleet = read_settings(context.run_config)
         self._number = _number(context.node_config, config.data.devices)
         if fleet.planning != "given":
-            brought = {**brought, "rates": _decided}
-        if own is None:
-            dataset, parts = _shared(replace(config, rounds=1).to_toml(), config.data.path)
+            custom = replace(custom, rates=_planned_by_server)
+        if node_data is None:
+            dataset, parts = _named_data(replace(config, rounds=1).to_toml(), config.data.path)
         else:
-            dataset, parts = _alone(own(context), self._number)
-        self._device = Device(device_task(config, dataset, parts, brought, devices=config.data.devices), self._number)
+            dataset, parts = _as_device(node_data(context), self._number)
+        self._device = Device(device_task(config, dataset, parts, custom, devices=config.data.devices), self._number)
         home = context.node_config.get("memory") or _home() / "feddrop"
         self._memory = NodeMemory(Path(str(home)) / f"device-{self._number}")
-        told = {name: context.node_config.get(name.replace("_", "-"), 0.0) for name in DECLARED}
+        declared = {name: context.node_config.get(name.replace("_", "-"), 0.0) for name in DECLARED}
         self.introduction = Introduction(
             device=self._number,
             samples=len(parts[self._number]),
             network=network_digest(self._device.model),
-            **told,  # type: ignore[arg-type]
+            **declared,  # type: ignore[arg-type]
         )
 
     def handle(self, content: RecordDict) -> RecordDict:
-        """Do what a message asks for. The memory stays here; its name goes back."""
+        """Process a message. The memory stays here; its name is sent back."""
         try:
             frame, notes = unpack(content)
         except FeddropError as error:
             return pack(b"", error=str(error))
         memory = self._memory.get(str(notes.get("memory", "")))
         if memory is None:
-            return pack(b"", error="it no longer has its memory, and begins anew in the next round.", forgot=True)
+            return pack(b"", error="it lost its memory and starts without one in the next round.", forgot=True)
         reply = self._device.handle(frame, memory)
         try:
             name = self._memory.put(reply.memory)
-        except FeddropError as error:  # a full disk, or a folder that is closed to us
+        except FeddropError as error:  # a full disk, or no permission
             return pack(b"", error=str(error))
         return pack(reply.frame, error=reply.error, seconds=reply.seconds, memory=name)
 
@@ -127,34 +139,32 @@ class Node:
 def _number(node_config: Mapping[str, Any], devices: int) -> int:
     number = node_config.get("partition-id")
     if type(number) is not int or not 0 <= number < devices:
-        raise ConfigError(
-            f"the node's configuration says partition-id {number!r}; it must be the device's number, from 0 to "
-            f"{devices - 1}: flower-supernode --node-config 'partition-id=0'."
-        )
+        wanted = f"it must be the device's number, 0 to {devices - 1}: flower-supernode --node-config 'partition-id=0'."
+        raise ConfigError(f"the node's configuration has partition-id = {number!r}; {wanted}")
     return number
 
 
 @lru_cache(maxsize=1)
-def _shared(config_text: str, path: str) -> tuple[Dataset, list[Any]]:
-    """Return the data that the configuration names, and everyone's part of them."""
+def _named_data(config_text: str, path: str) -> tuple[Dataset, list[Any]]:
+    """Return the data set that the configuration names, and every device's part of it."""
     config = RunConfig.from_toml(config_text)
     dataset = data.load_dataset(config.data.name, path=path or None, train_limit=config.data.train_limit or None)
-    return dataset, data.spread(dataset, config.data, seed=derive(config.seed, "partition"))
+    return dataset, data.partition_dataset(dataset, config.data, seed=derive(config.seed, "partition"))
 
 
-def _alone(given: Dataset | tuple[Any, Any], number: int) -> tuple[Dataset, list[Any]]:
-    """Return a node's own data, as those of its number."""
+def _as_device(given: Dataset | tuple[Any, Any], number: int) -> tuple[Dataset, list[Any]]:
+    """Return a node's data as the part of one device."""
     if not isinstance(given, Dataset):
         x, y = given
         first = tuple(one[:1] for one in x) if isinstance(x, tuple) else x[:1]
-        given = data.from_arrays(x, y, first, y[:1], normalise=False)  # as the node gives them
+        given = data.from_arrays(x, y, first, y[:1], normalise=False)  # values stay as given
     none = np.empty(0, np.int64)
     return given, [none] * number + [np.arange(len(given.train_y))]
 
 
-def _decided(*_: Any) -> Any:
-    """Stand for the server's planning: on a device, nothing is decided."""
-    raise AssertionError
+def _planned_by_server(*_: Any) -> Any:
+    """Mark that the server plans the rates; devices never call it."""
+    raise NotImplementedError
 
 
 def _home() -> Path:

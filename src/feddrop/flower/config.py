@@ -1,97 +1,90 @@
-"""The settings of a Flower app: those of a run, and beside them ``flower.*``, how its nodes are treated."""
+"""The settings of a Flower app: those of a run, and ``flower.*``, which say how the server treats its nodes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from feddrop.config import RunConfig, from_table
-from feddrop.errors import ConfigError, one_of
-from feddrop.simulation.rates import read_rates
+from feddrop.config.fields import Settings, setting
+from feddrop.errors import ConfigError
+from feddrop.simulation.preflight import check_config
+from feddrop.simulation.schemes import read_rates
 
 PLANNINGS = ("given", "declared", "measured")
 POLICIES = ("error", "leave-out", "stretch")
 _PREFIX = "flower."
+_PLANNED = {"planning": ("declared", "measured")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
-    """How a server treats real nodes: the keys ``flower.*`` of an app's configuration.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FleetConfig(Settings):
+    """How the server treats real nodes: the keys ``flower.*`` of an app's configuration.
 
     Attributes:
-        out: the run folder, on the server; one that holds a run of these settings is gone on with.
-        min_nodes: devices that must be there for a round to begin; 0 for all of them.
-        join_s: longest wait for so many; then the run ends with an error. Before the first round, all are waited for as
-            long, and it begins without the rest.
-        timeout_s: longest wait for the replies of a round; who is later is left out of it.
-        poll_s: seconds between two looks for replies.
-        planning: who decides the rates: ``"given"`` is what rate or ``[radio]`` say; ``"declared"`` and ``"measured"``
-            choose the lowest rates with which every node meets the deadline, by the speeds that nodes declare, or by
-            those measured in the last rounds.
-        deadline_s: T0, by the server's clock, for planning.
-        max_rate: θ, likewise.
-        policy: what to do where a node cannot meet the deadline even at θ: ``"error"``, ``"leave-out"`` the node, or
+        out: the run folder, on the server; an unfinished run with the same settings is resumed.
+        min_nodes: devices that must be present for a round to begin; 0 for all.
+        join_s: longest wait for ``min_nodes`` devices; after that, the run ends with an error. Before the first round,
+            the server waits as long for all devices, then begins without the missing ones.
+        timeout_s: longest wait for the replies of a round; later replies are dropped.
+        poll_s: seconds between two checks for replies.
+        planning: what decides the rates: ``"given"``: rate or ``[radio]``; ``"declared"`` and ``"measured"``: the
+            lowest rates at which every node meets the deadline, by the speeds that nodes declare or by those measured
+            in the last rounds.
+        deadline_s: deadline T0 of a planned round, by the server's clock.
+        max_rate: highest rate θ that planning may choose.
+        policy: what to do if a node misses the deadline even at θ: ``"error"``, ``"leave-out"`` the node, or
             ``"stretch"`` the deadline.
     """
 
-    out: str = "runs/flower"
-    min_nodes: int = 0
-    join_s: float = 300.0
-    timeout_s: float = 600.0
-    poll_s: float = 0.5
-    planning: str = "given"
-    deadline_s: float = 0.0
-    max_rate: float = 0.9
-    policy: str = "stretch"
+    section: ClassVar[str] = "flower"
 
-    def __post_init__(self) -> None:
-        one_of("flower.planning", self.planning, PLANNINGS)
-        one_of("flower.policy", self.policy, POLICIES)
-        for name in ("join_s", "timeout_s", "poll_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"flower.{name} is {getattr(self, name)!r}; it must be seconds above 0.")
-        if self.min_nodes < 0:
-            raise ConfigError(f"flower.min_nodes is {self.min_nodes}; it must be 1 or more, or 0 for all devices.")
-        if not 0 <= self.max_rate < 1:
-            raise ConfigError(f"flower.max_rate is {self.max_rate!r}; it must be at least 0 and below 1.")
-        if (self.planning == "given") != (self.deadline_s == 0) or not 0 <= self.deadline_s < math.inf:
-            raise ConfigError(
-                f"flower.deadline_s is {self.deadline_s!r} and flower.planning {self.planning!r}: a deadline above 0 "
-                'goes with "declared" or "measured" planning, and only with them.'
-            )
-        for one in fields(self) if self.planning == "given" else ():
-            if one.name in ("max_rate", "policy") and (given := getattr(self, one.name)) != one.default:
-                raise ConfigError(
-                    f'flower.{one.name} is {given!r}, which has no effect with flower.planning = "given". Remove it.'
-                )
+    out: str = setting("runs/flower")
+    min_nodes: int = setting(0, ge=0)
+    join_s: float = setting(300.0, gt=0)
+    timeout_s: float = setting(600.0, gt=0)
+    poll_s: float = setting(0.5, gt=0)
+    planning: str = setting("given", choices=PLANNINGS)
+    deadline_s: float = setting(0.0, ge=0, only_with=_PLANNED)
+    max_rate: float = setting(0.9, ge=0, lt=1, only_with=_PLANNED)
+    policy: str = setting("stretch", choices=POLICIES, only_with=_PLANNED)
 
-    def deciding(self) -> dict[str, str | float]:
-        """Return the settings, by name, that decide the rates: a run keeps those that it was started with."""
+    def problems(self) -> Iterator[str]:
+        """Require a deadline to plan for."""
+        if self.planning != "given" and not self.deadline_s:
+            yield f"flower.deadline_s is 0; flower.planning = {self.planning!r} needs a deadline above 0."
+
+    def planning_settings(self) -> dict[str, str | float]:
+        """Return the settings that decide the rates, by name; they cannot change when a run is resumed."""
         return {f"{_PREFIX}{name}": getattr(self, name) for name in ("planning", "deadline_s", "max_rate", "policy")}
 
 
 def read_settings(given: Mapping[str, str | int | float | bool]) -> tuple[RunConfig, FleetConfig]:
-    """Read the configuration of a Flower app: dotted keys; a list is written as a text, e.g. ``"[0.1, 0.5]"``."""
-    own = {key.removeprefix(_PREFIX): value for key, value in given.items() if key.startswith(_PREFIX)}
-    fleet = from_table(FleetConfig, own, _PREFIX)
+    """Read the configuration of a Flower app: dotted keys; a list is written as a string, e.g. ``"[0.1, 0.5]"``."""
+    fleet_table = {key.removeprefix(_PREFIX): value for key, value in given.items() if key.startswith(_PREFIX)}
+    fleet = from_table(FleetConfig, fleet_table, _PREFIX)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in given.items()}
     config = RunConfig.from_toml("", [f"{key}={text}" for key, text in texts.items() if not key.startswith(_PREFIX)])
-    if config.execution.executor != "serial":
-        raise ConfigError(
-            f"execution.executor is {config.execution.executor!r}, which has no effect under Flower: its nodes compute."
-        )
-    if config.data.devices < 1:
-        raise ConfigError("data.devices is 0; under Flower it must be the number of devices.")
-    if fleet.min_nodes > config.data.devices:
-        raise ConfigError(f"flower.min_nodes is {fleet.min_nodes}, but data.devices is {config.data.devices}.")
-    if fleet.planning != "given" and config.radio is not None:
-        raise ConfigError(
-            f'[radio] has no effect with flower.planning = "{fleet.planning}". Remove one; the deadline of real '
-            "nodes is flower.deadline_s."
-        )
-    if fleet.planning == "declared" and config.rate is not None:
-        raise ConfigError('rate has no effect with flower.planning = "declared". Remove it.')
+    check_config(config)
+    if problem := next(_problems(config, fleet), ""):
+        raise ConfigError(problem)
     if config.radio is None:
-        read_rates(config.given_rate, config.data.devices)  # what cannot be a rate is an error now
+        read_rates(config.given_rate, config.data.devices)  # raises for wrong rates now
     return config, fleet
+
+
+def _problems(config: RunConfig, fleet: FleetConfig) -> Iterator[str]:
+    """Yield one message for each contradiction between a run's settings and those of its nodes."""
+    planning, devices = fleet.planning, config.data.devices
+    if config.execution.executor != "serial":
+        executor = config.execution.executor
+        yield f"execution.executor is {executor!r}, which has no effect under Flower: its nodes compute. Remove it."
+    if devices < 1:
+        yield "data.devices is 0; under Flower it must be the number of devices."
+    if fleet.min_nodes > devices:
+        yield f"flower.min_nodes is {fleet.min_nodes}; it must be at most data.devices = {devices}."
+    if planning != "given" and config.radio is not None:
+        yield f"[radio] has no effect with flower.planning = {planning!r}: use flower.deadline_s. Remove it."
+    if planning == "declared" and config.rate is not None:
+        yield "rate has no effect with flower.planning = 'declared'. Remove it."

@@ -1,7 +1,7 @@
-"""Flower as one more way to run devices: frames go out as messages, replies come back in device order.
+"""Flower as an executor: frames go out as messages, replies come back in device order.
 
-Whatever a node does, the round goes on: a reply that is late, missing, twice there, from another node, too large or no
-frame at all is counted, named and left out. What a frame says is checked where all frames are, in ``rounds.pull``.
+No node can stop a round: a reply that is late, missing, duplicate, from the wrong node, too large or not a frame is
+counted, logged and dropped. The content of a frame is checked where all frames are, in ``simulation/round.py``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from feddrop.subnets.parameters import Params
 log = logging.getLogger("feddrop")
 
 LATER = 4.0
-"""A reply is waited for once, and looked for so many times as long, to tell the late from the dead."""
+"""Timeouts after which the server stops looking for a dropped reply; until then it logs how late the reply was."""
 WINDOW = 64
-"""Replies that are asked for at a time, in turn: the others stay with the SuperLink meanwhile."""
+"""Replies requested at a time, in turn; the others stay with the SuperLink meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message under way: to whom, when, and the name of the memory that it is to use."""
+    """A message in transit: its receiver, when it was sent, and the name of the memory to use."""
 
     device: int
     node_id: int
@@ -42,10 +42,10 @@ class Sent:
 
 
 class Messenger:
-    """Runs devices that are nodes of Flower.
+    """Runs devices that are Flower nodes.
 
     Args:
-        task: what devices need to know; here, for the test set, which the server evaluates itself.
+        task: used for the test set, which the server evaluates itself.
         fleet: the nodes.
     """
 
@@ -56,7 +56,7 @@ class Messenger:
         self._overdue: dict[str, Sent] = {}
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
-        """Send every device its frame, then give the replies in order; who has no node, or is late, has none."""
+        """Send every device its frame, then yield the replies in order; missing and late devices yield an error."""
         self._fleet.gather()
         order: list[int] = []
         waiting: dict[str, Sent] = {}
@@ -82,27 +82,27 @@ class Messenger:
         return self._local.evaluate(params)
 
     def close(self) -> None:
-        """Give back what was held here; nodes and SuperLink go on."""
+        """Release local resources; nodes and SuperLink keep running."""
         self._local.close()
 
     def _send(self, parcel: Parcel, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
         node = self._fleet.nodes.get(parcel.device)
         if node is None:
-            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is there for it")
+            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is connected for it")
             return
         content = pack(parcel.frame, memory=parcel.memory.decode())
         message = Message(content, node.node_id, MessageType.TRAIN, ttl=LATER * self._config.timeout_s)
         number = next(iter(self._grid.push_messages([message])), None)
         if not number:
-            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: the SuperLink did not take its message")
+            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: the SuperLink did not accept its message")
             return
         sent = Sent(device=parcel.device, node_id=node.node_id, at=time.monotonic(), memory=parcel.memory)
         waiting[number] = sent
 
     def _receive(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
-        """Take what has come: replies, answers of newcomers, and what is too late."""
+        """Receive replies, answers of new nodes, and late replies."""
         window = list(islice(waiting, WINDOW))
-        for number in window:  # who is silent goes to the end of the line, and keeps nobody from being heard
+        for number in window:  # silent nodes move to the end of the queue, so that they do not block others
             waiting[number] = waiting.pop(number)
         for message in self._grid.pull_messages([*window, *self._overdue]):
             asked = message.metadata.reply_to_message_id
@@ -113,20 +113,20 @@ class Messenger:
                 sent = self._overdue.pop(asked)
                 if not message.has_error():
                     late = time.monotonic() - sent.at - self._config.timeout_s
-                    log.warning("%s answered %.1f s too late: left out.", self._fleet.name(sent.device), late)
+                    log.warning("%s replied %.1f s too late: dropped.", self._fleet.name(sent.device), late)
             else:
-                log.warning("node %d sent a reply that nobody waits for: left out.", message.metadata.src_node_id)
+                log.warning("node %d sent an unexpected reply: dropped.", message.metadata.src_node_id)
                 self._fleet.refused[-1, "duplicate"] += 1
         self._fleet.look()
 
     def _read(self, message: Message, sent: Sent) -> Reply:
-        """Return what a message says, or why it is not used."""
+        """Return the reply that a message holds, or why it is dropped."""
         if message.has_error():
             reason = clean(message.error.reason or "no reason given", LONGEST)
             return Reply(memory=sent.memory, error=f"dead: {reason} (error {message.error.code})")
         if message.metadata.src_node_id != sent.node_id:
             other = message.metadata.src_node_id
-            return Reply(memory=sent.memory, error=f"malformed: node {other} answered in place of {sent.node_id}")
+            return Reply(memory=sent.memory, error=f"malformed: node {other} replied instead of node {sent.node_id}")
         elapsed = time.monotonic() - sent.at
         try:
             frame, notes = unpack(message.content, self._most)
@@ -134,9 +134,9 @@ class Messenger:
             return Reply(memory=sent.memory, error=str(error))
         seconds = notes.get("seconds", 0.0)
         known = isinstance(seconds, float) and math.isfinite(seconds)
-        if told := notes.get("error"):
+        if message_error := notes.get("error"):
             forgot = notes.get("forgot") is True
-            return Reply(memory=sent.memory, error=f"failed: {clean(told, LONGEST)}", forgot=forgot)
+            return Reply(memory=sent.memory, error=f"failed: {clean(message_error, LONGEST)}", forgot=forgot)
         return Reply(
             frame=frame,
             memory=str(notes.get("memory", ""))[:100].encode(),
@@ -145,8 +145,8 @@ class Messenger:
         )
 
     def _give_up(self, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
-        """Go on without those who have not answered in time."""
-        for _ in range(0, len(waiting), WINDOW):  # a last look at everybody
+        """Give up on devices that have not replied in time."""
+        for _ in range(0, len(waiting), WINDOW):  # check all of them once more
             self._receive(waiting, replies)
         now = time.monotonic()
         self._overdue = {n: s for n, s in self._overdue.items() if now - s.at < LATER * self._config.timeout_s}

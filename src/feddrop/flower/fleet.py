@@ -1,7 +1,7 @@
-"""The server's view of its nodes: who is there, which device each is, and what it said of itself.
+"""The server's view of its nodes: which are connected, which device each one is, and how it described itself.
 
-Flower gives nodes random numbers, in random order. A node is therefore asked once, by a query, which device it is and
-how many samples it holds; the answer holds for the run.
+Flower numbers nodes at random. The server therefore queries each node once for its device number and sample count; the
+answer holds for the run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from feddrop.flower.messages import LONGEST, Introduction, pack, unpack
 log = logging.getLogger("feddrop")
 
 TRIES = 3
-"""How often a node is asked who it is, before it is taken for one that cannot say."""
+"""Queries to a node before the server ignores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class FleetNode:
     """A node that introduced itself.
 
     Attributes:
         node_id: Flower's number for it.
-        said: its introduction.
-        round_trip_s: seconds that the question and its answer were under way: what a message takes without a size.
+        introduction: how it described itself.
+        round_trip_s: travel time of the query and its answer in seconds: the cost of an empty message.
     """
 
     node_id: int
-    said: Introduction
+    introduction: Introduction
     round_trip_s: float
 
 
@@ -46,30 +46,30 @@ class Fleet:
     Attributes:
         grid: sends and receives.
         config: how nodes are treated.
-        samples: sample count of every device, fixed when it first introduces itself; 0 until then.
-        nodes: by device, those that are there.
-        refused: replies that were left out, by device and reason.
+        samples: samples per device, fixed when the device first introduces itself; 0 until then.
+        nodes: connected nodes by device.
+        refused: number of dropped replies by device and reason.
     """
 
     def __init__(self, grid: Grid, config: FleetConfig, devices: int, samples: Iterable[int] = ()) -> None:
         self.grid, self.config = grid, config
         self.samples = [*samples] or [0] * devices
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, FleetNode] = {}
         self.refused: Counter[tuple[int, str]] = Counter()
         self._least = config.min_nodes or devices
-        self._known: dict[int, Node] = {}  # by Flower's number, also those that are away
+        self._known: dict[int, FleetNode] = {}  # by Flower's number, including disconnected nodes
         self._network = ""
-        self._asked: dict[str, tuple[int, float]] = {}  # who and when, by the number of the question
+        self._asked: dict[str, tuple[int, float]] = {}  # node and time, by message number
         self._tries: Counter[int] = Counter()
 
     def gather(self, *, everyone: bool = False) -> None:
-        """Wait until enough devices are there.
+        """Wait until enough devices are connected.
 
         Args:
-            everyone: whether to wait for all as long as there is time, before a run.
+            everyone: whether to wait for all devices if time allows, as before the first round.
 
         Raises:
-            RunError: they were not within ``join_s``; it names those that are missing.
+            RunError: too few devices after ``join_s``; the message names the missing ones.
         """
         began = time.monotonic()
         self.look()
@@ -79,7 +79,7 @@ class Fleet:
                     break
                 missing = [device for device in range(len(self.samples)) if device not in self.nodes]
                 raise RunError(
-                    f"{len(self.nodes)} of {len(self.samples)} devices were there after flower.join_s = "
+                    f"{len(self.nodes)} of {len(self.samples)} devices were connected after flower.join_s = "
                     f"{self.config.join_s:g} s; {self._least} are needed. Missing: {missing[:20]}. Start their "
                     "SuperNodes with --node-config 'partition-id=...', or lower flower.min_nodes."
                 )
@@ -87,16 +87,16 @@ class Fleet:
             self.look()
 
     def look(self) -> None:
-        """See who came and who went, ask newcomers who they are, and take their answers."""
+        """Update which nodes are connected, query new ones, and read their answers."""
         online = set(self.grid.get_node_ids())
         for device, node in list(self.nodes.items()):
             if node.node_id not in online:
-                log.warning("device %d (node %d) is gone.", device, node.node_id)
+                log.warning("device %d (node %d) disconnected.", device, node.node_id)
                 del self.nodes[device]
         for node_id in sorted(online & self._known.keys()):
             self._settle(self._known[node_id])
-        under_way = {node_id for node_id, _ in self._asked.values()}
-        for node_id in sorted(online - self._known.keys() - under_way):
+        pending = {node_id for node_id, _ in self._asked.values()}
+        for node_id in sorted(online - self._known.keys() - pending):
             if self._tries[node_id] < TRIES:
                 self._tries[node_id] += 1
                 self._ask(node_id)
@@ -105,25 +105,25 @@ class Fleet:
                 self._take(answer)
 
     def hold_to(self, network: str) -> None:
-        """From now on, let only nodes in that train the server's network.
+        """From now on, accept only nodes that train the server's network.
 
         Raises:
-            RunError: without those that are there and do not, there are too few.
+            RunError: too few connected nodes do.
         """
         self._network, reason = network, ""
         for node in list(self._known.values()):
             if unfit := self._unfit(node):
-                reason = f"device {node.said.device} (node {node.node_id}) cannot take part: {unfit}"
+                reason = f"device {node.introduction.device} (node {node.node_id}) cannot take part: {unfit}"
                 log.warning(reason)
                 del self._known[node.node_id]
                 self._tries[node.node_id] = TRIES
-                if self.nodes.get(node.said.device) is node:
-                    del self.nodes[node.said.device]
+                if self.nodes.get(node.introduction.device) is node:
+                    del self.nodes[node.introduction.device]
         if reason and len(self.nodes) < self._least:
-            raise RunError(f"{reason} Without such nodes {len(self.nodes)} are there, and {self._least} are needed.")
+            raise RunError(f"{reason} {len(self.nodes)} other devices are connected; {self._least} are needed.")
 
     def name(self, device: int) -> str:
-        """Return how to call a device in a message."""
+        """Return the name of a device for messages."""
         node = self.nodes.get(device)
         return f"device {device} (node {node.node_id})" if node else f"device {device}"
 
@@ -134,7 +134,7 @@ class Fleet:
                 self._asked[number] = node_id, time.monotonic()
 
     def _take(self, answer: Message) -> None:
-        """Take an answer to "who are you"."""
+        """Read the answer to a query."""
         node_id, sent = self._asked.pop(answer.metadata.reply_to_message_id, (0, 0.0))
         if not node_id:
             return
@@ -143,44 +143,44 @@ class Fleet:
                 reason = clean(answer.error.reason or "no reason given", LONGEST)
                 raise ConfigError(f"{reason} (error {answer.error.code})")
             notes = unpack(answer.content)[1]
-            said = Introduction.read(notes)
+            introduction = Introduction.read(notes)
         except FeddropError as error:
             log.warning("node %d did not introduce itself: %s", node_id, error)
             return
         elapsed, busy = time.monotonic() - sent, notes.get("seconds")
-        busy = min(max(busy, 0.0), elapsed) if isinstance(busy, float) else 0.0  # also where it is NaN
-        node = Node(node_id=node_id, said=said, round_trip_s=elapsed - busy)
+        busy = min(max(busy, 0.0), elapsed) if isinstance(busy, float) else 0.0  # NaN becomes 0
+        node = FleetNode(node_id=node_id, introduction=introduction, round_trip_s=elapsed - busy)
         if reason := self._unfit(node):
-            log.warning("node %d is refused as device %d: %s", node_id, said.device, reason)
+            log.warning("node %d is rejected as device %d: %s", node_id, introduction.device, reason)
             self._tries[node_id] = TRIES
             return
         self._known[node_id] = node
         self._settle(node)
 
-    def _unfit(self, node: Node) -> str:
+    def _unfit(self, node: FleetNode) -> str:
         """Return why a node cannot take part; empty if it can."""
-        device, devices = node.said.device, len(self.samples)
+        device, devices = node.introduction.device, len(self.samples)
         if device >= devices:
-            return f"devices are 0 to {devices - 1} (data.devices)."
-        if self._network and node.said.network != self._network:
-            return "it trains another network, or has another feddrop, than the server. Install the same app on both."
+            return f"device numbers are 0 to {devices - 1} (data.devices)."
+        if self._network and node.introduction.network != self._network:
+            return "its network or version of feddrop differs from the server's. Install the same app on both."
         held = self.samples[device]
-        if held and held != node.said.samples:
-            return f"it says that it holds {node.said.samples} samples; device {device} began this run with {held}."
+        if held and held != node.introduction.samples:
+            return f"it reports {node.introduction.samples} samples; device {device} started this run with {held}."
         return ""
 
-    def _settle(self, node: Node) -> None:
-        """Let a node be its device, unless another one is."""
-        device = node.said.device
+    def _settle(self, node: FleetNode) -> None:
+        """Assign a node to its device, unless another node has it."""
+        device = node.introduction.device
         other = self.nodes.get(device)
         if other is None:
             self.nodes[device] = node
-            self.samples[device] = node.said.samples
-            log.info("device %d is node %d, with %d samples.", device, node.node_id, node.said.samples)
+            self.samples[device] = node.introduction.samples
+            log.info("device %d is node %d, with %d samples.", device, node.node_id, node.introduction.samples)
         elif other.node_id != node.node_id and self._tries[node.node_id] <= TRIES:
-            self._tries[node.node_id] = TRIES + 1  # said once
+            self._tries[node.node_id] = TRIES + 1  # log it once
             log.warning(
-                "node %d says that it is device %d, as node %d does, which was first: it is refused.",
+                "node %d claims to be device %d, which is node %d already: rejected.",
                 node.node_id,
                 device,
                 other.node_id,

@@ -1,7 +1,7 @@
-"""What a node remembers between rounds, in files of its own: nothing of it travels but a name.
+"""The memory of a node between rounds, in local files: only its name travels.
 
-A memory's name is a digest of it. The server keeps the name and sends it with the next job, so that a server which went
-back to a checkpoint finds the memory of that time, and a node that lost its memory knows.
+The name is a digest of the content. The server keeps the name and sends it with the next job, so that a server that
+returned to a checkpoint finds the memory of that time, and a node that lost its memory notices.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 from feddrop.storage.files import write_atomically
 
 LEFT_S = 3600.0
-"""Nobody writes for so long: what is half-written and older was left by a process that was killed."""
+"""Age after which an unfinished file counts as left behind by a killed process."""
 KEPT = 8
-"""Memories that a node keeps: more than rounds that a server goes back."""
+"""Memories that a node keeps: more than the rounds that a server goes back."""
 
 
 class NodeMemory:
-    """The memories of one device, newest kept.
+    """The newest memories of one device.
 
     Args:
-        folder: where the files are; made when the first is written.
+        folder: folder of the files, created with the first one.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
     def put(self, memory: bytes) -> str:
-        """Keep a memory and return its name; the empty memory's is empty."""
+        """Save a memory and return its name; an empty memory has an empty name."""
         if not memory:
             return ""
         name = _name(memory)
@@ -39,17 +39,17 @@ class NodeMemory:
         if self.get(name) is None:
             write_atomically(path, memory)
         else:
-            with suppress(OSError):  # removed meanwhile: it will be said to be forgotten
-                os.utime(path)  # in use: among the newest
+            with suppress(OSError):  # it was removed meanwhile; the next round reports that
+                os.utime(path)  # keep it among the newest
         for draft in self._folder.glob(".*.partial"):
-            if time.time() - _age(draft) > LEFT_S:
+            if time.time() - _modified(draft) > LEFT_S:
                 draft.unlink(missing_ok=True)
-        for old in sorted(self._folder.glob("*.memory"), key=_age)[:-KEPT]:
+        for old in sorted(self._folder.glob("*.memory"), key=_modified)[:-KEPT]:
             old.unlink(missing_ok=True)
         return name
 
     def get(self, name: str) -> bytes | None:
-        """Return a memory by its name; None where it is not there, or not whole."""
+        """Return a memory by name; None if it is missing or damaged."""
         if not name:
             return b""
         try:
@@ -63,7 +63,7 @@ def _name(memory: bytes) -> str:
     return hashlib.blake2b(memory, digest_size=16).hexdigest() + ".memory"
 
 
-def _age(path: Path) -> float:
+def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,14 +1,14 @@
-"""Rates for real nodes: the lowest with which each meets the deadline, by the speeds it declares, or by those measured.
+"""Rates for real nodes: the lowest rate at which each meets the deadline, by its declared or measured speeds.
 
-Nodes do not share a band that the server could divide: each has its link. What remains of the paper's P1 is, for each
+Every node has a separate link, so there is no shared band to divide. What remains of the paper's P1 is, for each
 device, the smallest rate γ in [0, θ] with
 
     o + d·push(γ) + u·pull(γ) + s·flops(γ) <= T0      deadline, by the server's clock
-    W_send·u·pull(γ) + W_compute·s·flops(γ) <= E      energy, where it is declared
+    W_send·u·pull(γ) + W_compute·s·flops(γ) <= E      energy, if declared
 
-o: seconds that a message takes whatever its size (Flower starts a process for each, and a node looks for messages every
-3 s); d, u: seconds a byte down and up; s: seconds a FLOP; push, pull, flops: what a subnet of rate γ really has of
-them, none of which grows with γ. So γ is the first of a fine grid of rates that meets both.
+o: seconds per message of any size (Flower starts a process for each, and a node polls every 3 s); d, u: seconds per
+byte down and up; s: seconds per FLOP; push, pull, flops: bytes and FLOPs of a subnet of rate γ, none of which grows
+with γ. The planner therefore takes the first rate of a fine grid that satisfies both.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ import numpy.typing as npt
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.flower.fleet import Fleet
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.rates import Decision, Workload
 from feddrop.simulation.round import DeviceRound
+from feddrop.simulation.schemes import Plan, Workload
 from feddrop.wire import frame_bytes
 
 STEPS = 256
-"""Rates to choose from, between 0 and θ."""
+"""Steps of the grid of rates from 0 to θ."""
 WINDOW = 5
-"""Rounds that a speed is measured over: enough to be steady, few enough to follow a node that slows down."""
+"""Rounds over which a speed is measured: enough to be steady, few enough to follow a node that slows down."""
 _ANCHOR = 0.05
-"""Weight of what is known without measuring (no bytes, no FLOPs), beside that of a round: it counts where rounds are
-alike, and tell nothing of the slope."""
+"""Weight of the point known without measuring (no bytes, no FLOPs) relative to that of a round: it decides the slope
+when all rounds have the same size."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One round of one device.
+class MeasuredSpeeds:
+    """Measurements of one device in one round.
 
     Attributes:
-        round: its number.
-        size: bytes, down and up.
-        link_s: seconds from sending to receiving, less those of computing.
-        flops: computed; 0 where the reply was late, and it is not known.
-        compute_s: seconds of computing.
+        round: number of the round.
+        size: bytes down and up.
+        link_s: seconds from sending to receiving, without computation.
+        flops: FLOPs computed; 0 if unknown because the reply was late.
+        compute_s: seconds of computation.
     """
 
     round: int
@@ -60,12 +60,12 @@ class Measured:
 
     def __post_init__(self) -> None:
         if not all(0 <= value < math.inf for value in astuple(self)):
-            raise ValueError("what was measured is a number, finite and not negative")
+            raise ValueError("measurements must be finite numbers of at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What is known of a node: seconds a message (o), a byte down (d), a byte up (u) and a FLOP (s)."""
+    """The speed of a node: seconds per message (o), per byte down (d), per byte up (u) and per FLOP (s)."""
 
     message_s: float
     down_s: float
@@ -73,13 +73,13 @@ class Speed:
     flop_s: float
 
     def seconds(self, push: Any, pull: Any, flops: Any) -> Any:
-        """Return what a round takes by this speed, in seconds."""
+        """Return the duration of a round in seconds."""
         return self.message_s + self.down_s * push + self.up_s * pull + self.flop_s * flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a subnet of every rate costs, arrays ``[STEPS + 1]``: bytes down and up, and FLOPs of one sample."""
+    """The cost of a subnet by rate, arrays ``[STEPS + 1]``: bytes down and up, and FLOPs per sample."""
 
     rate: Floats
     push: Floats
@@ -88,27 +88,24 @@ class Costs:
 
     @classmethod
     def of(cls, work: Workload, max_rate: float) -> Costs:
-        """Ask a method for the sizes of its subnets."""
+        """Compute the costs from the method's subnet sizes."""
         if work.sizes is None:
             raise ConfigError(
-                "the method cannot say how large a subnet of a rate is with these settings, so that no deadline can be "
-                "planned for. Use others (an exact count, no layer rates, a threshold by layer), or "
-                'flower.planning = "given".'
+                "with these settings the method cannot predict the size of a subnet, which planning needs. Use an "
+                'exact count, no layer rates and a threshold per layer, or flower.planning = "given".'
             )
         rates = np.linspace(0.0, max_rate, STEPS + 1)
         sizes = [work.sizes(float(rate)) for rate in rates]
         return cls(
             rate=rates,
-            push=np.array([frame_bytes(one.kept, work.dtype) + one.push_bytes for one in sizes], dtype=np.float64),
-            pull=np.array(
-                [frame_bytes(one.answered or one.kept, work.dtype) + one.pull_bytes for one in sizes], dtype=np.float64
-            ),
+            push=np.array([frame_bytes(one.kept, work.dtype) + one.push_bytes for one in sizes], float),
+            pull=np.array([frame_bytes(one.answered or one.kept, work.dtype) + one.pull_bytes for one in sizes], float),
             flops=np.array([one.work * work.flops(one.kept)[1] for one in sizes]),
         )
 
 
 def lowest(seconds: Floats, joules: Floats, deadline_s: float, budget_j: float) -> tuple[int, str]:
-    """Return the first place of the grid that meets deadline and budget (its length if none), and what binds there."""
+    """Return the first index of the grid that meets deadline and budget (its length if none), and what binds there."""
     late, over = seconds > deadline_s, joules > budget_j
     place = int(np.argmin(np.append(late | over, False)))
     if place == 0:
@@ -117,29 +114,29 @@ def lowest(seconds: Floats, joules: Floats, deadline_s: float, budget_j: float) 
 
 
 class NodeRates:
-    """Decides the rates of real nodes.
+    """Chooses the rates of real nodes.
 
     Args:
         fleet: the nodes.
         work: what is trained.
-        participation: who takes part.
-        first: rates of devices of whose speed nothing is known yet.
-        epochs: passes over a device's samples in a round.
+        participation: chooses the devices of a round.
+        first: rates of devices of unknown speed.
+        epochs: passes over a device's samples per round.
     """
 
-    takes = ("rate",)  # for the devices of whose speed nothing is known yet
+    takes = ("rate",)  # for devices of unknown speed
 
     def __init__(
         self, fleet: Fleet, work: Workload, participation: Roster, *, first: Sequence[float], epochs: int
     ) -> None:
         self._fleet, self._config, self._work, self._participation = fleet, fleet.config, work, participation
         self._first, self._epochs = first, epochs
-        self.kept_settings = fleet.config.deciding()
+        self.kept_settings = fleet.config.planning_settings()
         self._costs = Costs.of(work, fleet.config.max_rate)
-        self.history: dict[int, deque[Measured]] = {}
+        self.history: dict[int, deque[MeasuredSpeeds]] = {}
         self._round = 0
 
-    def decide(self, round_: int) -> Decision:
+    def decide(self, round_: int) -> Plan:
         """Choose the rates of a round."""
         self._round = round_
         chosen = self._participation.chosen(round_).tolist()
@@ -151,10 +148,10 @@ class NodeRates:
         found = {k: lowest(seconds[k], *self._energy(k, speeds[k], deadline)) for k in speeds}
         out = [device for device, (place, _) in found.items() if place > STEPS]
         if out and (self._config.policy != "leave-out" or len(out) == len(chosen)):
-            told = "; ".join(f"{self._fleet.name(k)} by {found[k][1]}: {seconds[k][-1]:.3g} s" for k in out[:5])
+            why = "; ".join(f"{self._fleet.name(k)} ({found[k][1]}, {seconds[k][-1]:.3g} s)" for k in out[:5])
             raise InfeasibleError(
-                f"{len(out)} devices cannot meet flower.deadline_s = {deadline:g} s or their budget even at "
-                f"flower.max_rate = {self._config.max_rate:g}: {told}. Raise it, or set flower.policy."
+                f"{len(out)} devices cannot meet flower.deadline_s = {deadline:g} s or their energy budget even at "
+                f"flower.max_rate = {self._config.max_rate:g}: {why}. Raise either, or change flower.policy."
             )
         rates = {
             device: float(self._costs.rate[found[device][0]]) if device in found else self._first[device]
@@ -162,7 +159,7 @@ class NodeRates:
             if device not in out
         }
         weights = {device: float(self._fleet.samples[device]) for device in rates}
-        return Decision(
+        return Plan(
             rates=rates,
             binding={device: found[device][1] if device in found else "none" for device in rates},
             left_out=out,
@@ -171,7 +168,7 @@ class NodeRates:
         )
 
     def speed(self, device: int) -> Speed | None:
-        """Return what is known of a device's speed: measured, or else declared, or else nothing."""
+        """Return a device's speed: measured if possible, else declared; None if unknown."""
         node, seen = self._fleet.nodes.get(device), list(self.history.get(device, ()))
         if self._config.planning == "measured" and seen:
             around = [(0.0, node.round_trip_s, _ANCHOR)] if node else []
@@ -180,34 +177,36 @@ class NodeRates:
                 [(0.0, 0.0, _ANCHOR), *((one.flops, one.compute_s, 1.0) for one in seen if one.flops)]
             )
             return Speed(message_s=message_s + think_s, down_s=byte_s, up_s=byte_s, flop_s=flop_s)
-        if node is None or not (node.said.flops_per_s and node.said.down_bps and node.said.up_bps):
+        if node is None or not (
+            node.introduction.flops_per_s and node.introduction.down_bps and node.introduction.up_bps
+        ):
             return None
         return Speed(
             message_s=node.round_trip_s if self._config.planning == "measured" else 0.0,
-            down_s=8.0 / node.said.down_bps,
-            up_s=8.0 / node.said.up_bps,
-            flop_s=1.0 / node.said.flops_per_s,
+            down_s=8.0 / node.introduction.down_bps,
+            up_s=8.0 / node.introduction.up_bps,
+            flop_s=1.0 / node.introduction.flops_per_s,
         )
 
-    def costs(self, decision: Decision, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
-        """Return seconds by the clock, and beside them those that were planned with; and remember them."""
+    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return measured seconds and those that were planned for, and add them to the history."""
         found: dict[int, dict[str, Any]] = {}
-        for device in decision.left_out:  # what made it too slow is forgotten by and by, and then it is tried again
+        for device in plan.left_out:  # drop its oldest measurement, so that it is eventually tried again
             if self.history.get(device):
                 self.history[device].popleft()
         for entry in devices:
             if not entry.elapsed:
                 continue
-            pull = entry.pull_bytes or entry.push_bytes  # late: as much would have come
-            often = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
-            flops = often * self._work.flops(entry.kept)[1] * self._fleet.samples[entry.device] * self._epochs
+            pull = entry.pull_bytes or entry.push_bytes  # a late reply would have had this size
+            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
+            flops = work * self._work.flops(entry.kept)[1] * self._fleet.samples[entry.device] * self._epochs
             cost: dict[str, Any] = {"latency_s": entry.elapsed, "energy_j": None}
-            if planned := self.speed(entry.device):  # before this round is remembered
+            if planned := self.speed(entry.device):  # before this round enters the history
                 cost["formula_latency_s"] = planned.seconds(entry.push_bytes, pull, flops)
                 cost["energy_j"] = self._joules(entry, planned)
             found[entry.device] = cost
             known = entry.pull_bytes > 0
-            row = Measured(
+            row = MeasuredSpeeds(
                 round=self._round,
                 size=float(entry.push_bytes + pull),
                 link_s=max(0.0, entry.elapsed - entry.seconds),
@@ -218,19 +217,19 @@ class NodeRates:
         return found
 
     def budgets(self) -> list[float | None]:
-        """Return the energy budget of every device in joules; None for no budget."""
+        """Return the energy budget of every device in joules; None if unlimited."""
         nodes = [self._fleet.nodes.get(device) for device in range(len(self._fleet.samples))]
-        return [(node.said.budget_j or None) if node else None for node in nodes]
+        return [(node.introduction.budget_j or None) if node else None for node in nodes]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was measured, to go on from."""
+        """Return the measurements, for :meth:`restore`."""
         return {str(device): [asdict(one) for one in rows] for device, rows in self.history.items()}
 
-    def restore(self, told: Mapping[str, Any], rounds: int) -> None:
-        """Go on from what was measured in the first so many rounds; what cannot be read is measured anew."""
-        for device, rows in told.items():
+    def restore(self, measured: Mapping[str, Any], rounds: int) -> None:
+        """Restore the measurements of the first ``rounds`` rounds; unreadable ones are skipped."""
+        for device, rows in measured.items():
             try:
-                kept = [Measured(**row) for row in rows]
+                kept = [MeasuredSpeeds(**row) for row in rows]
                 self.history[int(device)] = deque((one for one in kept if one.round <= rounds), maxlen=WINDOW)
             except (TypeError, ValueError):
                 continue
@@ -239,23 +238,23 @@ class NodeRates:
         return self._costs.flops * (self._fleet.samples[device] * self._epochs)
 
     def _energy(self, device: int, speed: Speed, deadline_s: float) -> tuple[Floats, float, float]:
-        """Return joules of every rate, the deadline, and the budget; zeros and no budget where nothing is declared."""
+        """Return joules by rate, the deadline and the budget; zeros and infinity if nothing is declared."""
         node = self._fleet.nodes.get(device)
         if node is None:
             return np.zeros(STEPS + 1), deadline_s, np.inf
         sending, computing = speed.up_s * self._costs.pull, speed.flop_s * self._flops(device)
-        joules = node.said.send_w * sending + node.said.compute_w * computing
-        return joules, deadline_s, node.said.budget_j or np.inf
+        joules = node.introduction.send_w * sending + node.introduction.compute_w * computing
+        return joules, deadline_s, node.introduction.budget_j or np.inf
 
     def _joules(self, entry: DeviceRound, speed: Speed) -> float | None:
         node = self._fleet.nodes.get(entry.device)
-        if node is None or not (node.said.compute_w or node.said.send_w):
+        if node is None or not (node.introduction.compute_w or node.introduction.send_w):
             return None
-        return node.said.send_w * entry.pull_bytes * speed.up_s + node.said.compute_w * entry.seconds
+        return node.introduction.send_w * entry.pull_bytes * speed.up_s + node.introduction.compute_w * entry.seconds
 
 
 def line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the height at 0 and the slope, both not negative, of the line nearest to points (x, y, weight)."""
+    """Return intercept and slope, both non-negative, of the least-squares line through points (x, y, weight)."""
     x, y, w = np.array(points, dtype=np.float64).T
     middle, height = float(w @ x / w.sum()), float(w @ y / w.sum())
     spread = float(w @ (x - middle) ** 2)

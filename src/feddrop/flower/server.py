@@ -1,6 +1,6 @@
-"""The server side: a ServerApp that is one run, with Flower's nodes for its devices.
+"""The server side: a ServerApp that executes one run with Flower nodes as its devices.
 
-It is the same run as anywhere: saved after every round, resumed to the same bits, reported.
+Like every run, it is saved after each round, resumes to the same bits and writes a report.
 """
 
 from __future__ import annotations
@@ -11,23 +11,29 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, cast
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from feddrop.config import RunConfig
 from feddrop.config.parsing import load_json
+from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
+from feddrop.learning.local import Loss
+from feddrop.methods.method import MethodFactory
 from feddrop.report import write_report
+from feddrop.simulation import preflight
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
+from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.preparation import Brought, check_arguments
-from feddrop.simulation.rates import Rates, Workload, read_rates
 from feddrop.simulation.run import Run
+from feddrop.simulation.schemes import RateScheme, Workload, read_rates
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.files import read_whole, write_atomically
 from feddrop.storage.manifest import refuse
@@ -35,31 +41,47 @@ from feddrop.storage.manifest import refuse
 log = logging.getLogger("feddrop")
 
 FLEET = "fleet.json"
-"""What was measured of the nodes, beside the run's own files."""
+"""Measurements of the nodes, in the run folder."""
 _COMMAND = "flwr run"
-_BROUGHT = ("dataset", "gains", "loss", "method", "metrics", "model", "rates")
-"""What a user may bring; samples and who computes are the nodes' own."""
 
 
-def server_app(*, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> ServerApp:
+def server_app(
+    *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    rates: SchemeFactory | None = None,
+    callbacks: Sequence[Any] = (),
+) -> ServerApp:
     """Return a ServerApp that trains what the app's configuration says.
 
     Args:
-        callbacks: who hears of every round.
-        **brought: model, dataset (an example and the server's test set), method, loss, metrics, rates or gains
-            of your own.
+        model: a custom network, as :func:`feddrop.run` takes it.
+        dataset: custom data: an example and the server's test set.
+        method: a custom method.
+        loss: a custom loss.
+        metrics: custom metrics by name.
+        gains: measured gains of the cell.
+        rates: a custom scheme.
+        callbacks: objects called after every round.
 
     Example:
         >>> import feddrop.flower
         >>> app = feddrop.flower.server_app()
     """
-    check_arguments(brought, _BROUGHT)
+    custom = CustomObjects(
+        model=model, dataset=dataset, method=method, loss=loss, metrics=metrics, gains=gains, rates=rates
+    )
+    preflight.check_custom(custom)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _speak()
-        train(grid, context.run_config, callbacks=callbacks, **brought)
+        _log_to_stderr()
+        train(grid, context.run_config, callbacks=callbacks, **custom.given())
 
     return app
 
@@ -68,85 +90,110 @@ def train(
     grid: Grid,
     settings: Mapping[str, str | int | float | bool],
     *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    method: MethodFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
-    **brought: Unpack[Brought],
 ) -> Run:
-    """Train over the nodes of a grid, and write the report. A folder that holds an unfinished run is gone on with.
+    """Train on the nodes of a grid and write the report. An unfinished run in the folder is resumed.
 
     Args:
-        grid: Flower's, or anything with its functions.
+        grid: Flower's, or an object with the same methods.
         settings: the app's configuration; see :class:`feddrop.flower.FleetConfig`.
-        callbacks: who hears of every round.
-        **brought: what you bring yourself.
+        model: a custom network, as :func:`feddrop.run` takes it.
+        dataset: custom data: an example and the server's test set.
+        method: a custom method.
+        loss: a custom loss.
+        metrics: custom metrics by name.
+        gains: measured gains of the cell.
+        rates: a custom scheme.
+        callbacks: objects called after every round.
     """
-    check_arguments(brought, _BROUGHT)
-    config, treated = read_settings(settings)
-    if treated.planning != "given" and brought.get("rates") is not None:  # now, before nodes are waited for
-        raise ConfigError(f'rates=... has no effect with flower.planning = "{treated.planning}". Remove one.')
-    folder = Path(treated.out)
-    disk = RunFolder(folder)
-    about, counts = disk.about(), list[int]()
-    if about:
-        _check_start(about, treated, folder)
-        disk.check_config(config.located())
-        counts = _counts(about, config.data.devices, folder)
-    else:  # now, before nodes are waited for
-        disk.check_free()
-    fleet = Fleet(grid, treated, config.data.devices, counts)
+    config, nodes = read_settings(settings)
+    if nodes.planning != "given" and rates is not None:
+        raise ConfigError(f"rates=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
+    disk = RunFolder(nodes.out)
+    counts = _check_folder(disk, config, nodes)
+    fleet = Fleet(grid, nodes, config.data.devices, counts)
     if not counts or disk.saved_round() < config.rounds:
         fleet.gather(everyone=True)
-    samples = counts or list(fleet.samples)  # a run is resumed with those that it was started with
+    samples = counts or list(fleet.samples)  # a resumed run keeps its sample counts
     planners: list[NodeRates] = []
 
-    def planner(work: Workload, participation: Roster) -> Rates:
+    def planner(work: Workload, participation: Roster) -> RateScheme:
         first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
         planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
         return planners[-1]
 
-    own: Brought = {**brought, "samples": samples, "executor": lambda task: Messenger(task, fleet)}
-    if treated.planning != "given":
-        own["rates"] = planner
-    run = Run(config, folder, resume=bool(about), callbacks=callbacks, command=_COMMAND, **own)
-    samples[:] = fleet.samples  # who came later counts from now on
+    run = Run(
+        config,
+        nodes.out,
+        resume=bool(counts),
+        model=model,
+        dataset=dataset,
+        method=method,
+        executor=lambda task: Messenger(cast(Task, task), fleet),
+        loss=loss,
+        metrics=metrics,
+        gains=gains,
+        samples=samples,
+        rates=rates if nodes.planning == "given" else planner,
+        callbacks=callbacks,
+        command=_COMMAND,
+    )
+    samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model))
-    if about:
-        log.info("%s goes on after round %d of %d.", folder, run.round, config.rounds)
-        for one in planners:
-            one.restore(_read(folder / FLEET), run.round)
-    for record in run:
-        _tell(record, fleet)
-        for one in planners:
-            write_atomically(folder / FLEET, json.dumps({"measured": one.to_json()}).encode())
-    write_report(folder)
-    _sum_up(run, fleet)
+    _train_rounds(run, fleet, planners)
+    write_report(run.folder)
+    _log_summary(run, fleet)
     return run
 
 
-def _check_start(about: Mapping[str, Any], treated: FleetConfig, folder: Path) -> None:
-    """Raise where a run was not started by Flower, or other settings decide its rates than when it was."""
+def _check_folder(disk: RunFolder, config: RunConfig, nodes: FleetConfig) -> list[int]:
+    """Check, before any node is waited for, that a run can be started or resumed in a folder.
+
+    Returns:
+        Samples per device of the run to resume, 0 for devices that never joined; empty for a new run.
+    """
+    about, devices = disk.about(), config.data.devices
+    if not about:
+        disk.check_free()
+        return []
     if about.get("command") != _COMMAND:
-        raise RunError(f"{folder} holds a run that was not started by `flwr run`. Name another folder by flower.out.")
-    if not isinstance(told := about.get("rates"), dict):  # a run of an older version has fewer facts
-        return
-    before = told or FleetConfig().deciding()
-    now = treated.deciding()
-    refuse({key: (before.get(key), now[key]) for key in now if before.get(key) != now[key]}, folder)
-
-
-def _counts(about: Mapping[str, Any], devices: int, folder: Path) -> list[int]:
-    """Return how many samples every device began a run with; 0 for one that had not come."""
+        raise RunError(f"{nodes.out} holds a run that was not started by `flwr run`. Set flower.out to another folder.")
+    started, now = about.get("rates"), nodes.planning_settings()
+    before = started if isinstance(started, dict) and started else FleetConfig().planning_settings()
+    refuse({key: (before.get(key), now[key]) for key in now if before.get(key) != now[key]}, disk.path)
+    disk.check_config(config.located())
     counts = about.get("samples")
     if not isinstance(counts, list) or len(counts) != devices or not all(type(n) is int and n >= 0 for n in counts):
         raise RunError(
-            f"run.json of {folder} has samples = {shortened(counts)}; it must be the sample counts of {devices} "
-            "devices. Restore it, or name another folder by flower.out."
+            f"run.json of {nodes.out} has samples = {shortened(counts)}; it must be the sample counts of {devices} "
+            "devices. Restore it, or set flower.out to another folder."
         )
     return counts
 
 
-def _tell(record: RoundRecord, fleet: Fleet) -> None:
-    """Log a round, and by name whoever was left out of it, and why."""
+def _train_rounds(run: Run, fleet: Fleet, planners: Sequence[NodeRates]) -> None:
+    """Train the rounds that are left, and save the measurements after each."""
+    path = run.folder / FLEET
+    if run.round:
+        log.info("%s continues after round %d of %d.", run.folder, run.round, run.config.rounds)
+        for planner in planners:
+            planner.restore(_read(path), run.round)
+    for record in run:
+        _log_round(record, fleet)
+        for planner in planners:
+            write_atomically(path, json.dumps({"measured": planner.to_json()}).encode())
+
+
+def _log_round(record: RoundRecord, fleet: Fleet) -> None:
+    """Log a round, and each device that was left out with the reason."""
     accuracy = "" if record.test_accuracy is None else f", test accuracy {record.test_accuracy:.4f}"
     seconds = "" if record.latency_s is None else f", slowest node {record.latency_s:.1f} s"
     log.info(
@@ -160,25 +207,21 @@ def _tell(record: RoundRecord, fleet: Fleet) -> None:
             log.warning("round %d: %s: %s", record.round, fleet.name(device.device), device.suspicious)
 
 
-def _sum_up(run: Run, fleet: Fleet) -> None:
-    """Log how many updates of each device were used, and what was left out."""
+def _log_summary(run: Run, fleet: Fleet) -> None:
+    """Log the number of updates, and how many of each device were left out."""
     entries = [one for record in run.records for one in record.devices]
     out = Counter(one.device for one in entries if one.status != "ok")
-    told = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(_kinds(fleet).items()))
-    told += f" ({kinds})" if kinds else ""
-    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), told)
-
-
-def _kinds(fleet: Fleet) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for (_, kind), count in fleet.refused.items():
-        found[kind] = found.get(kind, 0) + count
-    return found
+    left_out = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
+    reasons: Counter[str] = Counter()
+    for (_, reason), count in fleet.refused.items():
+        reasons[reason] += count
+    counted = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    left_out += f" ({counted})" if counted else ""
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), left_out)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read what was measured; what is missing or damaged is measured anew."""
+    """Read saved measurements; empty if they are missing or damaged."""
     try:
         found = load_json(read_whole(path))
         return dict(found["measured"])
@@ -186,8 +229,8 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _speak() -> None:
-    """Let the log of a ServerApp's process be heard: Flower streams what it prints."""
+def _log_to_stderr() -> None:
+    """Print the log of a ServerApp's process; Flower streams the output."""
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("feddrop: %(message)s"))

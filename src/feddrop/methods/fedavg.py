@@ -1,4 +1,4 @@
-"""Federated averaging: every device trains the whole network."""
+"""Federated averaging: every device trains the full network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from feddrop.methods.method import Job, Method, Setup, State, plan_jobs
 from feddrop.subnets.parameters import Params
 
 
-def build(setup: Setup, _: FedAvg) -> Method:
+def build_fedavg(setup: Setup, _: FedAvg) -> Method:
     """Build federated averaging: federated dropout at rate 0."""
 
     def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         return plan_jobs(round_, dict.fromkeys(rates, 0.0), seed)
 
-    return feddrop.build(setup, FedDrop())._replace(plan=plan, sizes=None)
+    return feddrop.build_feddrop(setup, FedDrop())._replace(plan=plan, sizes=None)

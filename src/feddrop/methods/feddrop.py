@@ -1,6 +1,6 @@
-"""Federated dropout: a random subnet per device and round, at the rate the device was given.
+"""Federated dropout: a random subnet per device per round, at the device's rate.
 
-With rate 0 for every device this is exactly federated averaging. ``docs/method.md`` derives the three rules.
+With rate 0 for every device this is federated averaging. ``docs/method.md`` derives the three rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, gather
 
 
-def build(setup: Setup, config: FedDrop) -> Method:
+def build_feddrop(setup: Setup, config: FedDrop) -> Method:
     """Build federated dropout.
 
     Example:
@@ -26,9 +26,9 @@ def build(setup: Setup, config: FedDrop) -> Method:
         >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
         {'weight': 16, 'bias': 4}
     """
-    plan_of = setup.blueprint()
-    cut_at, sizes_at = cutter(plan_of, config), sizer(plan_of, config)
-    network_for = shrinker(setup.model, plan_of)
+    blueprint = setup.blueprint()
+    cut_at, sizes_at = cutter(blueprint, config), sizer(blueprint, config)
+    network_for = shrinker(setup.model, blueprint)
     frozen = [name for name, p in setup.model.named_parameters() if not p.requires_grad]
 
     def init(_: Params) -> State:
@@ -57,7 +57,7 @@ def build(setup: Setup, config: FedDrop) -> Method:
                 mean.add(name, values, piece, update.num_samples)
             mean.count(update.num_samples)
         if config.rule == "model":
-            kept = frozen if mean.weight else params  # which a mean of zero-padded models would move
+            kept = frozen if mean.weight else params  # a mean of zero-padded models would change these
             return {**mean.mean(), **{name: params[name] for name in kept}}, state
         return {name: params[name] + step for name, step in mean.mean().items()}, state
 

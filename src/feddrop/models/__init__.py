@@ -1,7 +1,7 @@
-"""The networks that come with the package."""
+"""The networks of the package, and how their FLOPs are counted."""
 
 from feddrop.models.images import alexnet, lenet, resnet18
-from feddrop.models.named import MODELS, Shaped, Shapes, build, copied
+from feddrop.models.registry import MODELS, Shaped, Shapes, build_model, copy_model
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
 from feddrop.subnets.parameters import count_parameters
@@ -11,8 +11,8 @@ __all__ = [
     "Shaped",
     "Shapes",
     "alexnet",
-    "build",
-    "copied",
+    "build_model",
+    "copy_model",
     "count_parameters",
     "lenet",
     "lstm",

@@ -1,10 +1,10 @@
-"""What a network costs: floating-point operations of a forward and a backward pass, counted as they happen.
+"""Count the floating-point operations of a forward and a backward pass.
 
-One sample runs forward and backward, and every ATen operation on the way is looked at. Counted are multiply-adds, as 2
-each: matrix products of any kind, convolutions and attention; so a layer is counted whether it is a module, a raw
-``x @ self.w``, an ``einsum`` or a recurrent cell. Element-wise operations, reductions, norms, pools, copies and
-look-ups are left out, as is usual. What is neither, and could be costly, is named in :attr:`Flops.uncounted`; give it a
-formula with ``torch.utils.flop_counter.register_flop_formula`` to have it counted.
+One sample runs forward and backward, and every ATen operation is intercepted. A multiply-add counts as 2: matrix
+products of any kind, convolutions and attention. So a layer is counted whether it is a module, a raw ``x @ self.w``, an
+``einsum`` or a recurrent cell. Element-wise operations, reductions, norms, pools, copies and look-ups are not counted,
+as is usual. Other operations are listed in :attr:`Flops.uncounted`; give them a formula with
+``torch.utils.flop_counter.register_flop_formula``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
-from feddrop.subnets.probe import Example, described, random_state_kept, samples, tensors_in, twin
+from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
 
 
 class Work(NamedTuple):
@@ -50,9 +50,9 @@ class Flops:
     """FLOPs of one sample in a network.
 
     Attributes:
-        by_weight: work that multiplies by a weight, or makes its gradient, by the weight's name; 0 where it is unused.
-        rest: work between activations (attention scores), or with more than one weight.
-        uncounted: operations that may cost something and have no formula, and how often each was called.
+        by_weight: work of products with a weight and of its gradient, by the weight's name; 0 for unused weights.
+        rest: work of products of activations (attention scores), or of more than one weight.
+        uncounted: operations without a formula, and how often each was called.
         sizes: number of values of every weight.
     """
 
@@ -62,15 +62,15 @@ class Flops:
     sizes: Mapping[str, int]
 
     @property
-    def whole(self) -> Work:
-        """The whole network's."""
+    def full(self) -> Work:
+        """The work of the full network."""
         return self.of({})
 
     def of(self, kept: Mapping[str, int]) -> Work:
-        """Return the work of a subnet: a weight's in proportion to how many of its values are kept, the rest whole.
+        """Return the work of a subnet: that of each weight in proportion to its kept values, plus the rest.
 
         Args:
-            kept: values kept, by tensor; a weight not named is whole.
+            kept: number of values kept, by tensor; weights not named are kept in full.
         """
         forward, backward = self.rest
         for name, work in self.by_weight.items():
@@ -83,39 +83,39 @@ class Flops:
         return Work(forward, backward)
 
     def note(self) -> str:
-        """Return a line that names what was not counted; empty if all was."""
+        """Return one line about operations that were not counted; empty if all were."""
         if not self.uncounted:
             return ""
         named = ", ".join(f"{name} ({calls}x)" for name, calls in self.uncounted.items())
         return f"FLOPs do not include {named}: no formula is known. Add it with torch's register_flop_formula."
 
 
-def count(model: nn.Module, example: Example) -> Flops:
+def count_flops(model: nn.Module, example: Example) -> Flops:
     """Count the FLOPs of one sample, forward and backward.
 
-    The network runs in evaluation mode on a copy that shares its parameters; it is left as it was.
+    A copy that shares the network's parameters runs in evaluation mode; the network itself does not change.
 
     Args:
         model: any network.
-        example: what it takes: a batch ``[N, ...]``, of which the first sample is used, a tuple of such batches, or the
+        example: its input: a batch ``[N, ...]``, of which the first sample is used, a tuple of such batches, or the
             shape of one sample.
 
     Raises:
-        ConfigError: the network does not take such samples.
+        ConfigError: the network does not accept such samples.
     """
     copy = twin(model)
-    inputs = samples(copy, example, 1)
+    inputs = example_inputs(copy, example, 1)
     counter = _Counter(copy)
     try:
         with torch.enable_grad(), random_state_kept(copy), _plain_kernels(), counter:
             outputs = [t for t in tensors_in(copy(*inputs)) if t.requires_grad]
             counter.backward = 1
-            if outputs:  # gradients of a number: torch imports its compiler, a second, for those of anything else
+            if outputs:  # differentiate a scalar: for anything else torch imports its compiler, which takes a second
                 total = torch.stack([t.abs().sum() if t.is_complex() else t.sum() for t in outputs]).sum()
                 learned = [p for p in copy.parameters() if p.requires_grad]
                 torch.autograd.grad(total, learned, allow_unused=True)
     except Exception as error:
-        raise ConfigError(f"The network does not take {described(example)}: {error}") from error
+        raise ConfigError(f"The network does not accept {describe_example(example)}: {error}") from error
     known = dict(copy.named_parameters())
     weights = parameters.weights(copy)
     named = [name for name in known if name in weights or name in counter.work]
@@ -128,28 +128,28 @@ def count(model: nn.Module, example: Example) -> Flops:
 
 
 def forward_flops(model: nn.Module, example: Example) -> int:
-    """Forward FLOPs of one sample, in whole."""
-    return int(count(model, example).whole.forward)
+    """Return the forward FLOPs of one sample."""
+    return int(count_flops(model, example).full.forward)
 
 
 def layer_flops(model: nn.Module, example: Example) -> dict[str, int]:
-    """Forward FLOPs of one sample by the layer whose weights they multiply, in the network's order; 0 if unused."""
+    """Return the forward FLOPs of one sample per layer, in the network's order; 0 for unused layers."""
     layers: dict[str, int] = defaultdict(int)
-    for name, work in count(model, example).by_weight.items():
+    for name, work in count_flops(model, example).by_weight.items():
         layers[parameters.layer_of(name)] += int(work.forward)
     return dict(layers)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the FLOPs of all operations, by the weight they belong to; "" for the rest.
+    """Sums the FLOPs of all operations by the weight they belong to; "" for the rest.
 
-    A forward operation belongs to the weight among its inputs: a parameter, a view of it, or what was made of it alone
-    (a cast, a weight norm). What its node of the backward pass does belongs to the same weight.
+    A forward operation belongs to the weight among its inputs: a parameter, a view of it, or a tensor computed from it
+    alone (a cast, a weight norm). The operation's backward node belongs to the same weight.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # PyTorch's default imports its whole compiler: a second, for nothing
+        return False  # PyTorch's default imports its compiler, which takes a second
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,8 +157,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.uncounted: Counter[str] = Counter()
         self.backward = 0
         self._spans: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by storage: from, to, weight or ""
-        self._alive: list[Tensor] = []  # so that no storage is freed and taken for another
-        self._made: list[tuple[Tensor, str]] = []  # by the last operation
+        self._alive: list[Tensor] = []  # so that no storage is freed and reused
+        self._made: list[tuple[Tensor, str]] = []  # results of the last operation
         self._node: str | None = None  # the weight, or "", whose backward node is running
         for name, parameter in model.named_parameters():
             self._own(parameter, name)
@@ -173,13 +173,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is None and self.backward and _is_light(func):
             return out
-        inputs = list(tensors_in((args, kwargs)))
+        inputs, outs = tensors_in((args, kwargs)), tensors_in(out)
         if formula is not None:
             weight = self._weight_among(inputs) if self._node is None else self._node
             self.work[weight][self.backward] += int(formula(*args, **(kwargs or {}), out_val=out))
-            self._made = [(t, weight) for t in tensors_in(out)]
+            self._made = [(t, weight) for t in outs]
         elif _is_light(func):
-            self._follow(inputs, list(tensors_in(out)))
+            self._follow(inputs, outs)
         elif any(t.is_floating_point() or t.is_complex() for t in inputs):
             self.uncounted[str(packet)] += 1
         return out
@@ -190,7 +190,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive.append(tensor)
 
     def _owner(self, tensor: Tensor) -> str | None:
-        """Return the weight that a tensor is a part of; "" for a buffer, None for anything else."""
+        """Return the weight that a tensor belongs to; "" for a buffer, None for anything else."""
         at = tensor.storage_offset()
         spans = self._spans.get(_storage(tensor), ())
         return next((name for start, stop, name in spans if start <= at < stop), None)
@@ -202,7 +202,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return weights.pop() if len(weights) == 1 else ""
 
     def _follow(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
-        """What is made of one weight alone, and is as large, stands for it."""
+        """Assign results of the same size that were computed from one weight alone to that weight."""
         owners = []
         for t in inputs:
             if (owner := self._owner(t)) is None:
@@ -214,10 +214,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._own(out, same.pop())
 
     def _meet_nodes(self) -> None:
-        """Let the nodes that will run backward through the last operation say whose work it is.
+        """Register hooks on the backward nodes of the last operation that set the weight their work belongs to.
 
-        An operation's results get their node after it returns, and in-place operations replace it: so just before the
-        next operation is the time.
+        Results get their node after the operation returns, and in-place operations replace it, so this runs just before
+        the next operation.
         """
         for tensor, weight in self._made:
             if tensor.grad_fn is not None:
@@ -235,9 +235,9 @@ def _storage(tensor: Tensor) -> int:
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Have recurrent and transformer layers run as the products they are made of, not as one opaque kernel.
+    """Run recurrent and transformer layers as separate products, not as one opaque kernel.
 
-    The flags are torch's own, set without ``mkldnn.flags``, which warns of TF32 on machines that have none.
+    The flags are set without ``mkldnn.flags``, which warns about TF32 on machines without it.
     """
     before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     try:
@@ -251,13 +251,13 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _convolution(*args: Any, out_val: Tensor) -> int:
-    """Every output value (transposed: every input value) meets one slice of the weight."""
+    """Multiply every output value (transposed: every input value) with one slice of the weight."""
     x, w, transposed = args[0], args[1], args[6]
     return int(2 * (x if transposed else out_val).numel() * w[0].numel())
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
-    """As much as forward, for the input's gradient and for the weight's, where asked for."""
+    """Return the forward count for each gradient that is needed: the input's and the weight's."""
     grad, x, w, transposed, asked = args[0], args[1], args[2], args[7], args[10]
     return (int(asked[0]) + int(asked[1])) * _convolution(x, w, *[None] * 4, transposed, out_val=grad)
 
@@ -283,8 +283,8 @@ def _attention(products: Sequence[int], at: int) -> Callable[..., int]:
 
 
 _aten = torch.ops.aten
-# Ours before torch's: its count of a grouped convolution's gradient is that of an ungrouped one, and these it lacks.
-# The gradient of fused attention works the scores out anew, as torch counts it for other devices.
+# These override torch's, which counts a grouped convolution's gradient as an ungrouped one and lacks the others.
+# The gradient of fused attention recomputes the scores, as torch counts it on other devices.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.convolution: _convolution,
     _aten.convolution_backward: _convolution_backward,
@@ -299,10 +299,10 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
 
 
 def _blank(like: Tensor, *shape: int) -> Tensor:
-    return like.new_zeros(()).expand(shape)  # of any shape, and no memory
+    return like.new_zeros(()).expand(shape)  # takes no memory
 
 
-# Backward, only shapes matter: the costly products are left out, and zeros stand in for what they would give.
+# In the backward pass only shapes matter: costly products are replaced by zeros of the right shape.
 _SHORT: dict[Any, Callable[..., Any]] = {
     _aten.mm: lambda a, b, *_: _blank(a, a.shape[0], b.shape[1]),
     _aten.bmm: lambda a, b, *_: _blank(a, *a.shape[:2], b.shape[2]),
@@ -312,7 +312,7 @@ _SHORT: dict[Any, Callable[..., Any]] = {
     ),
 }
 # Operations with one of these words in their name have no products worth counting. Others are light only if ATen tags
-# them as element-wise or as views; whatever is left is named.
+# them as element-wise or as views; the remaining ones are reported as uncounted.
 _LIGHT_WORDS = """
 softmax logsumexp norm renorm pool pad dropout embedding loss upsample shuffle unshuffle sampler glu prelu relu elu gelu
 silu mish sigmoid tanh hardswish hardsigmoid hardtanh softplus softshrink threshold sum nansum mean var std prod all any
@@ -327,7 +327,7 @@ _LIGHT = frozenset(_LIGHT_WORDS.split())
 
 @lru_cache(maxsize=4096)
 def _is_light(func: Any) -> bool:
-    """Tell whether an operation moves, compares, adds up or maps numbers one by one."""
+    """Return whether an operation only moves, compares, sums or maps numbers."""
     if func.is_view or torch.Tag.pointwise in func.tags:
         return True
     words = re.findall(r"[a-z]+(?:2col|2im)?", func._schema.name.partition("::")[2])

@@ -1,7 +1,7 @@
-"""Networks for images: LeNet and AlexNet, which are the paper's, and ResNet-18.
+"""Networks for images: LeNet and AlexNet, as in the paper, and ResNet-18.
 
-LeNet and AlexNet pool *before* their activation. Tanh and ReLU are monotone, so the largest value stays the largest:
-the result is the same, from a quarter of the activation work.
+LeNet and AlexNet pool *before* the activation. Tanh and ReLU are monotone, so the result is the same with a quarter of
+the activations.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def alexnet(
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with norms and a shortcut, which is a 1 x 1 convolution where the size changes."""
+    """Two 3 x 3 convolutions with norms and a shortcut: the identity, or a 1 x 1 convolution if the size changes."""
 
     def __init__(self, before: int, after: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Block(nn.Module):
             self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), _norm(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images ``[N, before, H, W]`` to ``[N, after, H / stride, W / stride]``."""
+        """Map ``[N, before, H, W]`` to ``[N, after, H / stride, W / stride]``."""
         inner = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(inner)) + self.short(x))
 
@@ -108,14 +108,14 @@ def resnet18(
 
     Args:
         num_classes: number of outputs.
-        input_shape: shape of one sample, ``(channels, height, width)``; at least 8 x 8 pixels, or 16 x 16 where the
-            norm is ``"static"``.
+        input_shape: shape of one sample, ``(channels, height, width)``; at least 8 x 8 pixels, or 16 x 16 with the norm
+            ``"static"``.
         channels: channels of the four stages.
         norm: ``"batch"``; ``"group"`` (groups of four channels or more, no statistics); or ``"static"``: batch norm
-            that keeps no running statistics, so that the batch at hand counts in testing too.
+            without running statistics, which uses those of the batch in evaluation too.
     """
     one_of("norm", norm, NORMS)
-    least = 16 if norm == "static" else 8  # statistics of a single sample need more than one pixel at the end
+    least = 16 if norm == "static" else 8  # statistics of one sample need more than one pixel in the last stage
     colours, *_ = _check("resnet18", num_classes, input_shape, channels, (), widths=(RESNET18, ()), smallest=least)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv1"] = nn.Conv2d(colours, channels[0], 3, padding=1, bias=False)
@@ -141,7 +141,7 @@ def _norm(norm: str, channels: int) -> nn.Module:
 def _with_head(
     layers: OrderedDict[str, nn.Module], widths: Sequence[int], activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Close a convolutional body with linear layers ``fc1``, ``fc2``, ...; no activation after the last."""
+    """Append linear layers ``fc1``, ``fc2``, ... to a convolutional body; there is no activation after the last."""
     layers["flatten"] = nn.Flatten()
     last = len(widths) - 1
     for i, (before, after) in enumerate(pairwise(widths), 1):
@@ -162,21 +162,22 @@ def _check(
     smallest: int,
 ) -> tuple[int, int, int]:
     """Check a network's arguments and return its input shape ``(channels, height, width)``."""
-    if num_classes < 1:
-        raise ConfigError(f"num_classes is {num_classes}; it must be at least 1.")
-    for what, given, default in (("channels", channels, widths[0]), ("hidden", hidden, widths[1])):
-        if len(given) != len(default) or any(count < 1 for count in given):
-            raise ConfigError(
-                f"{name}: {what} is {tuple(given)}; it must be {len(default)} positive widths, such as {default}."
-            )
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise ConfigError(
-            f"{name}: input_shape is {tuple(input_shape)}; it must be (channels, height, width), such as (3, 32, 32)."
-        )
+    for what, given, allowed, fits in (
+        ("num_classes", num_classes, "at least 1", num_classes >= 1),
+        ("channels", channels, f"{len(widths[0])} positive widths, such as {widths[0]}", _fit(channels, widths[0])),
+        ("hidden", hidden, f"{len(widths[1])} positive widths, such as {widths[1]}", _fit(hidden, widths[1])),
+        (
+            "input_shape",
+            input_shape,
+            f"(channels, height, width), at least (1, {smallest}, {smallest}); enlarge smaller images",
+            len(input_shape) == 3 and input_shape[0] >= 1 and min(input_shape[1:]) >= smallest,
+        ),
+    ):
+        if not fits:
+            raise ConfigError(f"{name}: {what} is {given}; it must be {allowed}.")
     colours, height, width = input_shape
-    if min(height, width) < smallest:
-        raise ConfigError(
-            f"{name}: input_shape is {tuple(input_shape)}; too little is left of images that small. "
-            f"The smallest that works is ({colours}, {smallest}, {smallest}): enlarge the images."
-        )
     return colours, height, width
+
+
+def _fit(given: Sequence[int], default: Sequence[int]) -> bool:
+    return len(given) == len(default) and all(count >= 1 for count in given)

@@ -1,4 +1,4 @@
-"""A network for tables: linear layers with ReLUs."""
+"""A network for tables: a multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MLP = 64
 
 
 def mlp(*, num_classes: int, input_shape: Sequence[int], hidden: Sequence[int] = (MLP, MLP)) -> nn.Sequential:
-    """Linear layers ``fc1``, ``fc2``, ... with ReLUs between.
+    """Multilayer perceptron: linear layers ``fc1``, ``fc2``, ... with ReLUs between.
 
     Args:
-        num_classes: number of outputs: of classes, or of numbers to learn.
-        input_shape: shape of one sample; flattened.
+        num_classes: number of outputs: classes, or regression targets.
+        input_shape: shape of one sample, which is flattened.
         hidden: widths of the hidden layers.
     """
     widths = (math.prod(input_shape), *hidden, num_classes)
     if min(widths) < 1:
-        raise ConfigError(f"mlp: its layers have widths {widths}; each must be at least 1.")
+        raise ConfigError(f"mlp: the layers have widths {widths}; each must be at least 1.")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for i, (before, after) in enumerate(pairwise(widths), 1):
         layers[f"fc{i}"] = nn.Linear(before, after)

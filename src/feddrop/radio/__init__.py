@@ -1,7 +1,7 @@
-"""The radio: a cell of devices that share a band, its fading, and what a round costs in seconds and joules.
+"""The radio: a cell of devices that share a band, its fading, and the latency and energy of a round.
 
-NumPy only. ``Cell`` describes the cell, ``cell.draw`` the conditions of a round, ``cell.problem`` what the allocator
-has to solve, and ``cost`` what the round took.
+NumPy only. ``Cell`` describes the cell, ``cell.draw`` draws the conditions of a round, ``cell.problem`` builds the
+allocation problem, and ``cost`` computes latency and energy.
 """
 
 from feddrop.radio.bounds import covering, smallest_bandwidth
@@ -10,7 +10,7 @@ from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.cost import Cost, Overhead, convolution_flops, cost, linear_flops, overheads
 from feddrop.radio.devices import Dynamics
 from feddrop.radio.fading import Fading, Rician, path_loss
-from feddrop.radio.gains import Measured, gains_from, read_arrays, read_gains
+from feddrop.radio.gains import MeasuredGains, gains_from, read_arrays, read_gains
 
 __all__ = [
     "Cell",
@@ -18,11 +18,11 @@ __all__ = [
     "Cost",
     "Dynamics",
     "Fading",
-    "Measured",
+    "MeasuredGains",
     "Overhead",
     "Rician",
-    "convolution_flops",
     "build_cell",
+    "convolution_flops",
     "cost",
     "covering",
     "gains_from",

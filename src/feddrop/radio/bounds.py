@@ -1,4 +1,4 @@
-"""Two bounds on the safe side: figures of the full model that cover measured costs, and the smallest bandwidth."""
+"""Two safe bounds: a size of the full model that covers measured costs, and the smallest bandwidth."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ from feddrop.radio.cell import Cell, Channels
 
 
 def covering(measure: Callable[[float], float], max_rate: float, *, steps: int = 256) -> float:
-    """A figure of the full model, close to the smallest, whose part 1-γ covers what a subnet costs up to rate θ.
+    """Return an almost minimal cost C of the full model with ``measure(γ) <= (1-γ) C`` for all γ in [0, θ].
 
-    The paper's formula says that a subnet costs 1-γ of the full model. A real one costs more: a frame has a header,
-    biases are not dropped, counts are rounded up. A deadline that is met by the formula is then missed by what is
-    measured. Given the true cost as a function of the rate, this returns C with ``measure(γ) <= (1-γ) C`` for all γ
-    in [0, θ]: an allocation for C meets the deadline by the measured cost too.
+    By the paper's formula, a subnet costs 1-γ of the full model. A real one costs more: a frame has a header, biases
+    are not dropped, counts are rounded up. A deadline met by the formula may then be missed by measured costs; an
+    allocation for C meets both.
 
-    The bound is proven from a finite number of measurements, since the cost does not grow with the rate: between two
-    neighbours γ < γ' it is at most ``measure(γ)``, and at least 1-γ' is kept. It is over the true bound by at most
-    (1-θ)^(-1/steps), 0.9 % with 256 steps and θ = 0.9.
+    A finite number of measurements proves the bound, because the cost does not increase with the rate: between two
+    neighbours γ < γ' it is at most ``measure(γ)``, and at least 1-γ' is kept. C exceeds the smallest bound by a factor
+    of at most (1-θ)^(-1/steps), 0.9 % with 256 steps and θ = 0.9.
 
     Args:
-        measure: bits, bytes or FLOPs of a subnet at a rate; must not grow with the rate.
+        measure: bits, bytes or FLOPs of a subnet at a rate; must not increase with the rate.
         max_rate: θ.
-        steps: measurements.
+        steps: number of measurements.
     """
     if not 0 <= max_rate < 1:
         raise ConfigError(f"max_rate is {max_rate:g}; it must be at least 0 and below 1.")
     keep = (1.0 - max_rate) ** (np.arange(steps + 1) / steps)
     costs = [measure(float(1.0 - k)) for k in keep]
     if any(later > earlier for earlier, later in pairwise(costs)):
-        raise ConfigError("the measured cost grows with the rate; covering needs one that does not.")
+        raise ConfigError("the measured cost increases with the rate; covering needs one that does not.")
     return float(max(np.max(np.asarray(costs[:-1]) / keep[1:]), costs[-1] / keep[-1]))
 
 
 def smallest_bandwidth(cell: Cell, channels: Channels, **model: Any) -> float:
-    """Smallest bandwidth in Hz at which a round is feasible; inf if none is.
+    """Return the smallest bandwidth in Hz at which a round is feasible; inf if none is.
 
-    Exact under every noise convention: under ``"density"`` a wider band lets in more noise, which the load of
-    :func:`feddrop.allocation.diagnose` leaves out.
+    It is exact under every noise convention: under ``"density"`` a wider band has more noise, which the load of
+    :func:`feddrop.allocation.diagnose` ignores.
 
     Args:
-        cell: the cell; its own bandwidth does not matter.
+        cell: the cell; its bandwidth is ignored.
         channels: conditions of one round.
-        **model: what :meth:`Cell.problem` is told of the model.
+        **model: arguments of :meth:`Cell.problem` about the model.
     """
 
     def feasible(bandwidth_hz: float) -> bool:

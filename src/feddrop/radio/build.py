@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.allocation.problem import FloatArray
 from feddrop.config.presets import (
     PAPER_CPU_CONSTANT,
     PAPER_CPU_HZ,
@@ -22,12 +23,12 @@ from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio.cell import Cell
 from feddrop.radio.devices import Drawn, Dynamics, Range, draw_devices, draw_kinds, read_devices
 from feddrop.radio.fading import Fading, Rician, path_loss
-from feddrop.radio.gains import Measured, read_arrays, read_gains
+from feddrop.radio.gains import MeasuredGains, read_arrays, read_gains
 from feddrop.radio.places import Place
 
 
 def place_of(radio: Radio) -> Place | None:
-    """The site that devices are dropped around; None without a model of propagation."""
+    """Return the site that devices are dropped around; None without a propagation model."""
     if not radio.propagation:
         return None
     return Place(
@@ -52,23 +53,25 @@ def build_cell(
     seed: int,
     *,
     folder: str | Path = ".",
-    gains: Measured | None = None,
+    gains: MeasuredGains | None = None,
 ) -> Cell:
-    """Build the cell.
+    """Build the cell of a ``[radio]`` section.
 
     Args:
+        radio: the section.
         devices: K.
-        samples: samples that a device trains on in a round, a scalar or ``[num_devices]``.
-        seed: root seed, from which the devices are drawn.
-        folder: where the tables are, if their paths are relative.
-        gains: measured gains, in place of those that the configuration names.
+        samples: samples that a device trains on per round, a scalar or ``[num_devices]``.
+        seed: root seed from which the devices are drawn.
+        folder: folder of relative table paths.
+        gains: measured gains, instead of those of the section.
     """
     table = read_devices(Path(folder) / radio.devices_csv, devices) if radio.devices_csv else {}
-    _check_table(radio, table)
+    if problem := next(_conflicts(radio, table, gains), ""):
+        raise ConfigError(problem)
     drawn = _draw(radio, devices, seed)
     distances = table.get("distance_m", np.asarray(radio.distances_m))
     fading = _fading(radio, distances, devices, seed, Path(folder), gains)
-    idle = fading.idle(devices) if isinstance(fading, Measured) else ""
+    idle = fading.idle(devices) if isinstance(fading, MeasuredGains) else ""
     for note in filter(None, (noise_note(radio, bool(distances.size) or gains is not None), idle)):
         warnings.warn(note, FeddropWarning, stacklevel=2)
     changing = Dynamics(min_devices=radio.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
@@ -95,22 +98,29 @@ def build_cell(
     )
 
 
-def _check_table(radio: Radio, table: Mapping[str, object]) -> None:
-    """Refuse columns of the devices' table that would have no effect, or leave a setting without one."""
-    anew = [name for name in ("cpu_hz", "tx_power_w") if name in table]
-    if radio.dynamic and anew:
-        raise ConfigError(
-            f"radio.devices_csv gives {' and '.join(anew)}, which radio.dynamic = true draws anew in every round. "
-            "Leave the columns out and give ranges, or set radio.dynamic = false."
+def _conflicts(radio: Radio, table: Mapping[str, object], gains: MeasuredGains | None) -> Iterator[str]:
+    """Yield one message for each column or argument that contradicts the section."""
+    columns = [name for name in ("cpu_hz", "tx_power_w") if name in table]
+    if radio.dynamic and columns:
+        yield (
+            f"radio.devices_csv has {' and '.join(columns)}, which radio.dynamic = true draws in every round. Remove "
+            "the columns and give ranges, or set radio.dynamic = false."
         )
     if radio.distances_m and "distance_m" in table:
-        raise ConfigError(
-            "radio.devices_csv has a column distance_m, and radio.distances_m is given too; leave out one of them."
-        )
+        yield "radio.devices_csv has a column distance_m, and radio.distances_m is given; remove one of them."
+    sources = [name for name in ("gains_csv", "gains_array", "propagation") if getattr(radio, name)]
+    if gains is not None and sources:
+        yield f"gains and radio.{sources[0]} are both given; give one source of gains."
+    if not (radio.distances_m or "distance_m" in table):
+        return
+    if gains is not None or radio.gains_csv or radio.gains_array:
+        yield "the gains are measured; remove the distances of the devices."
+    if isinstance(radio.path_loss, tuple):
+        yield "radio.path_loss is a list; with distances it must be one number, the gain at radio.reference_m."
 
 
 def _draw(radio: Radio, devices: int, seed: int) -> Drawn:
-    """Draw the devices: from the kinds that were named, and from the ranges that were given."""
+    """Draw the devices from the named kinds and the given ranges."""
     paper = {"cpu_hz": PAPER_CPU_HZ, "tx_power_w": PAPER_TX_POWER_W, "cpu_constant": PAPER_CPU_CONSTANT}
     ranges: dict[str, Range] = {name: getattr(radio, name) or ends for name, ends in paper.items()}
     drawn = draw_devices(devices, seed=seed, **ranges)
@@ -124,30 +134,25 @@ def _draw(radio: Radio, devices: int, seed: int) -> Drawn:
 
 
 def noise_note(radio: Radio, real: bool = False) -> str:
-    """One line for whoever has gains of the real world beside the noise of the paper; empty for others.
+    """Return a notice if real gains are combined with the noise of the paper, else an empty string.
 
     Args:
-        real: whether gains, or the distances of devices, come from elsewhere.
+        radio: the section.
+        real: whether gains or distances come from outside the section.
     """
     real = real or bool(radio.gains_csv or radio.gains_array or radio.distances_m)
     if not real or radio.noise == "literal" or radio.noise_w_hz != PAPER_NOISE_W_HZ:
         return ""
     return (
-        "radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise (4e-21), and the gains are your "
-        "own: for a receiver with a noise figure of 5 dB write radio.noise_w_hz = 1.26e-20."
+        "radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise (4e-21), but the gains are real: for a "
+        "receiver with a noise figure of 5 dB, set radio.noise_w_hz = 1.26e-20."
     )
 
 
 def _fading(
-    radio: Radio, distances_m: npt.NDArray[np.float64], devices: int, seed: int, folder: Path, gains: Measured | None
+    radio: Radio, distances_m: FloatArray, devices: int, seed: int, folder: Path, gains: MeasuredGains | None
 ) -> Fading:
-    measured = gains is not None or bool(radio.gains_csv or radio.gains_array)
-    if measured and distances_m.size:
-        raise ConfigError("the gains are measured already; leave out the distances of devices.")
     if gains is not None:
-        for name in ("gains_csv", "gains_array", "propagation"):
-            if getattr(radio, name):
-                raise ConfigError(f"gains are given, and radio.{name} too; gains come from one of them.")
         return gains
     if radio.gains_csv:
         return read_gains(folder / radio.gains_csv)
@@ -155,21 +160,13 @@ def _fading(
         return read_arrays(folder / radio.gains_array)
     if place := place_of(radio):
         return place.drop(devices, seed, distances_m if distances_m.size else None).fading
-    if isinstance(radio.kappa, str):
-        raise ConfigError(f"radio.kappa is {radio.kappa!r}; without radio.propagation it must be a number.")
-    if distances_m.size == 0:
-        return Rician(kappa=radio.kappa, path_loss=np.asarray(radio.path_loss))
-    if isinstance(radio.path_loss, tuple):
-        raise ConfigError("radio.path_loss is a list; with distances it is one number, the gain at reference_m.")
-    loss = path_loss(
-        distances_m,
-        exponent=radio.path_loss_exponent,
-        reference_m=radio.reference_m,
-        at_reference=radio.path_loss,
-    )
-    return Rician(kappa=radio.kappa, path_loss=loss)
+    kappa, loss = float(radio.kappa), np.asarray(radio.path_loss)
+    if distances_m.size:
+        far, near = radio.path_loss_exponent, radio.reference_m
+        loss = path_loss(distances_m, exponent=far, reference_m=near, at_reference=float(loss))
+    return Rician(kappa=kappa, path_loss=loss)
 
 
-def _own(given: float, of_kind: npt.NDArray[np.float64] | None) -> Any:
-    """Return what was given, or where that is 0 what the kinds of devices have."""
+def _own(given: float, of_kind: FloatArray | None) -> Any:
+    """Return the given value; if it is 0, that of the device kinds."""
     return of_kind if of_kind is not None and given == 0.0 else np.asarray(given)

@@ -1,15 +1,15 @@
-"""A cell: one server, K devices that share a band, and what a round costs them.
+"""A cell: one server and K devices that share a band.
 
 Noise conventions (the paper calls N0 a variance in its rates and gives sigma² = 1e-13 W/Hz, a density, in its table):
 
     density   variance = density x B          spectral efficiency does not depend on the share
     literal   variance = the number itself    the same, with far less noise
-    subband   variance = density x ρB         the physical one: a narrow sub-band hears less
+    subband   variance = density x ρB         the physical one: a narrow sub-band has less noise
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,14 @@ import numpy.typing as npt
 from feddrop.allocation import PowerProblem, Problem, SubbandPowerProblem, SubbandProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.allocation.solution import AnyProblem
+from feddrop.config.conversion import convert
+from feddrop.config.fields import Limits
 from feddrop.config.presets import PAPER_NOISE_W_HZ
 from feddrop.config.radio import NOISES
-from feddrop.errors import ConfigError, one_of
-from feddrop.radio.checks import numbers, plain, positive
+from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.radio.devices import Dynamics, between, draw_devices
 from feddrop.radio.fading import Fading, Rician
-from feddrop.radio.gains import Measured
+from feddrop.radio.gains import MeasuredGains
 from feddrop.seeds import derive, generator, permutation
 
 _LN2 = float(np.log(2.0))
@@ -33,7 +34,7 @@ _LN2 = float(np.log(2.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """What the server knows of the cell before a round; for a batch, every field has a leading axis of rounds.
+    """What the server knows about the cell before a round; in a batch, every field has a leading axis of rounds.
 
     Attributes:
         uplink: power gains |h|², ``[..., num_devices]``.
@@ -52,27 +53,27 @@ class Channels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A single cell of the paper's section II; arrays are ``[num_devices]``, scalars are for all devices.
+    """A single cell of the paper's section II; arrays are ``[num_devices]``, scalars hold for all devices.
 
     Attributes:
-        cpu_hz: f, cycles a second.
+        cpu_hz: f, cycles per second.
         tx_power_w: P, uplink transmit power.
         cpu_constant: Ω: computing takes Ω f³ watts.
-        samples: |D|, samples that a device trains on in a round.
-        budget_j: E0, joules a device may spend in a round; inf for no budget.
-        circuit_j: ξ, joules a device spends in a round on receiving and idling.
-        downlink_power_w: power with which the server sends to a device.
+        samples: |D|, samples that a device trains on per round.
+        budget_j: E0, joules that a device may spend per round; inf for no budget.
+        circuit_j: ξ, joules that a device spends per round on receiving and idling.
+        downlink_power_w: transmit power of the server to a device.
         bandwidth_hz: B.
         deadline_s: T0.
-        fading: where gains come from.
+        fading: the source of gains.
         noise: ``"density"``, ``"literal"`` or ``"subband"``.
         noise_w_hz: noise density at the server; the variance itself, in W, under ``"literal"``.
-        downlink_noise_w_hz: the same at the devices; None for that of the server.
+        downlink_noise_w_hz: the same at the devices; None for the server's value.
         bits_per_parameter: Q of the paper's formula.
-        flop_per_cycle: floating-point operations a CPU does in a cycle.
+        flop_per_cycle: floating-point operations per CPU cycle.
         max_rate: θ.
-        least_cpu_hz: the lowest clock that may be chosen, where clocks are; a device whose f is below it stays at f.
-        dynamics: what else changes from round to round; None for a cell that stays as it is.
+        least_cpu_hz: the lowest clock that may be chosen; a device with a lower f stays at f.
+        dynamics: what else changes from round to round; None for a constant cell.
 
     Example:
         >>> import feddrop
@@ -104,41 +105,27 @@ class Cell:
     def __post_init__(self) -> None:
         shape = np.shape(self.cpu_hz)
         if len(shape) != 1 or shape[0] == 0:
-            raise ConfigError(f"cpu_hz has shape {list(shape)}; give one value a device.")
+            raise ConfigError(f"cpu_hz has shape {list(shape)}; give one value per device.")
         for name in _PER_DEVICE:
-            value = numbers(name, getattr(self, name))
-            if value.shape not in ((), shape):
-                raise ConfigError(f"{name} has {value.size} values for {shape[0]} devices; give one, or one a device.")
-            object.__setattr__(self, name, np.broadcast_to(value, shape))
-            good = value >= 0 if name in _MAY_BE_ZERO else value > 0
-            rule = "not negative" if name in _MAY_BE_ZERO else "positive"
-            if name != "budget_j":
-                good, rule = good & (value < np.inf), f"finite and {rule}"
-            refuse(name, value, good, rule, shape)
-        for name in ("bandwidth_hz", "deadline_s", "noise_w_hz", "bits_per_parameter"):
-            object.__setattr__(self, name, positive(name, getattr(self, name)))
-        if self.downlink_noise_w_hz is not None:
-            positive("downlink_noise_w_hz", self.downlink_noise_w_hz)
-        object.__setattr__(self, "max_rate", plain("max_rate", self.max_rate))
-        if not 0 <= self.max_rate < 1:
-            raise ConfigError(f"max_rate is {self.max_rate:g}; it must be at least 0 and below 1.")
-        one_of("noise", self.noise, NOISES)
-        self._check_fading()
-        if self.dynamics and not 1 <= self.dynamics.min_devices <= self.devices:
-            raise ConfigError(
-                f"min_devices is {self.dynamics.min_devices}; it must be between 1 and the {self.devices} of the cell."
-            )
+            object.__setattr__(self, name, _per_device(name, getattr(self, name), shape))
+        for name, limits in _SCALARS.items():
+            if (value := getattr(self, name)) is not None or name != "downlink_noise_w_hz":
+                object.__setattr__(self, name, _scalar(name, value, limits))
+        if problem := next(self.problems(), ""):
+            raise ConfigError(problem)
 
-    def _check_fading(self) -> None:
-        if isinstance(self.fading, Measured):
-            have = self.fading.uplink.shape[1]
-            if have < self.devices:
-                raise ConfigError(f"device {have} has no gain: there are gains of {have} devices for {self.devices}.")
-            return
-        for name in ("path_loss", "kappa"):
-            value = getattr(self.fading, name)
-            if np.ndim(value) and np.size(value) != self.devices:
-                raise ConfigError(f"{name} has {np.size(value)} values for {self.devices} devices.")
+    def problems(self) -> Iterator[str]:
+        """Yield one message for each value that is unknown or does not fit the number of devices."""
+        yield from Limits(choices=NOISES).problems("noise", self.noise)
+        if isinstance(self.fading, MeasuredGains):
+            if (have := self.fading.uplink.shape[1]) < self.devices:
+                yield f"the gains are of {have} devices, so device {have} has none; give gains of {self.devices}."
+        else:
+            for name in ("path_loss", "kappa"):
+                if (size := np.size(getattr(self.fading, name))) not in (1, self.devices):
+                    yield f"{name} has {size} values for {self.devices} devices; give one, or one per device."
+        if self.dynamics and not 1 <= self.dynamics.min_devices <= self.devices:
+            yield f"min_devices is {self.dynamics.min_devices}; it must be between 1 and {self.devices}, the devices."
 
     @property
     def devices(self) -> int:
@@ -160,7 +147,7 @@ class Cell:
         path_loss: FloatArray | float = 1e-3,
         dynamic: bool = False,
     ) -> Cell:
-        """Draw a cell by the paper's table; what the table leaves open is an argument."""
+        """Draw a cell from the paper's table; the arguments set what the table leaves open."""
         drawn = draw_devices(devices, seed=seed)
         return cls(
             cpu_hz=drawn.cpu_hz,
@@ -179,7 +166,7 @@ class Cell:
         )
 
     def draw(self, round: int | Sequence[int], seed: int) -> Channels:  # noqa: A002
-        """Draw the conditions of a round, or of a batch of rounds; the same round and seed give the same."""
+        """Draw the conditions of one round or a batch of rounds; they depend on round and seed only."""
         if np.ndim(round):
             drawn = [self.draw(int(one), seed) for one in np.asarray(round)]
             return Channels(**{name: np.stack([getattr(c, name) for c in drawn]) for name in Channels.__slots__})
@@ -203,7 +190,7 @@ class Cell:
         )
 
     def bits_per_second(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """Downlink and uplink data rates at these shares, each ``[..., num_devices]`` (eq. r_downlink, r_k,t)."""
+        """Return downlink and uplink bits/s at these shares, ``[..., num_devices]`` each (eq. r_downlink, r_k,t)."""
         band = np.asarray(share, dtype=np.float64) * self.bandwidth_hz
         down, up = self._signal_to_noise(channels, band if self.noise == "subband" else self.bandwidth_hz)
         return band * _efficiency(down), band * _efficiency(up)
@@ -219,10 +206,10 @@ class Cell:
         flops: npt.ArrayLike | None = None,
         choose: Collection[str] = (),
     ) -> AnyProblem:
-        """Build the allocation problem of a round, or of a batch of rounds.
+        """Build the allocation problem of one round or a batch of rounds.
 
-        By the paper's formula, from the number of parameters and the forward FLOPs; or, to bound measured costs, from
-        what :func:`feddrop.radio.covering` gives for frames and FLOPs.
+        It follows the paper's formula with the number of parameters and the forward FLOPs; or, to bound measured costs,
+        uses the values of :func:`feddrop.radio.covering` for frames and FLOPs.
 
         Args:
             channels: conditions of the round.
@@ -231,8 +218,8 @@ class Cell:
             push_bits: bits of the full model's downlink frame, instead of M_ori x Q.
             pull_bits: bits of its uplink frame, instead of M_ori x Q.
             flops: FLOPs to train the full model on all samples of the device, instead of 3 x forward x samples.
-            choose: ``"power"``, ``"cpu"`` or both, to be chosen too: what the channels have is then the highest, and
-                ``least_cpu_hz`` the lowest clock.
+            choose: ``"power"``, ``"cpu"`` or both, to be chosen by the allocator, at most as high as in the channels;
+                ``least_cpu_hz`` is the lowest clock.
         """
         push = self.model_bits(parameters) if push_bits is None else np.asarray(push_bits, dtype=np.float64)
         pull = self.model_bits(parameters) if pull_bits is None else np.asarray(pull_bits, dtype=np.float64)
@@ -276,7 +263,7 @@ class Cell:
         choose: Collection[str],
         rest: dict[str, Any],
     ) -> PowerProblem:
-        """The problem that leaves power or clock open; what is not to be chosen is at its highest."""
+        """Return the problem that leaves power or clock open; the other one is fixed at its highest value."""
         for name in choose:
             one_of("what to choose", name, ("power", "cpu"))
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
@@ -295,12 +282,12 @@ class Cell:
         return SubbandPowerProblem(**rest, download_snr=down) if self.noise == "subband" else PowerProblem(**rest)
 
     def training_flops(self, forward_flops: float | None) -> FloatArray:
-        """FLOPs to train the full model on a device's samples, ``[num_devices]``: backward costs twice forward."""
-        return 3.0 * positive("forward_flops", forward_flops) * self.samples
+        """Return FLOPs to train the full model on a device's samples, ``[num_devices]``: backward is twice forward."""
+        return 3.0 * _scalar("forward_flops", forward_flops, _POSITIVE) * self.samples
 
     def model_bits(self, parameters: float | None) -> FloatArray:
-        """Bits of the full model by the paper's formula, M_ori x Q; a scalar."""
-        return np.asarray(positive("parameters", parameters) * self.bits_per_parameter)
+        """Return the bits of the full model by the paper's formula, M_ori x Q, a scalar."""
+        return np.asarray(_scalar("parameters", parameters, _POSITIVE) * self.bits_per_parameter)
 
     def _signal_to_noise(self, channels: Channels, band_hz: FloatArray | float) -> tuple[FloatArray, FloatArray]:
         band = 1.0 if self.noise == "literal" else np.asarray(band_hz)
@@ -311,19 +298,37 @@ class Cell:
 
 
 _PER_DEVICE = (
-    "cpu_hz",
-    "tx_power_w",
-    "cpu_constant",
-    "samples",
-    "budget_j",
-    "circuit_j",
-    "downlink_power_w",
-    "flop_per_cycle",
-    "least_cpu_hz",
+    *("cpu_hz", "tx_power_w", "cpu_constant", "samples", "budget_j", "circuit_j", "downlink_power_w"),
+    *("flop_per_cycle", "least_cpu_hz"),
 )
 _MAY_BE_ZERO = ("samples", "circuit_j", "least_cpu_hz")
+_POSITIVE = Limits(gt=0)
+_SCALARS = {"max_rate": Limits(ge=0, lt=1)} | dict.fromkeys(
+    ("bandwidth_hz", "deadline_s", "noise_w_hz", "downlink_noise_w_hz", "bits_per_parameter"), _POSITIVE
+)
+
+
+def _per_device(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
+    """Return valid numbers, one per device."""
+    try:
+        array = np.broadcast_to(np.asarray(value, dtype=np.float64), shape)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} is {shortened(value)}; give one number, or {shape[0]}, one per device.") from None
+    good, rule = (array >= 0, "not negative") if name in _MAY_BE_ZERO else (array > 0, "positive")
+    if name != "budget_j":
+        good, rule = good & (array < np.inf), f"finite and {rule}"
+    refuse(name, array, good, rule, shape)
+    return array
+
+
+def _scalar(name: str, value: float | None, limits: Limits) -> float:
+    """Return a valid number."""
+    number: float = convert(value, float, name)
+    if problem := next(limits.problems(name, number), ""):
+        raise ConfigError(problem)
+    return number
 
 
 def _efficiency(signal_to_noise: FloatArray) -> FloatArray:
-    """Bits a second and hertz; exact for weak signals too."""
+    """Return bits/s/Hz, accurate for weak signals, too."""
     return np.log1p(signal_to_noise) / _LN2

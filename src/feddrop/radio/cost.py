@@ -1,4 +1,4 @@
-"""What a round costs every device: the paper's latency and energy, by its formula or from what was measured."""
+"""Latency and energy of every device in a round, by the paper's formula or from measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cost:
         pull_s: to upload it (eq. communicationul_time).
         upload_j: (eq. communicationul_energy).
         compute_j: (eq. computation_energy).
-        circuit_j: ξ, to receive and to idle.
+        circuit_j: ξ, to receive and idle.
     """
 
     push_s: FloatArray
@@ -34,12 +34,12 @@ class Cost:
 
     @property
     def latency_s(self) -> FloatArray:
-        """Seconds in all (eq. DeviceLatency)."""
+        """Total seconds (eq. DeviceLatency)."""
         return self.push_s + self.compute_s + self.pull_s
 
     @property
     def energy_j(self) -> FloatArray:
-        """Joules in all (eq. DeviceEnergy)."""
+        """Total joules (eq. DeviceEnergy)."""
         return self.upload_j + self.compute_j + self.circuit_j
 
 
@@ -55,16 +55,16 @@ def cost(
     pull_bytes: npt.ArrayLike | None = None,
     flops: npt.ArrayLike | None = None,
 ) -> Cost:
-    """Work out latency and energy of a round.
+    """Return latency and energy of a round.
 
-    Whatever was measured is used; the rest follows the paper's formula, (1-γ) M_ori Q bits each way and (1-γ) times the
-    FLOPs of the full model.
+    Measurements are used where given; the rest follows the paper's formula, (1-γ) M_ori Q bits each way and (1-γ)
+    times the FLOPs of the full model.
 
     Args:
         cell: the cell.
         channels: conditions of the round.
-        rates: γ, ``[..., num_devices]``; not used where everything was measured.
-        shares: ρ, ``[..., num_devices]``; a device with share 0 has no part in the round.
+        rates: γ, ``[..., num_devices]``; not used if everything was measured.
+        shares: ρ, ``[..., num_devices]``; a device with share 0 does not take part in the round.
         parameters: M_ori, parameters of the full model.
         forward_flops: FLOPs of the full model's forward pass on one sample.
         push_bytes: measured downlink frames, ``[..., num_devices]``.
@@ -73,7 +73,7 @@ def cost(
     """
     share, rate = np.asarray(shares, dtype=np.float64), np.asarray(rates, dtype=np.float64)
     if not (np.all(share >= 0) and np.all((rate >= 0) & (rate <= 1))):
-        raise ConfigError(f"shares must be 0 or more and rates in [0, 1]; they are {share} and {rate}.")
+        raise ConfigError(f"rates are {rate} and shares {share}; rates must be in [0, 1], shares at least 0.")
     part = share > 0
     keep = 1.0 - rate
 
@@ -99,7 +99,7 @@ def cost(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What a method sends and computes, a device and a round on average.
+    """What a method sends and computes per device and round, on average.
 
     Attributes:
         method: its name.
@@ -117,16 +117,16 @@ class Overhead:
 def overheads(
     rate: float, *, parameters: float, forward_flops: float, adjust_every: int, bits_per_parameter: float = 32.0
 ) -> list[Overhead]:
-    """The table of the paper's Remark: communication and computation of FedDrop, PruneFL and FedDST.
+    """Return the table of the paper's Remark: communication and computation of FedDrop, PruneFL and FedDST.
 
-    PruneFL uploads the full gradient, and FedDST sends a mask of one bit a parameter both ways, every ΔR rounds.
+    Every ΔR rounds, PruneFL uploads the full gradient, and FedDST sends a mask of one bit per parameter both ways.
 
     Args:
-        rate: γ, the part of the model that is left out.
+        rate: γ, the part of the model that is dropped.
         parameters: M_ori.
         forward_flops: FLOPs of the full model's forward pass on one sample.
         adjust_every: ΔR, rounds between two changes of the masks of PruneFL and FedDST.
-        bits_per_parameter: bits a parameter is sent in.
+        bits_per_parameter: bits per parameter.
     """
     subnet = bits_per_parameter * (1.0 - rate) * parameters
     gradient, mask = bits_per_parameter * parameters / adjust_every, parameters / adjust_every
@@ -139,14 +139,14 @@ def overheads(
 
 
 def convolution_flops(kernel: int, height: int, width: int, inputs: int, outputs: int) -> int:
-    """FLOPs of a convolution on one sample: 2 J² H W O_l O_(l-1).
+    """Return the FLOPs of a convolution on one sample, 2 J² H W O_l O_(l-1).
 
-    The paper's H and W are those of the input, and equal those of the output under "same" padding; without padding,
-    give those of the output.
+    The paper's H and W are those of the input, which equal those of the output under "same" padding; without padding,
+    use those of the output.
     """
     return 2 * kernel**2 * height * width * inputs * outputs
 
 
 def linear_flops(inputs: int, outputs: int) -> int:
-    """FLOPs of a fully connected layer on one sample: 2 N_(l-1) N_l."""
+    """Return the FLOPs of a fully connected layer on one sample, 2 N_(l-1) N_l."""
     return 2 * inputs * outputs

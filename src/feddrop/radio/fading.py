@@ -1,6 +1,6 @@
 """Channel gains: Rician block fading, or measured gains.
 
-A gain is the power gain |h|² of a link. Gains stay as they are during a round and are drawn anew for the next.
+A gain is the power gain |h|² of a link. It is constant during a round and drawn independently for each round.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feddrop.allocation.problem import FloatArray, refuse
-from feddrop.errors import ConfigError
-from feddrop.radio.gains import Measured
+from feddrop.radio.gains import MeasuredGains
 from feddrop.seeds import derive, generator
 
 
@@ -19,11 +18,11 @@ from feddrop.seeds import derive, generator
 class Rician:
     """Rician fading: a line of sight of constant power, and scattered paths.
 
-    h = sqrt(path_loss) (sqrt(κ/(κ+1)) + sqrt(1/(κ+1)) n) with n complex normal of variance 1, so that the mean of
-    |h|² is the path loss.
+    h = sqrt(path_loss) (sqrt(κ/(κ+1)) + sqrt(1/(κ+1)) n) with n complex normal of variance 1. The mean of |h|² is the
+    path loss.
 
     Attributes:
-        kappa: κ, power of the line of sight over that of the scattered paths, a scalar or ``[num_devices]``; 0 is
+        kappa: κ, power of the line of sight over that of the scattered paths, a scalar or ``[num_devices]``; 0 for
             Rayleigh fading.
         path_loss: mean power gain, a scalar or ``[num_devices]``.
     """
@@ -32,30 +31,27 @@ class Rician:
     path_loss: FloatArray | float = 1e-3
 
     def __post_init__(self) -> None:
-        loss = np.asarray(self.path_loss, dtype=np.float64)
+        loss, kappa = np.asarray(self.path_loss, dtype=np.float64), np.asarray(self.kappa, dtype=np.float64)
         object.__setattr__(self, "path_loss", loss)
         refuse("path_loss", loss, (loss > 0) & (loss < np.inf), "finite and positive", (loss.size,))
-        kappa = np.asarray(self.kappa, dtype=np.float64)
-        if kappa.ndim == 0 and not 0 <= kappa < np.inf:
-            raise ConfigError(f"kappa is {kappa:g}; it must be 0 or more, and finite.")
         refuse("kappa", kappa, (kappa >= 0) & (kappa < np.inf), "finite and not negative", (kappa.size,))
 
     def draw(self, devices: int, round: int, seed: int) -> tuple[FloatArray, FloatArray]:  # noqa: A002
-        """Uplink and downlink gains of a round, each ``[num_devices]``; further devices change nobody's."""
+        """Return uplink and downlink gains of a round, each ``[num_devices]``; they do not depend on later devices."""
         normal = generator(derive(seed, "fading", round)).standard_normal((devices, 2, 2)) / np.sqrt(2)
-        kappa = np.asarray(self.kappa, dtype=np.float64)[..., None]  # one a device, for both links
+        kappa = np.asarray(self.kappa, dtype=np.float64)[..., None]  # one per device, for both links
         sight, scattered = np.sqrt(kappa / (kappa + 1)), np.sqrt(1 / (kappa + 1))
         gain = (sight + scattered * normal[..., 0]) ** 2 + (scattered * normal[..., 1]) ** 2
         return self.path_loss * gain[:, 0], self.path_loss * gain[:, 1]
 
 
-Fading = Rician | Measured
+Fading = Rician | MeasuredGains
 
 
 def path_loss(
     distances_m: FloatArray, *, exponent: float, reference_m: float = 1.0, at_reference: float = 1e-3
 ) -> FloatArray:
-    """Mean power gain by distance: ``at_reference`` x (distance / ``reference_m``)^-``exponent``, ``[num_devices]``."""
+    """Return the mean power gain, ``at_reference`` x (distance / ``reference_m``)^-``exponent``, ``[num_devices]``."""
     distances = np.asarray(distances_m, dtype=np.float64)
     refuse("distances_m", distances, (distances > 0) & (distances < np.inf), "finite and positive", distances.shape)
     return at_reference * (distances / reference_m) ** -exponent

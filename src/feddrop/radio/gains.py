@@ -1,7 +1,7 @@
-"""Measured gains in place of fading: tables, arrays, and what channel simulators such as Sionna give.
+"""Measured gains instead of fading: from tables, arrays, and channel simulators such as Sionna.
 
-A gain is the power gain |h|² of a link, path loss and antennas included. Round r of a run takes the r-th gains, counted
-from 1; after the last come the first again. Files are read without unpickling anything.
+A gain is the power gain |h|² of a link, including path loss and antennas. Round r of a run uses the r-th gains, counted
+from 1; after the last ones, the first are used again. Reading a file never unpickles anything.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,20 @@ import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray, refuse
 from feddrop.errors import ConfigError, one_of
-from feddrop.radio.tables import Row, read_table
+from feddrop.radio.tables import TableRow, by_numbers, read_table
 
 FORMS = ("power", "cir", "ofdm")
 _MOST = 1e30
-"""No gain is anywhere near; a table that has more is in other units."""
+"""Larger gains are in other units."""
 _LARGEST = 4 * 2**30
-"""Bytes of an array that is read from a file at most."""
-_ARRAYS = ("uplink", "downlink", "a", "tau", "h_freq")
+"""Bytes of the largest array that is read from a file."""
+_ARRAYS = {"uplink": "power", "a": "cir", "h_freq": "ofdm"}
+"""Form by the name of an array in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Measured gains, used in turn: after the last round of the table comes its first.
+class MeasuredGains:
+    """Measured gains, one row per round; after the last row, the first is used again.
 
     Attributes:
         uplink: power gains, ``[num_rounds, num_devices]``.
@@ -43,64 +44,58 @@ class Measured:
 
     def __post_init__(self) -> None:
         for name in ("uplink", "downlink"):
-            gain = _real(getattr(self, name), f"{name} gains")
+            gain = _power(getattr(self, name), name)
             object.__setattr__(self, name, gain)
-            if gain.ndim != 2 or gain.size == 0:
-                raise ConfigError(f"{name} gains have shape {list(gain.shape)}; they must be [rounds, devices].")
             good = (gain > 0) & (gain < _MOST)
             refuse(f"{name} gain", gain, good, f"positive and below {_MOST:g}", gain.shape, first_round=1)
-        if self.uplink.shape != self.downlink.shape:
-            raise ConfigError(
-                f"uplink gains are {list(self.uplink.shape)}, downlink gains {list(self.downlink.shape)}; "
-                "they must have the same shape."
-            )
+        up, down = list(self.uplink.shape), list(self.downlink.shape)
+        if up != down:
+            raise ConfigError(f"uplink gains have shape {up}, downlink gains {down}; the shapes must be the same.")
 
     def note(self, rounds: int) -> str:
-        """One line for a run of more rounds than there are gains of; empty otherwise."""
+        """Return a notice if a run has more rounds than the gains, else an empty string."""
         if len(self.uplink) >= rounds:
             return ""
-        return (
-            f"there are gains of {len(self.uplink)} rounds for a run of {rounds}: they begin again after the last one."
-        )
+        return f"there are gains of {len(self.uplink)} rounds for a run of {rounds}: they repeat after the last one."
 
     def idle(self, devices: int) -> str:
-        """One line for a cell of fewer devices than there are gains of; empty otherwise."""
+        """Return a notice if a cell has fewer devices than the gains, else an empty string."""
         have = self.uplink.shape[1]
         if have <= devices:
             return ""
         return (
             f"there are gains of {have} devices for {devices}: those from device {devices} on have no effect. If the "
-            "array is [devices, rounds], turn it."
+            "array is [devices, rounds], transpose it."
         )
 
     def crc32(self) -> int:
-        """Checksum of all gains."""
+        """Return the checksum of all gains."""
         return zlib.crc32(self.downlink.tobytes(), zlib.crc32(self.uplink.tobytes()))
 
     def draw(self, devices: int, round: int, seed: int) -> tuple[FloatArray, FloatArray]:  # noqa: A002, ARG002
-        """Uplink and downlink gains of a round, each ``[num_devices]``; rounds count from 1."""
+        """Return uplink and downlink gains of a round, each ``[num_devices]``; rounds count from 1."""
         if round < 1:
-            raise ConfigError(f"the round is {round}; rounds count from 1, and the first takes the first gains.")
+            raise ConfigError(f"the round is {round}; rounds count from 1.")
         row = (round - 1) % len(self.uplink)
         return self.uplink[row, :devices], self.downlink[row, :devices]
 
 
-def gains_from(uplink: npt.ArrayLike, downlink: npt.ArrayLike | None = None, *, form: str = "power") -> Measured:
-    """Turn arrays into gains, one row a round.
+def gains_from(uplink: npt.ArrayLike, downlink: npt.ArrayLike | None = None, *, form: str = "power") -> MeasuredGains:
+    """Convert arrays to gains, one row per round.
 
-    What Sionna gives holds every antenna, path, time step or subcarrier; the gain of a link is its power: the sum over
-    paths, the mean over time and subcarriers, the sum over the base station's antennas (which are combined), the mean
-    over the device's. Batches are rounds: fix the topology once, and call the channel once a round. Nothing is
-    normalised, so that path loss stays in it.
+    Sionna's arrays have axes for antennas, paths, time steps or subcarriers. The gain of a link is its power: the sum
+    over paths, the mean over time steps and subcarriers, the sum over the base station's antennas (which are combined),
+    the mean over the device's. Batches are rounds: fix the topology once and call the channel once per round. Nothing
+    is normalised, so the gains include path loss.
 
     Args:
         uplink: gains of the links from the devices, in this form.
-        downlink: likewise to the devices; None where both are as good.
+        downlink: gains of the links to the devices; None for those of the uplink.
         form: ``"power"``: |h|², ``[rounds, devices]``; ``"cir"``: complex path amplitudes ``a``,
             ``[rounds, rx, rx antennas, tx, tx antennas, paths, time steps]``; ``"ofdm"``: complex channel responses
             ``h_freq``, ``[rounds, rx, rx antennas, tx, tx antennas, time steps, subcarriers]``. Without the first
-            axis, as ray tracing gives them, they are of one round. The base station is the one receiver of the
-            uplink, or the one transmitter; the devices are on the other side.
+            axis, as from ray tracing, they are of one round. The base station is the only receiver of the uplink or
+            the only transmitter; the devices are on the other side.
 
     Example:
         >>> import numpy as np
@@ -112,155 +107,142 @@ def gains_from(uplink: npt.ArrayLike, downlink: npt.ArrayLike | None = None, *, 
     """
     one_of("form", form, FORMS)
     if form == "power":
-        return Measured(uplink=uplink, downlink=uplink if downlink is None else downlink)  # type: ignore[arg-type]
+        return MeasuredGains(uplink=uplink, downlink=uplink if downlink is None else downlink)  # type: ignore[arg-type]
     up = _link_power(uplink, form, base_receives=True)
-    return Measured(uplink=up, downlink=up if downlink is None else _link_power(downlink, form, base_receives=False))
+    down = up if downlink is None else _link_power(downlink, form, base_receives=False)
+    return MeasuredGains(uplink=up, downlink=down)
 
 
 def _link_power(array: npt.ArrayLike, form: str, *, base_receives: bool) -> FloatArray:
-    """Power of every device's link in every round, ``[rounds, devices]``."""
+    """Return the power of every device's link in every round, ``[rounds, devices]``."""
     amplitude = np.asarray(array)
-    last = "paths, time steps" if form == "cir" else "time steps, subcarriers"
-    axes = f"[rounds, rx, rx antennas, tx, tx antennas, {last}]"
-    if amplitude.dtype.kind != "c":
-        raise ConfigError(f"the array of form {form!r} has type {amplitude.dtype}; it must be complex amplitudes.")
-    if amplitude.ndim == 6:
-        amplitude = amplitude[None]
-    if amplitude.ndim != 7 or amplitude.size == 0:
-        raise ConfigError(f"the array of form {form!r} has shape {list(np.shape(array))}; it must be {axes}.")
-    receivers, senders = amplitude.shape[1], amplitude.shape[3]
-    if receivers > 1 and senders > 1:
-        raise ConfigError(
-            f"the array of form {form!r} has {receivers} receivers and {senders} transmitters; one side must be the "
-            "one base station. Take one of them, e.g. a[:, :1]."
-        )
+    if problem := next(_amplitude_problems(amplitude, form), ""):
+        raise ConfigError(f"the array of form {form!r} has {problem}")
+    amplitude = amplitude if amplitude.ndim == 7 else amplitude[None]
     power = amplitude.real.astype(np.float64) ** 2 + amplitude.imag.astype(np.float64) ** 2
     power = power.sum(axis=-2) if form == "cir" else power.mean(axis=-2)
     power = power.mean(axis=-1)  # [rounds, rx, rx antennas, tx, tx antennas]
-    if senders > 1 or (receivers == 1 and base_receives):
+    if amplitude.shape[3] > 1 or (amplitude.shape[1] == 1 and base_receives):
         return np.asarray(power[:, 0].sum(axis=1).mean(axis=-1))
     return np.asarray(power[:, :, :, 0].sum(axis=-1).mean(axis=-1))
 
 
-def _real(values: Any, what: str) -> FloatArray:
-    """Return real numbers as an array of floats; anything else is an error."""
+def _amplitude_problems(amplitude: npt.NDArray[Any], form: str) -> Iterator[str]:
+    last = "paths, time steps" if form == "cir" else "time steps, subcarriers"
+    if amplitude.dtype.kind != "c":
+        yield f"type {amplitude.dtype}; it must hold complex amplitudes."
+    if amplitude.ndim not in (6, 7) or amplitude.size == 0:
+        axes = f"[rounds, rx, rx antennas, tx, tx antennas, {last}]"
+        yield f"shape {list(amplitude.shape)}; it must be {axes}."
+        return
+    receivers, senders = amplitude.shape[-6], amplitude.shape[-4]
+    if receivers > 1 and senders > 1:
+        yield (
+            f"{receivers} receivers and {senders} transmitters; one side must be a single base station. Select one, "
+            "e.g. a[:, :1]."
+        )
+
+
+def _power(values: Any, name: str) -> FloatArray:
+    """Return power gains as an array of floats, ``[rounds, devices]``."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):
-        raise ConfigError(f"{what} are no array; they must be [rounds, devices].") from None
-    if array.dtype.kind == "c":
-        raise ConfigError(
-            f"{what} are complex; they must be powers |h|². Take np.abs(h) ** 2, or for what Sionna gives "
-            'feddrop.gains_from(a, form="cir"); in an .npz file, call the array a or h_freq.'
-        )
-    if array.dtype.kind not in "fiu":
-        raise ConfigError(f"{what} have type {array.dtype}; they must be numbers.")
+        array = np.asarray(None)  # ragged: not numbers
+    if problem := next(_power_problems(array), ""):
+        raise ConfigError(f"{name} gains {problem}")
     return array.astype(np.float64)
 
 
-def read_arrays(path: str | Path) -> Measured:
+def _power_problems(array: npt.NDArray[Any]) -> Iterator[str]:
+    if array.dtype.kind == "c":
+        yield (
+            "are complex; they must be powers |h|². Use np.abs(h) ** 2 or, for Sionna's arrays, feddrop.gains_from(a, "
+            'form="cir"); in an .npz file, name the array a or h_freq.'
+        )
+    if array.dtype.kind not in "fiu":
+        yield f"have type {array.dtype}; they must be numbers, [rounds, devices]."
+    if array.ndim != 2 or array.size == 0:
+        yield f"have shape {list(array.shape)}; they must be [rounds, devices]."
+
+
+def read_arrays(path: str | Path) -> MeasuredGains:
     """Read gains from a ``.npy`` or ``.npz`` file; Python objects in it are refused, never unpickled.
 
-    A ``.npy`` file holds power gains |h|², ``[rounds, devices]``. An ``.npz`` file holds them as ``uplink`` and, where
-    it differs, ``downlink``; or it holds what Sionna gives: ``a`` (``tau`` may be beside it) or ``h_freq``, see
-    :func:`gains_from`.
+    A ``.npy`` file holds power gains |h|², ``[rounds, devices]``. An ``.npz`` file holds them as ``uplink`` and, if it
+    differs, ``downlink``; or it holds Sionna's ``a`` (and possibly ``tau``) or ``h_freq``, see :func:`gains_from`.
     """
     path = Path(path)
-    kind = one_of(f"the ending of radio.gains_array {path.name!r}", path.suffix.lower(), (".npy", ".npz"))
-    found = {"uplink": _load(path)} if kind == ".npy" else _load_all(path)
+    one_of(f"the ending of radio.gains_array {path.name!r}", path.suffix.lower(), (".npy", ".npz"))
+    found = _load(path)
     for name in found:
-        one_of(f"an array in {str(path)!r}", name, _ARRAYS)
-    first = [name for name in ("uplink", "a", "h_freq") if name in found]
+        one_of(f"an array in {str(path)!r}", name, (*_ARRAYS, "downlink", "tau"))
+    first = [name for name in _ARRAYS if name in found]
     if len(first) != 1 or ("downlink" in found and first != ["uplink"]):
-        raise ConfigError(
-            f"{str(path)!r} holds {sorted(found) or 'no arrays'}; it must hold uplink (and may hold downlink), or a, "
-            "or h_freq."
-        )
-    form = {"uplink": "power", "a": "cir", "h_freq": "ofdm"}[first[0]]
+        have = sorted(found) or "no arrays"
+        raise ConfigError(f"{str(path)!r} holds {have}; it must hold uplink (and possibly downlink), a, or h_freq.")
     try:
-        return gains_from(found[first[0]], found.get("downlink"), form=form)
+        return gains_from(found[first[0]], found.get("downlink"), form=_ARRAYS[first[0]])
     except ConfigError as error:
         raise ConfigError(f"{str(path)!r}: {error}") from None
 
 
-def _load_all(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    """Return the arrays of a file by name; the one of a ``.npy`` file is the uplink."""
+    zipped = path.suffix.lower() == ".npz"
     try:
-        with zipfile.ZipFile(path) as archive:
-            largest = max((entry.file_size for entry in archive.infolist()), default=0)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from None
-    if largest > _LARGEST:
-        raise _unreadable(path, f"an array in it has {largest:,} bytes")
-    found = _load(path)
-    try:
-        return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise _unreadable(path, error) from None
-    finally:
-        found.close()
-
-
-def _load(path: Path) -> Any:
-    try:
-        # Mapped, so that a header that promises more than the file has is found out before memory is asked for.
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
+                largest = max((entry.file_size for entry in archive.infolist()), default=0)
+            if largest > _LARGEST:
+                raise ValueError(f"an array in it has {largest:,} bytes")
+        # Memory-mapped, so that a header that promises more than the file holds fails before memory is allocated.
         found = np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError, EOFError, MemoryError, OverflowError) as error:
-        raise _unreadable(path, error) from None
-    if (path.suffix.lower() == ".npz") != isinstance(found, np.lib.npyio.NpzFile):
-        raise _unreadable(path, "what is in it is not what its ending says")
-    return found
+        if zipped != isinstance(found, np.lib.npyio.NpzFile):
+            raise ValueError("its content does not match its ending")
+        if not zipped:
+            return {"uplink": found}
+        with found:
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError, NotImplementedError, *_ZIP_ERRORS) as error:
+        objects = re.search("pickle|Python objects", str(error))
+        why = "it holds Python objects, which are never unpickled" if objects else error
+        raise ConfigError(f"cannot read the gains {str(path)!r}: {why}. Write it with np.save or np.savez.") from None
 
 
-def _unreadable(path: Path, why: object) -> ConfigError:
-    told = "it holds Python objects, which are never unpickled" if re.search("pickle|Python objects", str(why)) else why
-    return ConfigError(f"cannot read the gains {str(path)!r}: {told}. Write it with np.save or np.savez.")
-
-
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error)
 _LINKS = ("uplink", "downlink")
 
 
-def read_gains(path: str | Path) -> Measured:
+def read_gains(path: str | Path) -> MeasuredGains:
     """Read measured gains from a CSV file.
 
     Its columns are ``round``, ``device``, ``uplink`` and ``downlink``, the last two as power gains |h|²; or
-    ``uplink_db`` and ``downlink_db`` in decibels. Without a downlink column, it is taken to be as good as the uplink.
-    Rows may come in any order; every device needs a gain in every round. Rounds count from 1, as those of a run do, and
-    devices from 0. Round r of a run takes round r of the table, and begins again with round 1 after the last.
+    ``uplink_db`` and ``downlink_db`` in decibels. Without a downlink column, the downlink equals the uplink. Rows may
+    be in any order; every device needs a gain in every round. Rounds count from 1, devices from 0.
     """
     columns, rows = read_table(path, "gains")
     for name in columns:
         one_of(f"a column of {str(path)!r}", name, ("round", "device", *_LINKS, *(f"{link}_db" for link in _LINKS)))
-        if f"{name}_db" in columns:
-            raise ConfigError(
-                f"{str(path)!r} has the columns {name} and {name}_db, a gain twice; leave out one of them."
-            )
-    up = next((name for name in ("uplink", "uplink_db") if name in columns), None)
-    if up is None or not {"round", "device"} <= set(columns) or not rows:
+    given = {link: [name for name in (link, f"{link}_db") if name in columns] for link in _LINKS}
+    many = any(len(names) > 1 for names in given.values())
+    if many or not given["uplink"] or not {"round", "device"} <= set(columns) or not rows:
         raise ConfigError(
-            f"{str(path)!r} has the columns {columns} and {len(rows)} rows; "
-            "it must have round, device, and uplink or uplink_db, may have downlink or downlink_db, and a row a gain."
+            f"{str(path)!r} has the columns {columns} and {len(rows)} rows; it must have round, device, one of uplink "
+            "and uplink_db, at most one of downlink and downlink_db, and one row per gain."
         )
-    down = next((name for name in ("downlink", "downlink_db") if name in columns), up)
-    table: dict[tuple[int, int], tuple[float, float]] = {}
-    for row in rows:
-        place = row.whole("round", 1), row.whole("device", 0)
-        if place in table:
-            raise ConfigError(f"{row.where}: device {place[1]} has a gain in round {place[0]} already.")
-        table[place] = _gain(row, up), _gain(row, down)
-    devices = 1 + max(device for _, device in table)
-    rounds = max(number for number, _ in table)
-    for place in ((r, k) for r in range(1, rounds + 1) for k in range(devices)):
-        if place not in table:  # found within as many looks as there are rows, whatever numbers they hold
-            raise ConfigError(
-                f"{str(path)!r} has no gain of device {place[1]} in round {place[0]}; every device needs one in every "
-                "round. Rounds count from 1, devices from 0."
-            )
-    both = np.array([[table[r, k] for k in range(devices)] for r in range(1, rounds + 1)])
-    return Measured(uplink=both[..., 0], downlink=both[..., 1])
+    (up,), (down,) = given["uplink"], given["downlink"] or given["uplink"]
+    table = by_numbers(rows, round=1, device=0)
+    rounds, devices = max(number for number, _ in table), 1 + max(device for _, device in table)
+    for r, k in ((r, k) for r in range(1, rounds + 1) for k in range(devices)):
+        if (r, k) not in table:  # found after at most as many steps as there are rows
+            raise ConfigError(f"{str(path)!r} has no gain of device {k} in round {r}; give one per device and round.")
+    both = [[(_gain(table[r, k], up), _gain(table[r, k], down)) for k in range(devices)] for r in range(1, rounds + 1)]
+    return MeasuredGains(uplink=np.array(both)[..., 0], downlink=np.array(both)[..., 1])
 
 
-def _gain(row: Row, column: str) -> float:
+def _gain(row: TableRow, column: str) -> float:
     value = row.number(column)
     if not column.endswith("_db"):
         return value
-    return float(10.0 ** (min(value, 3000.0) / 10.0))  # no float is larger; the rest is refused later
+    return float(10.0 ** (min(value, 3000.0) / 10.0))  # larger values overflow a float, and are refused anyway

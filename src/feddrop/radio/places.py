@@ -1,20 +1,20 @@
-"""Devices dropped at random into a disc around the base station: where they are, what they see, what that costs in dB.
+"""Devices dropped at random into a disc around the base station: positions, lines of sight, path loss, shadowing.
 
-All of this is drawn once for a run and stays: devices do not move. Only the small-scale fading, whose mean is 1, is
-drawn anew in every round. Further devices change nobody's place.
+All of this is drawn once per run: devices do not move. Only the small-scale fading, whose mean is 1, is drawn in every
+round. The position of a device does not depend on the number of devices.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
-from feddrop.config.radio import SIGHTS
-from feddrop.errors import ConfigError, FeddropWarning, one_of, within
+from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio.fading import Rician
 from feddrop.radio.propagation import (
     MODELS,
@@ -38,18 +38,20 @@ _DEEPEST_M = 25.0
 class Place:
     """A site: the model of TR 38.901, the carrier, heights, and the disc that devices are dropped into.
 
+    ``[radio]`` declares the range of each value; this class checks what depends on the model.
+
     Attributes:
         model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
         carrier_hz: carrier frequency.
-        radius_m: of the disc.
-        min_distance_m: closest a device is dropped.
+        radius_m: radius of the disc.
+        min_distance_m: smallest distance of a device.
         base_height_m: h_B.
         device_height_m: h_D.
-        antenna_gain_db: of base station and device together, dBi.
-        sight: whether a line of sight is ``"drawn"`` by its probability, or there ``"always"`` or ``"never"``.
+        antenna_gain_db: sum of the antenna gains of base station and device, dBi.
+        sight: line of sight: ``"drawn"`` by its probability, ``"always"`` or ``"never"``.
         shadowing: whether shadowing is drawn.
         indoor_share: probability that a device is in a building; ``uma`` and ``umi`` only.
-        kappa: κ of the devices with a line of sight; None to draw it as the model has it. All others have 0.
+        kappa: κ of the devices with a line of sight; None to draw it by the model. All others have 0.
     """
 
     model: str
@@ -65,55 +67,46 @@ class Place:
     kappa: float | None = None
 
     def __post_init__(self) -> None:
-        model = MODELS[one_of("radio.propagation", self.model, MODELS)]
-        one_of("radio.sight", self.sight, SIGHTS)
-        self._within("carrier_hz", (1e9 * model.ghz[0], 1e9 * model.ghz[1]))
-        for name, allowed in (("base_height_m", model.base_m), ("device_height_m", model.device_m)):
-            if allowed[0] < allowed[1]:
-                self._within(name, allowed)
-            elif getattr(self, name) != allowed[0]:
-                self._note_height(name, allowed[0])
-        within("radio.indoor_share", self.indoor_share, 0.0, 1.0)
-        within("radio.antenna_gain_db", self.antenna_gain_db, -100.0, 100.0)
+        if problem := next(self.problems(), ""):
+            raise ConfigError(problem)
+        for name, (nominal, highest) in self._heights().items():
+            if nominal == highest != getattr(self, name):
+                warnings.warn(
+                    f"radio.{name} is {getattr(self, name):g}; TR 38.901 gives {self.model!r} only for {nominal:g}. "
+                    "The formulas accept other heights, but the report does not cover them.",
+                    FeddropWarning,
+                    stacklevel=2,
+                )
+
+    def _heights(self) -> dict[str, tuple[float, float]]:
+        return {"base_height_m": MODELS[self.model].base_m, "device_height_m": MODELS[self.model].device_m}
+
+    def problems(self) -> Iterator[str]:
+        """Yield one message for each value that the model does not allow."""
+        ghz = MODELS[self.model].ghz
+        ranges = {"carrier_hz": (1e9 * ghz[0], 1e9 * ghz[1]), "antenna_gain_db": (-100.0, 100.0)}
+        ranges |= {name: ends if ends[0] < ends[1] else (1e-3, 1e3) for name, ends in self._heights().items()}
+        for name, (low, high) in ranges.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                yield f"radio.{name} is {value:g}; in {self.model!r} of TR 38.901 it must be from {low:g} to {high:g}."
         if self.indoor_share and self.model not in _INDOORS:
-            raise ConfigError(
+            yield (
                 f"radio.indoor_share is {self.indoor_share:g}, but {self.model!r} has no loss into buildings; only "
-                f"{' and '.join(_INDOORS)} have."
+                f"{' and '.join(_INDOORS)} have one."
             )
         if not 0 <= self.min_distance_m <= self.radius_m:
-            raise ConfigError(
-                f"radio.min_distance_m is {self.min_distance_m:g} and radio.radius_m {self.radius_m:g}; devices are "
-                "dropped between them, so write 0 <= min_distance_m <= radius_m."
+            yield (
+                f"radio.min_distance_m is {self.min_distance_m:g} and radio.radius_m {self.radius_m:g}; write 0 <= "
+                "min_distance_m <= radius_m."
             )
-        if self.kappa is not None and not 0 <= self.kappa < np.inf:
-            raise ConfigError(f"radio.kappa is {self.kappa:g}; it must be 0 or more, and finite.")
-
-    def _within(self, name: str, allowed: tuple[float, float]) -> None:
-        value = getattr(self, name)
-        if not allowed[0] <= value <= allowed[1]:
-            raise ConfigError(
-                f"radio.{name} is {value:g}; the model {self.model!r} of TR 38.901 holds from {allowed[0]:g} to "
-                f"{allowed[1]:g}."
-            )
-
-    def _note_height(self, name: str, nominal: float) -> None:
-        value = getattr(self, name)
-        if not 0 < value < 1000:
-            raise ConfigError(f"radio.{name} is {value:g}; it must be a height in metres, {nominal:g} by the model.")
-        warnings.warn(
-            f"radio.{name} is {value:g}; the model {self.model!r} of TR 38.901 is given for {nominal:g}. The formulas "
-            "take it, but the report does not vouch for it.",
-            FeddropWarning,
-            stacklevel=2,
-        )
 
     def drop(self, devices: int, seed: int, distances_m: npt.ArrayLike | None = None) -> Dropped:
-        """Drop devices uniformly over the disc, and draw what stays with each of them for the run.
+        """Drop devices uniformly over the disc, and draw their properties for the run.
 
         Args:
             devices: K.
-            seed: from which everything is drawn.
-            distances_m: horizontal distances instead, ``[num_devices]``.
+            seed: seed of all draws.
+            distances_m: given horizontal distances, ``[num_devices]``.
         """
         spot = generator(derive(seed, "spot")).random((devices, 2))
         inner, outer = self.min_distance_m**2, self.radius_m**2
@@ -121,8 +114,12 @@ class Place:
         if distances_m is not None:
             distance = np.asarray(distances_m, dtype=np.float64)
             if distance.shape != (devices,):
-                raise ConfigError(f"distances_m has {distance.size} values for {devices} devices.")
-        self._check_distance(distance)
+                raise ConfigError(f"distances_m has {distance.size} values for {devices} devices; give one per device.")
+        low, high = MODELS[self.model].distance_m
+        indoors = self.model.startswith("inh")
+        metres = np.hypot(distance, self.base_height_m - self.device_height_m) if indoors else distance
+        rule = f"from {low:g} to {high:g} m, where {self.model!r} is valid{', heights included' * indoors}"
+        refuse("distance_m", metres, (metres >= low) & (metres <= high), rule, distance.shape)
         chance = generator(derive(seed, "sight")).random((devices, 2))
         sight = self._sight(distance, chance[:, 0])
         around = surroundings_m(distance, self.device_height_m, chance[:, 1]) if self.model == "uma" else 1.0
@@ -139,14 +136,6 @@ class Place:
             kappa=self._kappa(sight & ~indoor, seed),
         )
 
-    def _check_distance(self, distance: FloatArray) -> None:
-        """Refuse devices that are closer or farther than the model is given for."""
-        low, high = MODELS[self.model].distance_m
-        indoors = self.model.startswith("inh")
-        metres = np.hypot(distance, self.base_height_m - self.device_height_m) if indoors else distance
-        rule = f"from {low:g} to {high:g} m, where {self.model!r} holds{', heights included' * indoors}"
-        refuse("distance_m", metres, (metres >= low) & (metres <= high), rule, distance.shape)
-
     def _sight(self, distance: FloatArray, chance: FloatArray) -> BoolArray:
         if self.sight != "drawn":
             return np.full(distance.shape, self.sight == "always")
@@ -162,7 +151,7 @@ class Place:
         return np.asarray(normal * np.where(indoor, _INDOOR_SHADOW_DB, spread))
 
     def _buildings(self, devices: int, seed: int) -> tuple[BoolArray, FloatArray]:
-        """Who is in a building, and the loss of wall and rooms, dB: its outer wall, 0.5 dB a metre, and a spread."""
+        """Return which devices are in a building, and the loss of wall and rooms, dB: 0.5 dB per metre inside."""
         random = generator(derive(seed, "indoor"))
         draw, normal = random.random((devices, 4)), generator(derive(seed, "wall")).standard_normal(devices)
         indoor = draw[:, 0] < self.indoor_share
@@ -179,17 +168,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Devices where they were dropped, ``[num_devices]`` each.
+    """Dropped devices, ``[num_devices]`` each.
 
     Attributes:
         place: the site.
         distance_m: horizontal distance to the base station.
-        angle_rad: direction, for pictures; nothing depends on it.
-        sight: who has a line of sight.
-        indoor: who is in a building.
-        path_loss_db: walls included.
-        shadow_db: added to it.
-        kappa: κ of the fading; 0, which is Rayleigh fading, without a line of sight and in buildings.
+        angle_rad: direction, only for pictures.
+        sight: devices with a line of sight.
+        indoor: devices in a building.
+        path_loss_db: path loss, including walls.
+        shadow_db: shadowing, in addition.
+        kappa: κ of the fading; 0 (Rayleigh fading) without a line of sight and in buildings.
     """
 
     place: Place
@@ -203,7 +192,7 @@ class Dropped:
 
     @property
     def gain(self) -> FloatArray:
-        """Mean power gain of every device's link, antennas included."""
+        """Mean power gain of every device's link, including antennas."""
         return np.asarray(10.0 ** ((self.place.antenna_gain_db - self.path_loss_db - self.shadow_db) / 10.0))
 
     @property

@@ -1,7 +1,7 @@
 """Path loss and line of sight by 3GPP TR 38.901 (V16.1), Tables 7.4.1-1, 7.4.2-1, 7.4.3-2 and 7.5-6.
 
-Distances d are horizontal, in metres; D = √(d² + (h_B - h_D)²) is the straight one; f is the carrier in GHz. A device
-has a line of sight to the base station or not; without one its loss is the larger of the two columns:
+d is the horizontal distance in metres, D = √(d² + (h_B - h_D)²) the straight one, f the carrier in GHz. Without a line
+of sight to the base station, the loss is the larger of the two columns:
 
     model  with a line of sight, dB                            without, dB
     uma    28 + 22 lg D + 20 lg f                              13.54 + 39.08 lg D + 20 lg f - 0.6 (h_D - 1.5)
@@ -13,9 +13,9 @@ has a line of sight to the base station or not; without one its loss is the larg
     inh    32.4 + 17.3 lg D + 20 lg f                          17.3 + 38.3 lg D + 24.9 lg f
     rma    in ``_rma``
 
-d' = 4 (h_B - h_E)(h_D - h_E) f/c is the breakpoint, h_E the height of what surrounds the device, 1 m but for high ones.
-c is 3.0e8 m/s, as in the report. The losses are a mean over places; shadowing, which the standard gives as a normal
-spread in dB, comes on top (:mod:`feddrop.radio.places`).
+d' = 4 (h_B - h_E)(h_D - h_E) f/c is the breakpoint, and h_E the height of the surroundings, 1 m except for high
+devices. c is 3.0e8 m/s, as in the report. The losses are means over places; shadowing, normal in dB, is added in
+:mod:`feddrop.radio.places`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import BoolArray, FloatArray
-from feddrop.errors import one_of
 from feddrop.radio.devices import Range
 
 LIGHT = 3.0e8
 STREET_M, BUILDING_M = 20.0, 5.0
-"""Width of streets and height of buildings in the rural model: its defaults."""
+"""Default width of streets and height of buildings in the rural model."""
 
 
 class Link(NamedTuple):
-    """Where devices are, seen from the base station; arrays are ``[num_devices]``.
+    """Positions of devices relative to the base station; arrays are ``[num_devices]``.
 
     Attributes:
         distance_m: d, horizontal.
         ghz: f, the carrier.
         base_m: h_B, height of the base station.
         device_m: h_D, height of the devices.
-        around_m: h_E, height of what surrounds them.
+        around_m: h_E, height of their surroundings.
     """
 
     distance_m: FloatArray
@@ -66,14 +65,14 @@ class Link(NamedTuple):
 
 
 class Propagation(NamedTuple):
-    """A model of the report, where it holds, and what its own evaluations assume.
+    """A model of the report and where it is valid.
 
     Attributes:
         losses: of a link with and without a line of sight, dB.
         sight: probability of a line of sight at a distance, for devices at a height.
         shadow_db: standard deviation of the shadowing with and without a line of sight.
         kappa_db: mean and standard deviation of κ with a line of sight.
-        distance_m: shortest and longest distance it is given for: the straight one indoors, else the horizontal one.
+        distance_m: shortest and longest distance: straight indoors, else horizontal.
         ghz: lowest and highest carrier.
         base_m: lowest and highest base station.
         device_m: lowest and highest device.
@@ -90,31 +89,29 @@ class Propagation(NamedTuple):
 
 
 def path_loss_db(model: str, link: Link, sight: npt.ArrayLike) -> FloatArray:
-    """Loss of links in dB, ``[num_devices]``, shadowing aside.
+    """Return the path loss of links in dB, ``[num_devices]``, without shadowing.
 
     Args:
         model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
-        link: where the devices are.
+        link: positions of the devices.
         sight: which of them have a line of sight.
     """
-    one_of("propagation", model, MODELS)
     with_sight, without = MODELS[model].losses(link)
     return np.where(sight, with_sight, np.maximum(with_sight, without))
 
 
 def sight_probability(model: str, distance_m: npt.ArrayLike, device_m: float = 1.5) -> FloatArray:
-    """Probability that a device has a line of sight, by distance and height."""
-    one_of("propagation", model, MODELS)
+    """Return the probability of a line of sight at these distances and this height."""
     return MODELS[model].sight(np.asarray(distance_m, dtype=np.float64), device_m)
 
 
 def surroundings_m(distance_m: FloatArray, device_m: float, draw: FloatArray) -> FloatArray:
-    """h_E of the ``uma`` model: 1 m, and for devices above 13 m sometimes a roof below them.
+    """Return h_E of the ``uma`` model: 1 m, or for devices above 13 m sometimes a roof below them.
 
     Args:
         distance_m: of the devices.
         device_m: their height.
-        draw: a number in [0, 1) for each.
+        draw: a random number in [0, 1) per device.
     """
     heights = np.arange(12.0, device_m - 1.5 + 1e-9, 3.0)
     if not heights.size:
@@ -125,7 +122,7 @@ def surroundings_m(distance_m: FloatArray, device_m: float, draw: FloatArray) ->
 
 
 def wall_db(ghz: float, high_loss: npt.ArrayLike) -> FloatArray:
-    """Loss through the outer wall of a building, dB: glass and concrete, or coated glass and concrete."""
+    """Return the loss in dB of a building's outer wall: glass and concrete, or coated glass and concrete."""
     glass, coated, concrete = (10.0 ** (-loss / 10.0) for loss in (2 + 0.2 * ghz, 23 + 0.3 * ghz, 5 + 4 * ghz))
     low = 5.0 - 10.0 * np.log10(0.3 * glass + 0.7 * concrete)
     high = 5.0 - 10.0 * np.log10(0.7 * coated + 0.3 * concrete)
@@ -133,7 +130,7 @@ def wall_db(ghz: float, high_loss: npt.ArrayLike) -> FloatArray:
 
 
 def beyond_breakpoint(link: Link) -> BoolArray:
-    """Which links of the rural model are so long that their shadowing spreads more."""
+    """Return which links of the rural model are beyond the breakpoint, where shadowing is stronger."""
     return np.asarray(link.distance_m > _rural_breakpoint_m(link))
 
 
@@ -192,7 +189,7 @@ def _lg(value: npt.ArrayLike) -> FloatArray:
 
 
 def _high(distance_m: FloatArray, device_m: float) -> FloatArray:
-    """C of the ``uma`` model: how much more a high device sees."""
+    """Return C of the ``uma`` model, which raises the probability of a line of sight of high devices."""
     height = ((device_m - 13.0) / 10.0) ** 1.5 if device_m > 13.0 else 0.0
     far = 1.25 * (distance_m / 100.0) ** 3 * np.exp(-distance_m / 150.0)
     return np.where(distance_m > 18.0, height * far, 0.0)

@@ -1,4 +1,4 @@
-"""Tables that people write: CSV files, read so that a slip is named by file, line and column."""
+"""CSV tables written by users; errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -15,51 +15,49 @@ from feddrop.errors import ConfigError
 _LONGEST = 40
 
 
-class Row(NamedTuple):
-    """One line of a table.
+class TableRow(NamedTuple):
+    """One row of a table.
 
     Attributes:
-        where: file and line, to begin a message with.
-        cells: by name of the column; all columns are there.
+        where: file and line, the beginning of a message.
+        cells: text by column name, for all columns.
     """
 
     where: str
     cells: dict[str, str]
 
     def number(self, column: str) -> float:
-        """The number in a column; ``inf`` and ``nan`` only where they are written out."""
+        """Return the number in a column; infinity and NaN must be written as ``inf`` and ``nan``."""
         text = self.cells[column].strip()
         try:
             value = float(text)
         except ValueError:
-            raise ConfigError(f"{self.where}: {column} is {brief(text)}; it must be a number.") from None
-        if math.isinf(value) and "inf" not in text.lower():
-            raise ConfigError(f"{self.where}: {column} is {brief(text)}, beyond what a number can be.")
+            value = math.inf
+        if math.isinf(value) and text.lower().lstrip("+-") not in ("inf", "infinity"):
+            raise ConfigError(f"{self.where}: {column} is {brief(text)}; it must be a number, at most 1.8e308.")
         return value
 
     def whole(self, column: str, least: int) -> int:
-        """The whole number in a column."""
+        """Return the whole number in a column."""
         text = self.cells[column].strip()
         try:
             value = int(text)
         except ValueError:
             value = least - 1
         if value < least:
-            raise ConfigError(
-                f"{self.where}: {column} is {brief(text)}; it must be a whole number, and they count from {least}."
-            )
+            raise ConfigError(f"{self.where}: {column} is {brief(text)}; it must be a whole number from {least}.")
         return value
 
 
-def read_table(path: str | Path, what: str) -> tuple[list[str], list[Row]]:
-    """Read a CSV file with a line of column names; a byte-order mark before it is no part of it.
+def read_table(path: str | Path, what: str) -> tuple[list[str], list[TableRow]]:
+    """Read a CSV file with a header line, with or without a byte-order mark.
 
     Args:
         path: the file, UTF-8.
-        what: is in it, to say what cannot be read.
+        what: name of its content, for messages.
 
     Returns:
-        The names of the columns, and the rows: none is empty, and each has all columns.
+        The column names, and the rows that are not empty.
     """
     name = repr(str(path))
     try:
@@ -68,42 +66,54 @@ def read_table(path: str | Path, what: str) -> tuple[list[str], list[Row]]:
         found = [(lines.line_num, line) for line in lines if any(cell.strip() for cell in line)]
     except csv.Error as error:
         raise ConfigError(f"cannot read the {what} {name}: {error}.") from None
-    for column in columns:
-        if columns.count(column) > 1:
-            raise ConfigError(f"{name} has two columns named {brief(column)}; leave one out.")
-    for number, line in found:
+    if twice := [column for column in columns if columns.count(column) > 1]:
+        raise ConfigError(f"{name} has two columns named {brief(twice[0])}; remove one.")
+    rows = [TableRow(f"{name}, line {number}", dict(zip(columns, line, strict=False))) for number, line in found]
+    for row, (_, line) in zip(rows, found, strict=True):
         if len(line) != len(columns):
-            raise ConfigError(f"{name}, line {number}: {len(line)} cells for {len(columns)} columns.")
-    return columns, [Row(f"{name}, line {number}", dict(zip(columns, line, strict=True))) for number, line in found]
+            raise ConfigError(f"{row.where}: {len(line)} cells for {len(columns)} columns.")
+    return columns, rows
 
 
-def by_device(rows: Sequence[Row], devices: int, what: str) -> list[Row]:
-    """Return the rows in the order of their devices, one each.
+def by_numbers(rows: Sequence[TableRow], **first: int) -> dict[tuple[int, ...], TableRow]:
+    """Return the rows by the numbers in these columns, each combination once.
 
     Args:
-        rows: with a column ``device``, from 0.
-        devices: how many there are.
-        what: the table is, to say who is missing.
+        rows: rows with these columns.
+        **first: the first number of each column.
     """
-    order: dict[int, Row] = {}
+    found: dict[tuple[int, ...], TableRow] = {}
     for row in rows:
-        device = row.whole("device", 0)
-        if device in order:
-            raise ConfigError(f"{row.where}: device {device} has a row already.")
+        key = tuple(row.whole(column, least) for column, least in first.items())
+        if key in found:
+            which = ", ".join(f"{column} {number}" for column, number in zip(first, key, strict=True))
+            raise ConfigError(f"{row.where}: a second row for {which}; remove one.")
+        found[key] = row
+    return found
+
+
+def by_device(rows: Sequence[TableRow], devices: int, what: str) -> list[TableRow]:
+    """Return the rows in the order of their devices, exactly one per device.
+
+    Args:
+        rows: rows with a column ``device``, counted from 0.
+        devices: K.
+        what: name of the table, for messages.
+    """
+    found = by_numbers(rows, device=0)
+    for (device,), row in found.items():
         if device >= devices:
-            raise ConfigError(f"{row.where}: device is {device}, but the devices are 0 to {devices - 1}.")
-        order[device] = row
-    for device in range(devices):
-        if device not in order:
-            raise ConfigError(f"{what} has no row of device {device}; the devices are 0 to {devices - 1}.")
-    return [order[device] for device in range(devices)]
+            raise ConfigError(f"{row.where}: device is {device}; the devices are 0 to {devices - 1}.")
+    if missing := [device for device in range(devices) if (device,) not in found]:
+        raise ConfigError(f"{what} has no row for device {missing[0]}; the devices are 0 to {devices - 1}.")
+    return [found[device,] for device in range(devices)]
 
 
 def brief(text: Any) -> str:
-    """A text in quotes, or a value, cut where it is long, nothing in it that could disturb a terminal."""
+    """Return a quoted text, or a value, shortened and without control characters."""
     try:
-        whole = text if isinstance(text, str) else str(text)
-    except ValueError:  # Python does not write out whole numbers of more than 4,300 digits
+        full = text if isinstance(text, str) else str(text)
+    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
         return "a number of thousands of digits"
-    shown = ascii(whole) if isinstance(text, str) else ascii(whole)[1:-1]
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}... ({len(whole):,} characters)"
+    shown = ascii(full) if isinstance(text, str) else ascii(full)[1:-1]
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}... ({len(full):,} characters)"

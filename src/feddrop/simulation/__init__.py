@@ -1,1 +1,1 @@
-"""One training run: its rounds, its devices, and everything that is checked before it starts."""
+"""One training run: its preparation and checks, its rounds and its devices."""

@@ -1,7 +1,7 @@
-"""What others want to hear of a run: TensorBoard, MLflow, Weights & Biases, or an object of your own.
+"""Callbacks: TensorBoard, MLflow, Weights & Biases, or a custom object.
 
-A callback is any object with some of the methods of :class:`Callback`. It looks on; it cannot alter the run, and one
-that fails is told once and left out from then on.
+A callback is any object with some of the methods of :class:`Callback`. It observes and cannot alter the run. One that
+fails is reported once and not called again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("feddrop")
 
 
 class RunView(Protocol):
-    """What a callback may ask of a run."""
+    """What a callback can read of a run."""
 
     @property
     def config(self) -> RunConfig:
@@ -35,31 +35,31 @@ class RunView(Protocol):
 
     @property
     def round(self) -> int:
-        """Rounds done so far; more than 0 at the start of a run that is resumed."""
+        """Rounds done so far; above 0 at the start of a resumed run."""
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What ``run.json`` tells of the run; ``about["id"]`` is the same in every part of one run."""
+        """The contents of ``run.json``; ``about["id"]`` stays the same when a run is resumed."""
 
 
 class Callback(Protocol):
-    """What a run tells. Have the methods you want; those that are not there are not called."""
+    """What a run calls. All methods are optional."""
 
     def on_start(self, run: RunView) -> None:
-        """Hear that a run starts or goes on, before its next round."""
+        """Called when a run starts or resumes, before its next round."""
 
     def on_round(self, record: RoundRecord) -> None:
-        """Hear of a round that is done and saved."""
+        """Called after a round was saved."""
 
     def on_end(self, run: RunView) -> None:
-        """Hear that a run ends: finished, stopped or failed."""
+        """Called when a run ends: finished, stopped or failed."""
 
 
 class TensorBoard:
-    """Every number of every round as a scalar of TensorBoard: ``tensorboard --logdir RUNS`` shows all runs.
+    """Write every number of every round as a TensorBoard scalar; ``tensorboard --logdir RUNS`` shows all runs.
 
     Args:
-        folder: where; None takes ``tensorboard/`` in the run folder.
+        folder: where to write; None for ``tensorboard/`` in the run folder.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -67,7 +67,7 @@ class TensorBoard:
         self._folder = folder
 
     def on_start(self, run: RunView) -> None:
-        """Open the files; rounds that are done again after a kill replace what was told of them."""
+        """Open the files; rounds repeated after a crash replace their earlier numbers."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = str(self._folder or run.folder / "tensorboard")
@@ -83,17 +83,17 @@ class TensorBoard:
             self._writer.add_histogram("rates", _array(rates), record.round)
         self._writer.flush()
 
-    def on_end(self, run: RunView) -> None:  # noqa: ARG002 -- every callback hears who ends
+    def on_end(self, run: RunView) -> None:  # noqa: ARG002
         """Close the files."""
         self._writer.close()
 
 
 class MLflow:
-    """Every setting as a parameter and every number as a metric of a run of MLflow.
+    """Log every setting as a parameter and every number as a metric of an MLflow run.
 
     Args:
         experiment: name of the experiment.
-        tracking_uri: where it is kept; empty leaves that to MLflow (``MLFLOW_TRACKING_URI``).
+        tracking_uri: where to store it; empty for MLflow's default (``MLFLOW_TRACKING_URI``).
     """
 
     def __init__(self, experiment: str = "feddrop", tracking_uri: str = "") -> None:
@@ -101,7 +101,7 @@ class MLflow:
         self._experiment, self._uri = experiment, tracking_uri
 
     def on_start(self, run: RunView) -> None:
-        """Start a run of MLflow, or go on with the one that this run wrote to before."""
+        """Start an MLflow run, or reopen the one that this run wrote to before."""
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(tracking_uri=self._uri or None)
@@ -124,12 +124,12 @@ class MLflow:
             self._client.log_metric(self._run, name, value, step=record.round)
 
     def on_end(self, run: RunView) -> None:
-        """Say whether the run finished."""
+        """Set the final status."""
         self._client.set_terminated(self._run, "FINISHED" if run.round >= run.config.rounds else "KILLED")
 
 
 class WandB:
-    """Every setting and every number in a run of Weights & Biases.
+    """Log every setting and every number to a Weights & Biases run.
 
     Args:
         project: name of the project.
@@ -140,7 +140,7 @@ class WandB:
         self._project = project
 
     def on_start(self, run: RunView) -> None:
-        """Start a run there, or go on with the one that this run wrote to before."""
+        """Start a Weights & Biases run, or reopen the one that this run wrote to before."""
         import wandb
 
         self._run: Any = wandb.init(
@@ -158,12 +158,12 @@ class WandB:
         self._run.log(record.scalars(), step=record.round)
 
     def on_end(self, run: RunView) -> None:
-        """Say whether the run finished."""
+        """Set the final status."""
         self._run.finish(exit_code=0 if run.round >= run.config.rounds else 1)
 
 
 def named_callbacks(config: Callbacks) -> list[Any]:
-    """Return the callbacks that a configuration names. A package that is missing is an error before anything starts."""
+    """Return the callbacks that a configuration names; a missing package is an error."""
     found: list[Any] = []
     if config.tensorboard:
         found.append(TensorBoard())
@@ -178,46 +178,45 @@ class CallbackList:
     """Several callbacks as one that never fails.
 
     Args:
-        given: the callbacks, in the order in which they are told.
-        first: others that are told before them.
+        given: the callbacks, in calling order.
+        named: callbacks to call before them.
     """
 
-    def __init__(self, given: Iterable[Any] = (), *, first: Iterable[Any] = ()) -> None:
+    def __init__(self, given: Iterable[Any], named: Callbacks) -> None:
         if not isinstance(given, Iterable):
             raise ConfigError(f"callbacks is {clean(repr(given), 60)}; it must be a list of callbacks.")
-        self._active = [*first, *given]
+        self._active = [*named_callbacks(named), *given]
         for one in self._active:
             if not any(callable(getattr(one, name, None)) for name in ("on_start", "on_round", "on_end")):
+                shown = clean(repr(one), 60)
                 raise ConfigError(
-                    f"a callback is {clean(repr(one), 60)}; it must have on_start(run), on_round(record) "
-                    "or on_end(run)."
+                    f"a callback is {shown}; it must have on_start(run), on_round(record) or on_end(run)."
                 )
 
     def on_start(self, run: RunView) -> None:
-        """Tell all that a run starts or goes on."""
-        self._tell("on_start", run)
+        """Call ``on_start`` of all."""
+        self._call("on_start", run)
 
     def on_round(self, record: RoundRecord) -> None:
-        """Tell all of a round that is done and saved."""
-        self._tell("on_round", record)
+        """Call ``on_round`` of all."""
+        self._call("on_round", record)
 
     def on_end(self, run: RunView) -> None:
-        """Tell all that a run ends."""
-        self._tell("on_end", run)
+        """Call ``on_end`` of all."""
+        self._call("on_end", run)
 
-    def _tell(self, name: str, what: Any) -> None:
+    def _call(self, name: str, argument: Any) -> None:
         for one in list(self._active):
             call = getattr(one, name, None)
             if call is None:
                 continue
             try:
-                call(what)
+                call(argument)
             except Exception as error:
                 self._active.remove(one)
-                said = clean(f"{type(error).__name__}: {error}", 200)
-                log.warning(
-                    "callback %s failed in %s (%s). The run goes on without it.", type(one).__name__, name, said
-                )
+                reason = clean(f"{type(error).__name__}: {error}", 200)
+                text = "callback %s failed in %s (%s). The run continues without it."
+                log.warning(text, type(one).__name__, name, reason)
 
 
 def _array(values: Sequence[float]) -> Any:
@@ -228,4 +227,4 @@ def _array(values: Sequence[float]) -> Any:
 
 def _need(package: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed, and a callback needs it: pip install 'feddrop[{extra}]'.")
+        raise ConfigError(f"a callback needs {package}, which is not installed: pip install 'feddrop[{extra}]'.")

@@ -1,7 +1,7 @@
-"""All that a device does, whoever runs it: the serial loop, a worker process, or a real device.
+"""Everything a device does, whether it runs in the serial loop, in a worker process or on real hardware.
 
-A device is handed bytes and gives bytes: a frame and its memory in, a frame and its memory out. In a simulation one
-:class:`Device` plays all of them, each with its own part of the data.
+A device takes bytes and returns bytes: a frame and its memory. In a simulation one :class:`Device` plays all devices,
+each with its part of the data.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from feddrop import wire
-from feddrop.errors import ConfigError, FeddropError, FrameError
+from feddrop.errors import FeddropError, FrameError
 from feddrop.executors.executor import Reply
-from feddrop.learning.batches import Inputs, LocalBatches, taken
+from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate
 from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
@@ -29,12 +29,12 @@ from feddrop.subnets.piece import to_device_shape
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
-"""Test samples a task; fixed, so that sums do not depend on who computes them."""
+"""Test samples per task; fixed, so that sums do not depend on the executor."""
 _TEST_BATCH = 500
 
 
 class Samples(NamedTuple):
-    """Everybody's data: training inputs and targets ``[N, ...]``, and the test set."""
+    """The data of all devices: training inputs and targets ``[N, ...]``, and the test set."""
 
     train_x: Inputs
     train_y: Tensor
@@ -44,16 +44,16 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """All that the device side needs to know; what a worker process is given.
+    """Everything the device side needs; worker processes receive it.
 
     Attributes:
         setup: the network, as a template, and how it is trained.
         factory: builds the method.
         samples: the data of all devices.
-        parts: sample numbers of each device, ``[K]`` tensors.
-        measures: what is measured on the test set, ``(outputs, targets) -> mean`` by name.
-        threads: torch threads a device.
-        torch_device: where devices compute, e.g. ``"cpu"`` or ``"cuda"``.
+        parts: sample numbers of each device, one tensor per device.
+        measures: metrics on the test set, ``(outputs, targets) -> mean`` by name.
+        threads: torch threads per device.
+        torch_device: where networks are trained, e.g. ``"cpu"`` or ``"cuda"``.
     """
 
     setup: Setup
@@ -66,20 +66,29 @@ class Task:
 
     @property
     def test_starts(self) -> range:
-        """Where the chunks of the test set begin."""
+        """The first sample of each chunk of the test set."""
         return range(0, len(self.samples.test_y), TEST_CHUNK)
 
+    @property
+    def network_bytes(self) -> int:
+        """Size of the full network."""
+        return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
+
+    def with_samples(self, samples: Samples) -> Task:
+        """Return the same task over other data."""
+        return replace(self, samples=samples)
+
     def start(self) -> Device:
-        """Start the device side that plays all devices."""
+        """Start a device side that plays all devices."""
         return Device(self)
 
 
 class Device:
-    """The device side: a network, a method and data, of which each device sees its own part.
+    """The device side: a network, a method and data, of which each device sees its part.
 
     Args:
-        task: what it needs to know.
-        number: which device this is, and no other; None where it plays all of them.
+        task: what it needs.
+        number: the device that it plays; None for all of them.
     """
 
     def __init__(self, task: Task, number: int | None = None) -> None:
@@ -93,7 +102,7 @@ class Device:
         self._norms = any(isinstance(module, norms) for module in self.model.modules())
 
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
-        """Do what a frame asks for. Whatever happens on a device, the server and the other devices go on."""
+        """Process a frame. An error becomes part of the reply, so that server and other devices continue."""
         started = time.perf_counter()
         try:
             with self._own_draws():
@@ -110,27 +119,28 @@ class Device:
         frame = wire.parse(data)
         head = frame.header
         if head.kind != "job" or head.device not in self._numbers:
-            ours = f"device {self._numbers[0]}" if len(self._numbers) == 1 else "one of ours"
-            raise FrameError(f"a {head.kind} for device {head.device} came; a job for {ours} was due.")
+            first, last = self._numbers[0], self._numbers[-1]
+            ours = f"device {first}" if first == last else f"a device from {first} to {last}"
+            raise FrameError(f"expected a job for {ours}, got {head.kind} for device {head.device}.")
         known = unpack_sections(memory)
         payload = {name: section.tensor(known.get(name)) for name, section in frame.sections.items()}
         job = Job(round=head.round, device=head.device, seed=head.seed, rate=head.rate, payload=payload)
         subnet = self.method.cut(job)
         kept = wire.decode(frame, subnet)
         values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
-        self._seed(derive(job.seed, "torch"))  # what the user's own layers draw (dropout)
-        parameters.load_into(self.model, self._counters)  # another device may have moved them
+        self._seed(derive(job.seed, "torch"))  # for layers that draw, such as dropout
+        parameters.load_into(self.model, self._counters)  # another device may have changed them
         update, remembered = self.method.local(subnet, values, job, self._batches(job), known)
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
         return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
 
     def _own_draws(self) -> AbstractContextManager[None]:
-        """Leave the caller's generators as they are."""
+        """Return a context that restores the caller's random generators."""
         where = torch.device(self.task.torch_device)
         return torch.random.fork_rng(devices=[where] if where.type == "cuda" else [])
 
     def _seed(self, seed: int) -> None:
-        """Seed what draws. torch.manual_seed writes down the call stack for every kind of accelerator: slow."""
+        """Seed the generator. On the CPU avoid torch.manual_seed, which is slow: it records the call stack."""
         if torch.device(self.task.torch_device).type == "cpu":
             torch.default_generator.manual_seed(seed)
         else:
@@ -144,30 +154,18 @@ class Device:
         )
 
     def load(self, values: Params) -> None:
-        """Load the parameters that are evaluated next."""
+        """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
     def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return the sum of the loss and of every measure over one chunk of the test set; and its size.
+        """Return summed loss and measures over one chunk of the test set, and its size.
 
-        What the network draws follows from the run's seed and the chunk: it is the same in every round and wherever.
+        Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
         samples, where = self.task.samples, self.task.torch_device
         stop = min(start + TEST_CHUNK, len(samples.test_y))
         cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
-        batches = ((taken(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
+        batches = ((take_samples(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
         with self._own_draws():
             self._seed(derive(self.task.setup.seed, "test", start))
             return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
-
-
-def check_torch_device(name: str) -> None:
-    """Raise unless torch can compute on a device of this name."""
-    try:
-        torch.zeros(1, device=name).add_(1).item()  # read back: the device "meta" computes nothing
-    except Exception as error:  # what a backend that is missing raises is its own affair
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise ConfigError(
-            f"execution.torch_device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device that "
-            "this machine has."
-        ) from None

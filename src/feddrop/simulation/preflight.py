@@ -1,83 +1,290 @@
-"""A few samples through the network before a run: what would fail on devices, or at the first test, is said now."""
+"""Can this run work? Every check that a run passes before its first round, in three lists.
+
+A check is a small function that yields a message per problem: what was given, what is allowed, what to do. The first
+message is raised. Checks of a single setting are declared with the setting, in ``config/``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
-from feddrop.config import Server
+from feddrop.config import CustomMethod, RunConfig
+from feddrop.config.execution import AUTO
 from feddrop.data import Dataset
-from feddrop.errors import ConfigError
-from feddrop.learning.local import Loss, call
-from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_own
-from feddrop.methods.method import Setup
-from feddrop.subnets import probe
+from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.simulation.cell_rates import CellRates
+from feddrop.simulation.custom import NAMES, CustomObjects
+from feddrop.simulation.trial import single_sample_notice, try_network
+from feddrop.storage import RoundRecord
+
+if TYPE_CHECKING:
+    from feddrop.simulation.preparation import Prepared
+
+# --- the configuration
 
 
-def check(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, descends: bool) -> None:
-    """Raise where outputs do not fit the targets, or a loss or a metric of the user's own does not give a number.
+def rate_has_an_effect(config: RunConfig) -> Iterator[str]:
+    """The method uses rates, and no radio decides them."""
+    if config.rate is not None and config.method.rateless:
+        yield f"rate is {config.rate!r}, which has no effect on {config.method.name!r}. Remove it, or use 'feddrop'."
+    if config.rate is not None and config.radio is not None and config.radio.scheme != "fixed":
+        yield (
+            f"rate is {config.rate!r}, which has no effect: [radio] decides the rates by its scheme "
+            f'{config.radio.scheme!r}. Remove rate, set radio.scheme = "fixed", or remove [radio]. To drop more or '
+            "less, change radio.deadline_s."
+        )
+
+
+def fixed_scheme_has_a_rate(config: RunConfig) -> Iterator[str]:
+    """The scheme ``"fixed"`` takes its rates from the configuration."""
+    if config.radio is not None and config.radio.scheme == "fixed" and config.rate is None:
+        yield 'radio.scheme is "fixed", which takes its rates from the key rate. Add one, such as rate = 0.3.'
+
+
+def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
+    """The dtype ``"auto"`` needs a cell whose rates depend on the size of frames."""
+    radio, use = config.radio, 'Otherwise use "float32", "float16" or "int8".'
+    if config.execution.dtype != AUTO:
+        return
+    if radio is None:
+        yield f'execution.dtype is "auto", which lets the cell choose, but there is no [radio] section. Add one. {use}'
+    elif radio.costs == "formula" or radio.scheme in ("fixed", "none"):
+        why = f"radio.costs is {radio.costs!r}" if radio.costs == "formula" else f"radio.scheme is {radio.scheme!r}"
+        yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
+
+
+CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell)
+"""Checks that need the configuration alone."""
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise a ConfigError if settings of several sections contradict each other."""
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"config is {shortened(config)}; it must be a feddrop.RunConfig, as RunConfig.from_file reads."
+        )
+    _raise_first(problem for check in CONFIG_CHECKS for problem in check(config))
+
+
+# --- the user's objects
+
+_CALLED = {
+    "method": ("a function of one argument, setup -> Method", 1, "method.name"),
+    "executor": ("a function of one argument, task -> Executor", 1, "execution.executor"),
+    "loss": ("a function (outputs, targets) -> mean loss", 2, "train.loss"),
+    "rates": ("a function (workload, participation) -> scheme", 2, "rate"),
+}
+"""Arguments that must be functions: what they are, their number of arguments, and the setting they replace."""
+
+
+def functions_can_be_called(custom: CustomObjects) -> Iterator[str]:
+    """Functions take the arguments that they are called with."""
+    for name, (what, count, key) in _CALLED.items():
+        given = getattr(custom, name)
+        if given is not None and not _takes(given, count):
+            yield f"{name} is {shortened(given)}; it must be {what}. To use one of feddrop's by name, set {key}."
+
+
+def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
+    """The data are a Dataset."""
+    given: Any = custom.dataset
+    if given is not None and not isinstance(given, Dataset):
+        yield (
+            f"dataset is {shortened(given)}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
+            "feddrop.from_dataset return. To use one of feddrop's by name, set data.name."
+        )
+
+
+def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
+    """Metrics are functions by name, and the names are free."""
+    metrics: Any = custom.metrics or {}
+    if not isinstance(metrics, Mapping) or not all(
+        isinstance(name, str) and callable(metrics[name]) for name in metrics
+    ):
+        yield f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> mean."
+        return
+    taken = {"loss", "mean_rate", *(item.name for item in fields(RoundRecord))}
+    for name in metrics:
+        if not name.strip():
+            yield f"metrics has the name {name!r}; metric names must not be blank."
+        if name in taken:
+            yield f"metrics has {name!r}, which is a field of every record. Use another name."
+
+
+def objects_go_together(custom: CustomObjects) -> Iterator[str]:
+    """No argument makes another one useless."""
+    if custom.samples is not None and (custom.parts is not None or custom.executor is None):
+        yield (
+            "samples is given, which is for devices that hold their own data: it needs an executor that reaches them, "
+            "and no parts. For simulated devices, give parts only."
+        )
+    if custom.gains is not None and custom.rates is not None:
+        yield "gains and rates are both given; gains have no effect if rates=... decides. Remove one."
+
+
+CUSTOM_CHECKS = (functions_can_be_called, dataset_is_a_dataset, metrics_are_functions, objects_go_together)
+"""Checks that need the user's objects alone."""
+
+
+def check_custom(custom: CustomObjects) -> None:
+    """Raise a ConfigError if an object is of the wrong type, or has no effect."""
+    _raise_first(problem for check in CUSTOM_CHECKS for problem in check(custom))
+
+
+def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
+    """Raise a RunError unless the same kinds of objects are given as at the start; the executor may differ.
 
     Args:
-        setup: network and loss.
-        dataset: the data.
-        metrics: of the user's own.
-        descends: whether devices descend the loss, which needs a gradient; a method from outside may not.
+        custom: the objects given now.
+        before: ``run.json``.
     """
-    model = probe.twin(setup.model)
-    with probe.random_state_kept(model):
-        with torch.no_grad():
-            outputs, targets = _tried(model, dataset, 1)
-        classes = 1 + int(max(y.max() for y in (dataset.train_y, dataset.test_y)))
-        check_fit(setup.loss, outputs, targets, classes)
-        if setup.loss in LOSSES.values() and not metrics:
-            return
-        outputs, targets = _tried(model, dataset, 2)
-        check_own(setup.loss, outputs, targets, learned=descends)
-        with torch.no_grad():
-            check_metrics(metrics, outputs, targets)
+    if not isinstance(names := before.get("custom"), list):
+        raise RunError(
+            "run.json does not list the custom objects of the run; feddrop before 0.3 wrote it. Start a new run."
+        )
+    now = {argument: argument in custom.given() for argument in NAMES if argument != "executor"}
+    more = [argument for argument, given in now.items() if given and NAMES[argument] not in names]
+    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in names]
+    if more:
+        raise RunError(
+            f"the run was started without a custom {' and '.join(more)}. Resume it without, or start a new one."
+        )
+    if missing:
+        call = f"feddrop.resume(folder, {', '.join(f'{argument}=...' for argument in missing)})"
+        raise RunError(f"the run was started with a custom {' and '.join(missing)}. Give the same again: {call}.")
 
 
-def note(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
-    """Return a line if devices train on single samples, and the network's norms cannot: those fail in every round.
-
-    Args:
-        setup: network and settings of training.
-        dataset: the data.
-        samples: how many samples every device holds.
-    """
-    failing = len(samples) if setup.train.batch_size == 1 else sum(count == 1 for count in samples)
-    if not failing:
-        return ""
-    model = probe.twin(setup.model).train()
+def _takes(given: Any, count: int) -> bool:
+    """Return whether something can be called with this many arguments, as far as its signature shows."""
+    if not callable(given):
+        return False
     try:
-        with torch.no_grad(), probe.random_state_kept(model):
-            _tried(model, dataset, 1)
-    except Exception as error:  # as torch's norms raise for one value a channel
-        why = "train.batch_size is 1" if setup.train.batch_size == 1 else "they have one sample"
-        return (
-            f"{failing} of {len(samples)} devices will fail in every round: {why}, and the network cannot train on "
-            f"one: {error}. Give them more, or use a norm that needs no batch, as nn.GroupNorm."
+        inspect.signature(given).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        pass
+    return True
+
+
+# --- everything that was built
+
+
+def torch_device_computes(run: Prepared) -> Iterator[str]:
+    """Torch can compute on the device; workers of a Ray cluster check theirs."""
+    if run.config.execution.executor != "ray":
+        yield from _torch_device_problems(run.config.execution.torch_device)
+
+
+def check_torch_device(name: str) -> None:
+    """Raise a ConfigError unless torch can compute on a device of this name."""
+    _raise_first(_torch_device_problems(name))
+
+
+def _torch_device_problems(name: str) -> Iterator[str]:
+    try:
+        torch.zeros(1, device=name).add_(1).item()  # read back: the device "meta" computes nothing
+    except Exception as error:  # backends raise errors of various types
+        reason = str(error).partition("\n")[0].rstrip(".")
+        yield (
+            f"execution.torch_device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device "
+            "of this machine."
         )
-    return ""
 
 
-def _tried(model: nn.Module, dataset: Dataset, count: int) -> tuple[Any, Tensor]:
-    """Return what a network gives for the first samples, and their targets."""
-    targets = dataset.train_y[:count].to(next(model.parameters()).device)
-    return call(model, probe.samples(model, dataset.example, len(targets))), targets
+def gains_have_a_radio(run: Prepared) -> Iterator[str]:
+    """Gains are those of a radio."""
+    if run.custom.gains is not None and run.config.radio is None:
+        yield "gains are given, which have no effect without a radio. Add a [radio] section."
 
 
-def check_server(server: Server, devices: int) -> None:
-    """Raise if a round of at most this many devices can never satisfy the server's settings."""
-    if server.min_devices > devices:
-        raise ConfigError(
-            f"server.min_devices is {server.min_devices}, but at most {devices} devices take part in a round."
+def every_round_has_devices(run: Prepared) -> Iterator[str]:
+    """In every round, devices are available and in the cell."""
+    wanted, devices, rounds = run.config.participation.count, len(run.samples), run.config.rounds
+    if wanted > devices:
+        yield f"participation.count is {wanted}, but there are only {devices} devices."
+    if empty := run.roster.first_empty_round(rounds):
+        yield (
+            f"no device is available in round {empty}, by participation.availability. Run fewer rounds, or add rows "
+            "for it and start a new run."
         )
-    if server.krum and devices < 2 * server.krum + 3:
-        raise ConfigError(
+    elif isinstance(run.scheme, CellRates) and (empty := run.scheme.first_empty_round(rounds)):
+        yield (
+            f"none of the devices chosen for round {empty} is in the cell. Let more take part, or raise "
+            "radio.min_devices."
+        )
+
+
+def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
+    """A round can have as many updates as the server needs."""
+    server, most = run.config.server, run.roster.most
+    if server.min_devices > most:
+        yield f"server.min_devices is {server.min_devices}, but at most {most} devices take part in a round."
+    if server.krum and most < 2 * server.krum + 3:
+        yield (
             f"server.krum is {server.krum}, which needs at least {2 * server.krum + 3} updates per round, but at most "
-            f"{devices} devices take part. Lower it, or let more take part."
+            f"{most} devices take part. Lower it, or let more take part."
         )
+
+
+def network_fits_the_data(run: Prepared) -> Iterator[str]:
+    """Outputs fit the targets, and the loss and metrics return numbers; raised by the trial."""
+    descends = run.custom.method is None and not isinstance(run.config.method, CustomMethod)
+    try_network(run.task.setup, run.dataset, run.custom.metrics or {}, descends=descends)
+    yield from ()
+
+
+def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
+    """No metric has the name of a number that the method records."""
+    metrics, notes = run.custom.metrics, run.method.notes
+    for name in notes(run.state) if metrics and notes else ():
+        if metrics and name in metrics:
+            yield f"metrics has {name!r}, which the method records itself. Use another name."
+
+
+def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
+    """The scheme can plan a round; an infeasible one is raised by the allocator."""
+    plan = run.scheme.decide(1)
+    if run.config.execution.dtype == AUTO and not plan.dtypes:
+        yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
+
+
+RUN_CHECKS = (
+    torch_device_computes,
+    gains_have_a_radio,
+    network_fits_the_data,
+    every_round_has_devices,
+    rounds_have_enough_updates,
+    metrics_are_not_notes,
+    first_round_can_be_planned,
+)
+"""Checks that need network, data, method and scheme."""
+
+
+def check(run: Prepared) -> None:
+    """Raise a ConfigError if a run cannot work, before anything is written."""
+    _raise_first(problem for one in RUN_CHECKS for problem in one(run))
+
+
+def notices(run: Prepared) -> list[str]:
+    """Return one line per thing that works but is probably not intended."""
+    setup, gains = run.task.setup, run.gains
+    lines = [
+        *run.config.notices(),
+        *run.custom.notices(run.config, getattr(run.scheme, "takes", ())),
+        gains.note(run.config.rounds) if gains else "",
+        setup.blueprint().note(),
+        single_sample_notice(setup, run.dataset, run.samples),
+        run.flops.note() if run.config.radio else "",
+    ]
+    return [line for line in lines if line]
+
+
+def _raise_first(problems: Iterator[str]) -> None:
+    for problem in problems:
+        raise ConfigError(problem)

@@ -1,6 +1,7 @@
-"""Federated dropout at the weight level, written as the paper tells it: dense masks and plain loops.
+"""The reference implementation of federated dropout at the weight level: dense masks and plain loops, as in the paper.
 
-Slow and obvious: no frames, no pieces, no executors. ``tests/test_plain.py`` holds the fast path to it, bit for bit.
+Slow and obvious: no frames, no pieces, no executors. ``tests/simulation/test_reference.py`` requires a run to equal it
+bit for bit.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.config import Train
-from feddrop.learning.batches import images_last
+from feddrop.learning.batches import channels_last
 from feddrop.seeds import derive, permutation
 from feddrop.subnets.masks import kept_positions
 from feddrop.subnets.parameters import Params, from_model, load_into
 
 
-def train_plainly(
+def train_reference(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -32,7 +33,7 @@ def train_plainly(
     factor: bool = True,
     count: str = "exact",
 ) -> Params:
-    """Train a network by federated dropout over the weights of all layers and return its parameters."""
+    """Train a network by federated dropout over the weights of all layers, and return its parameters."""
     w = from_model(model)
     for t in range(1, rounds + 1):
         total = {name: torch.zeros_like(value) for name, value in w.items()}
@@ -84,7 +85,7 @@ def update(
     for epoch in range(train.epochs):
         order = torch.from_numpy(permutation(derive(device_seed, "order", epoch), len(y)))
         for batch in torch.split(order, train.batch_size):
-            loss = nn.functional.cross_entropy(model(images_last(x[batch])), y[batch])
+            loss = nn.functional.cross_entropy(model(channels_last(x[batch])), y[batch])
             model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():

@@ -1,51 +1,29 @@
-"""The server half of a round, as the paper tells it: generation, push, (computation,) pull, aggregation.
+"""The server side of a round, in the paper's steps: generation, push, (computation,) pull, aggregation.
 
-Server and device meet only in bytes: ``push`` ends in a frame, ``pull`` begins with one, and what lies between stands
-in ``device.py``. So bytes are measured, not estimated, and an executor has only bytes to move.
+Server and device exchange only bytes: ``push`` writes a frame, ``pull`` reads one, and ``device.py`` does the rest. So
+bytes are measured, not estimated, and executors only move bytes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
-from feddrop.subnets.parameters import Params, with_variances
+from feddrop.simulation.memory import Forgetful, MemoryStore
+from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import Subnet, gather
 from feddrop.wire import Header
+from feddrop.wire.frame import Frame
 
-_TOLD = 5
-"""Reasons for which updates were refused that an error names: a fleet has as many as devices."""
-
-
-class Memories(Protocol):
-    """What devices remember between rounds; in a simulation the run keeps it for them."""
-
-    def get(self, device: int) -> bytes:
-        """Return the memory of a device; empty where it has none."""
-        ...
-
-    def put(self, round_: int, device: int, memory: bytes) -> None:
-        """Keep the memory of a device after a round."""
-        ...
-
-
-class Forgetful(dict[int, bytes]):
-    """Memories that are kept in memory alone."""
-
-    def get(self, device: int) -> bytes:  # type: ignore[override]
-        """Return the memory of a device; empty where it has none."""
-        return super().get(device, b"")
-
-    def put(self, _: int, device: int, memory: bytes) -> None:
-        """Keep the memory of a device."""
-        self[device] = memory
+_MOST_REASONS = 5
+"""Reasons for refused updates that an error lists; a fleet can have as many as devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +34,14 @@ class DeviceRound:
         device: device number.
         rate: dropout rate γ.
         num_samples: samples trained on.
-        loss: mean training loss; None where nothing usable came back.
+        loss: mean training loss; None without a usable update.
         push_bytes: size of the frame sent to the device.
-        pull_bytes: size of the frame that came back.
-        kept: how many values of every tensor the subnet holds.
-        status: ``"ok"``, or why the update was refused.
-        suspicious: what is odd about an update that was used, or left out; empty otherwise.
+        pull_bytes: size of the frame that it returned.
+        kept: number of values of every tensor in the subnet.
+        status: ``"ok"``, or why there is no usable update.
+        suspicious: what is unusual about an update that was used, or left out; empty otherwise.
         seconds: wall time of the device's computation.
-        elapsed: seconds from sending to receiving, by the server's clock; 0 where devices are simulated.
+        elapsed: seconds from sending to receiving, by the server's clock; 0 if devices are simulated.
     """
 
     device: int
@@ -87,8 +65,113 @@ class RoundResult(NamedTuple):
     devices: list[DeviceRound]
 
 
+class SentJob(NamedTuple):
+    """A job on its way: its subnet, the dtype of its values, and the size of its frame."""
+
+    job: Job
+    subnet: Subnet
+    dtype: str
+    push_bytes: int
+
+
+def run_round(
+    method: Method,
+    executor: Executor,
+    params: Params,
+    state: State,
+    *,
+    round_: int,
+    rates: Mapping[int, float],
+    seed: int,
+    dtype: str | Mapping[int, str] = "float32",
+    num_samples: Sequence[int] | None = None,
+    memories: MemoryStore | None = None,
+    guard: Guard | None = None,
+    min_devices: int = 1,
+) -> RoundResult:
+    """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
+
+    Args:
+        method: the learning method.
+        executor: runs the devices.
+        params: the full network.
+        state: the method's state.
+        round_: round, from 1.
+        rates: dropout rate of every device that takes part.
+        seed: the run's root seed.
+        dtype: how values travel, for all devices or by device.
+        num_samples: samples per device; None to accept the devices' own figures.
+        memories: what devices remember.
+        guard: watches the updates.
+        min_devices: fewest usable updates; fewer are a RunError.
+    """
+    jobs = list(method.plan(state, params, round_, rates, seed))
+    memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
+
+    def updates() -> Iterator[tuple[Job, Update]]:
+        for sent, reply in exchange(method, executor, params, jobs, dtype, memories):
+            number = sent.job.device
+            update, error = _checked_update(method, sent, reply, num_samples)
+            devices[number] = _summary(sent, reply, update, error)
+            if update is not None or reply.forgot:
+                memories.put(round_, number, reply.memory if update else b"")
+            if update is not None:
+                yield sent.job, update  # merge folds it in before the next reply is read
+        _check_enough(list(devices.values()), min_devices, round_)
+
+    def mark(device: int, reason: str) -> None:
+        devices[device] = replace(devices[device], suspicious=reason)
+
+    watched = (guard or Guard()).watch(updates(), mark)
+    merged, new_state = method.merge(state, params, watched)
+    _check_merged(watched, params, merged)
+    done = [devices[number] for number in sorted(devices)]
+    return RoundResult(without_negative_variances(params, merged), checked_state(new_state, "merge"), done)
+
+
+def exchange(
+    method: Method,
+    executor: Executor,
+    params: Params,
+    jobs: Sequence[Job],
+    dtype: str | Mapping[int, str],
+    memories: MemoryStore,
+) -> Iterator[tuple[SentJob, Reply]]:
+    """Cut a subnet for every job, send it, and yield the replies in the order of the jobs.
+
+    The executor asks for frames as it has room for them, so only a few are in flight.
+    """
+    in_flight, unsent, answered, more = deque[SentJob](), list[tuple[SentJob, Reply]](), 0, False
+
+    def parcels() -> Iterator[Parcel]:
+        for job in jobs:
+            how = dtype if isinstance(dtype, str) else dtype[job.device]
+            subnet, memory = method.cut(job), memories.get(job.device)
+            if job.remembered and not memory:  # the device has forgotten: send everything
+                job = replace(job, remembered=frozenset())
+            try:
+                frame = push(params, subnet, job, dtype=how)
+            except FrameError as error:
+                unsent.append((SentJob(job, subnet, how, 0), Reply(error=str(error))))
+                continue
+            in_flight.append(SentJob(job, subnet, how, len(frame)))
+            yield Parcel(job.device, frame, memory)
+
+    for reply in executor.compute(parcels()):
+        if more := not in_flight:
+            break
+        yield in_flight.popleft(), reply
+        answered += 1
+    if more or answered + len(unsent) < len(jobs):
+        raise RunError(
+            f"the executor returned {'more' if more else 'fewer'} replies than there are devices ({len(jobs)}). Its "
+            "compute() must return one per parcel, in order: a Reply with an error if there is no update."
+        )
+    yield from unsent
+
+
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:
-    """Push: write the subnet's kept weights, scaled, into a frame, with what else the device must know."""
+    """Write a frame: the kept weights of a subnet, scaled, and the job."""
     values = {}
     for name, piece in subnet.items():
         kept = gather(params[name], piece)
@@ -106,204 +189,101 @@ def pull(
     dtype: str = "float32",
     num_samples: int | None = None,
 ) -> Update:
-    """Pull: read an update and check that it answers this job, and nothing else.
+    """Read an update and check that it answers this job.
 
     Args:
-        method: the method.
-        data: the frame that came back.
-        job: what the device was to do.
-        subnet: what it was sent.
-        dtype: how values were to travel.
-        num_samples: how many samples the device is known to hold; None to believe what it says.
+        method: the learning method.
+        data: the frame that the device returned.
+        job: what the device was asked to do.
+        subnet: the subnet that it was sent.
+        dtype: how values travel.
+        num_samples: samples that the device holds; None to accept its own figure.
 
     Raises:
-        FrameError: the frame is damaged, answers something else, or says what cannot be.
+        FrameError: the frame is damaged, answers another job, or holds impossible values.
     """
     frame = wire.parse(data)
-    head, who = frame.header, f"device {job.device}"
-    asked = Header(
-        kind="update",
-        round=job.round,
-        device=job.device,
-        seed=job.seed,
-        rate=job.rate,
-        dtype=dtype,
-        num_samples=head.num_samples if num_samples is None else num_samples,
-        loss=head.loss,
-    )
-    for name in Header.__dataclass_fields__:
-        if getattr(head, name) != getattr(asked, name):
-            raise FrameError(f"{who} answered with {name} {getattr(head, name)!r}; {getattr(asked, name)!r} was due.")
-    if head.num_samples < 1:
-        raise FrameError(f"{who} says it trained on {head.num_samples} samples; at least 1 is needed.")
-    sent = {name: (section.dtype, section.shape) for name, section in frame.sections.items()}
-    if sent != {name: (spec.dtype, tuple(spec.shape)) for name, spec in job.asks.items()}:
-        raise FrameError(f"{who} answered with payload {shortened(sent)}; {dict(job.asks)} was due.")
+    head = frame.header
+    for problem in _mismatches(frame, job, dtype, num_samples):
+        raise FrameError(f"device {job.device} {problem}")
     payload = {name: section.tensor() for name, section in frame.sections.items()}
     if method.answer is not None:
         subnet = method.answer(job, payload)
     values = wire.decode(frame, subnet)
     largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
     if largest > LARGEST:
-        raise FrameError(f"{who} would change a weight by {largest:.3g}: training diverged. Lower the learning rate.")
+        raise FrameError(
+            f"device {job.device} would change a weight by {largest:.3g}: training diverged. Lower the learning rate."
+        )
     return Update(
         device=head.device, num_samples=head.num_samples, loss=head.loss, subnet=subnet, values=values, payload=payload
     )
 
 
-def run_round(
-    method: Method,
-    executor: Executor,
-    params: Params,
-    state: State,
-    *,
-    round_: int,
-    rates: Mapping[int, float],
-    seed: int,
-    dtype: str | Mapping[int, str] = "float32",
-    num_samples: Sequence[int] | None = None,
-    memories: Memories | None = None,
-    guard: Guard | None = None,
-    min_devices: int = 1,
-) -> RoundResult:
-    """Run one round over the devices that have a rate, and return the new network.
-
-    An update that is damaged or says what cannot be is left out, and the round goes on without that device; so it does
-    without a device that failed. A round with fewer than ``min_devices`` usable updates is an error.
-
-    Args:
-        method: the method.
-        executor: runs the devices.
-        params: the network.
-        state: what the method remembers.
-        round_: round, from 1.
-        rates: dropout rate of every device that takes part.
-        seed: the run's root seed.
-        dtype: how values travel, for all or by device.
-        num_samples: how many samples each device holds; None to believe what devices say.
-        memories: what devices remember.
-        guard: watches the updates.
-        min_devices: usable updates that a round needs.
-    """
-    sent = _Traffic(
-        method=method,
-        jobs=list(method.plan(state, params, round_, rates, seed)),
-        params=params,
-        round=round_,
-        dtype=dtype,
-        num_samples=num_samples,
-        memories=Forgetful() if memories is None else memories,
-        min_devices=min_devices,
-    )
-    replies = executor.compute(sent.parcels())
-    updates = (guard or Guard()).watch(sent.pulled(replies), sent.mark)
-    new, new_state = method.merge(state, params, updates)  # aggregation, as updates come in
-    _check_merged(updates, params, new)
-    new = with_variances(params, new)
-    return RoundResult(new, checked_state(new_state, "merge"), [sent.done[device] for device in sorted(sent.done)])
+def _mismatches(frame: Frame, job: Job, dtype: str, num_samples: int | None) -> Iterator[str]:
+    """Yield where a frame differs from an update to a job."""
+    head = frame.header
+    asked = {"kind": "update", "round": job.round, "device": job.device, "seed": job.seed, "rate": job.rate}
+    asked |= {"dtype": dtype, "num_samples": head.num_samples if num_samples is None else num_samples}
+    for name, expected in asked.items():
+        if getattr(head, name) != expected:
+            yield f"returned {name} {getattr(head, name)!r}; expected {expected!r}."
+    if head.num_samples < 1:
+        yield f"trained on {head.num_samples} samples; at least 1 is needed."
+    found = {name: (section.dtype, section.shape) for name, section in frame.sections.items()}
+    if found != {name: (spec.dtype, tuple(spec.shape)) for name, spec in job.asks.items()}:
+        yield f"returned the payload {shortened(found)}; expected {dict(job.asks)}."
 
 
-def _check_merged(updates: Iterator[tuple[Job, Update]], before: Params, after: Params) -> None:
-    """Raise unless a method's merge went through all updates and gave a network of the same tensors."""
-    if next(updates, None) is not None:
-        raise RunError("the method's merge left updates unread; it must go through all of them, also those it drops.")
-    for name in before.keys() | after.keys():
-        due, found = (given.get(name) for given in (before, after))
-        if due is None or found is None or (due.shape, due.dtype) != (found.shape, found.dtype):
-            kinds = [f"{t.dtype} {list(t.shape)}" if t is not None else "nothing" for t in (found, due)]
-            raise RunError(f"the method's merge gives {kinds[0]} for {name!r}; {kinds[1]} was due.")
+def _checked_update(
+    method: Method, sent: SentJob, reply: Reply, num_samples: Sequence[int] | None
+) -> tuple[Update | None, str]:
+    """Return the update in a reply, or None and the reason why it has no usable one."""
+    if reply.error:
+        return None, reply.error
+    held = None if num_samples is None else num_samples[sent.job.device]
+    try:
+        return pull(method, reply.frame, sent.job, sent.subnet, dtype=sent.dtype, num_samples=held), ""
+    except FrameError as error:
+        return None, str(error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traffic:
-    """What is on its way in a round: parcels go out while updates come in, in the same order."""
-
-    method: Method
-    jobs: Sequence[Job]
-    params: Params
-    round: int
-    dtype: str | Mapping[int, str]
-    num_samples: Sequence[int] | None
-    memories: Memories
-    min_devices: int
-    under_way: deque[tuple[Job, Subnet, int]] = field(default_factory=deque)
-    done: dict[int, DeviceRound] = field(default_factory=dict)
-
-    def parcels(self) -> Iterator[Parcel]:
-        """Cut a subnet for every job and send it."""
-        for job in self.jobs:
-            subnet = self.method.cut(job)  # generation
-            memory = self.memories.get(job.device)
-            if job.remembered and not memory:  # it has forgotten
-                job = replace(job, remembered=frozenset())
-            try:
-                frame = push(self.params, subnet, job, dtype=self._dtype(job))
-            except FrameError as refused:
-                self.done[job.device] = _record(job, subnet, 0, Reply(error=str(refused)), None)
-                continue
-            self.under_way.append((job, subnet, len(frame)))
-            yield Parcel(job.device, frame, memory)
-
-    def pulled(self, replies: Iterable[Reply]) -> Iterator[tuple[Job, Update]]:
-        """Give the updates that are usable; too few of them are an error, and so is an executor that miscounts."""
-        more = False
-        for reply in replies:
-            if more := not self.under_way:
-                break
-            job, subnet, push_bytes = self.under_way.popleft()
-            update: Update | None = None
-            if not reply.error:
-                try:
-                    update = self._update(reply.frame, job, subnet)
-                except FrameError as refused:
-                    reply = reply._replace(error=str(refused))
-            self.done[job.device] = _record(job, subnet, push_bytes, reply, update)
-            if update is not None:
-                self.memories.put(self.round, job.device, reply.memory)
-                yield job, update
-            elif reply.forgot:
-                self.memories.put(self.round, job.device, b"")
-        if more or len(self.done) < len(self.jobs):
-            raise RunError(
-                f"the executor gave {'more' if more else 'fewer'} replies than there were devices ({len(self.jobs)}). "
-                "Its compute() must give one for every parcel, in their order: a Reply with an error where there is "
-                "no update."
-            )
-        self._check_enough()
-
-    def mark(self, device: int, reason: str) -> None:
-        """Note what is odd about the update of a device."""
-        self.done[device] = replace(self.done[device], suspicious=reason)
-
-    def _update(self, frame: bytes, job: Job, subnet: Subnet) -> Update:
-        held = None if self.num_samples is None else self.num_samples[job.device]
-        return pull(self.method, frame, job, subnet, dtype=self._dtype(job), num_samples=held)
-
-    def _dtype(self, job: Job) -> str:
-        return self.dtype if isinstance(self.dtype, str) else self.dtype[job.device]
-
-    def _check_enough(self) -> None:
-        failed = [device.status for device in self.done.values() if device.loss is None]
-        if len(self.done) - len(failed) < self.min_devices:
-            reasons = "; ".join(told[:_TOLD]) if (told := list(dict.fromkeys(failed))) else "none took part"
-            reasons += f"; and {len(told) - _TOLD} other reasons" if len(told) > _TOLD else ""
-            if 0 < len(self.done) < self.min_devices:
-                reasons = f"only {len(self.done)} took part. Lower server.min_devices, or let more take part"
-            least = "no device" if self.min_devices == 1 else f"fewer than {self.min_devices} devices"
-            raise RunError(f"{least} returned a usable update in round {self.round}: {reasons}")
-
-
-def _record(job: Job, subnet: Subnet, push_bytes: int, reply: Reply, update: Update | None) -> DeviceRound:
+def _summary(sent: SentJob, reply: Reply, update: Update | None, error: str) -> DeviceRound:
     return DeviceRound(
-        device=job.device,
-        rate=job.rate,
+        device=sent.job.device,
+        rate=sent.job.rate,
         num_samples=update.num_samples if update else 0,
         loss=update.loss if update else None,
-        push_bytes=push_bytes,
+        push_bytes=sent.push_bytes,
         pull_bytes=len(reply.frame),
-        kept={name: piece.size for name, piece in subnet.items()},
-        status=reply.error or "ok",
+        kept={name: piece.size for name, piece in sent.subnet.items()},
+        status=error or "ok",
         suspicious="",
         seconds=reply.seconds,
         elapsed=reply.elapsed,
     )
+
+
+def _check_enough(devices: Sequence[DeviceRound], min_devices: int, round_: int) -> None:
+    """Raise if a round has too few usable updates."""
+    failed = [device.status for device in devices if device.loss is None]
+    if len(devices) - len(failed) >= min_devices:
+        return
+    different = list(dict.fromkeys(failed))
+    reasons = "; ".join(different[:_MOST_REASONS]) or "none took part"
+    reasons += f"; and {len(different) - _MOST_REASONS} other reasons" if len(different) > _MOST_REASONS else ""
+    if 0 < len(devices) < min_devices:
+        reasons = f"only {len(devices)} took part. Lower server.min_devices, or let more take part"
+    least = "no device" if min_devices == 1 else f"fewer than {min_devices} devices"
+    raise RunError(f"{least} returned a usable update in round {round_}: {reasons}")
+
+
+def _check_merged(updates: Iterator[tuple[Job, Update]], before: Params, after: Params) -> None:
+    """Raise unless a method's merge read all updates and returned a network of the same tensors."""
+    if next(updates, None) is not None:
+        raise RunError("the method's merge left updates unread; it must read all of them, also those that it drops.")
+    kinds = [{name: f"{t.dtype} {list(t.shape)}" for name, t in tensors.items()} for tensors in (before, after)]
+    for name in before.keys() | after.keys():
+        expected, found = (kind.get(name, "nothing") for kind in kinds)
+        if found != expected:
+            raise RunError(f"the method's merge returns {found} for {name!r}; expected {expected}.")

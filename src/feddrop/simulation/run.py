@@ -1,7 +1,7 @@
-"""A run from start to end: it saves after every round, and resumes to the same bits.
+"""A run from start to end. Every round is saved, and a stopped run resumes to the same bits.
 
-A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (a line a
-round), ``checkpoints/`` and ``report.html``.
+A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (one line
+per round), ``checkpoints/`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, RunError, shortened
-from feddrop.executors import Executor
+from feddrop.data import Dataset
+from feddrop.errors import ConfigError, RunError
+from feddrop.executors import Executor, ExecutorFactory
 from feddrop.learning.guard import Guard
+from feddrop.learning.local import Loss
 from feddrop.learning.server import first_state, server_step
-from feddrop.methods.method import Method, State, checked_state
-from feddrop.simulation.callbacks import CallbackList, named_callbacks
-from feddrop.simulation.preparation import NAMES, Brought, check_arguments, prepare
-from feddrop.simulation.rates import Decision
-from feddrop.simulation.round import DeviceRound, run_round
-from feddrop.storage import DeviceRecord, RoundRecord, RunFolder
+from feddrop.methods.method import MethodFactory, State
+from feddrop.simulation import preflight, recording
+from feddrop.simulation.callbacks import CallbackList
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
+from feddrop.simulation.memory import SavedMemories
+from feddrop.simulation.preparation import prepare
+from feddrop.simulation.round import run_round
+from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
-from feddrop.storage.memories import Memories
-from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
 log = logging.getLogger("feddrop")
@@ -40,23 +43,34 @@ Record = RoundRecord
 
 
 class Run:
-    """A run under way. Iterate over it: each round is saved, then its record is given.
+    """A run in progress. Iterate over it: each round is saved before its record is yielded.
 
-    Stop whenever you like; what has been given has been saved. ``feddrop resume`` goes on from there.
+    Stop at any time; ``feddrop resume`` continues after the last record.
 
     Args:
         config: what to run.
-        out: the run folder: new or empty, unless resuming.
-        resume: whether to go on with what the folder holds.
-        overwrite: whether a run that the folder holds may be overwritten.
-        callbacks: who hears of every round, beside those that ``config.callbacks`` names; see ``callbacks.py``.
+        out: the run folder; new or empty, unless resuming or overwriting.
+        resume: whether to continue the run in the folder.
+        overwrite: whether to overwrite a run in the folder.
+        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
+            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
+            :class:`feddrop.simulation.schemes.RateScheme`.
+        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
+            see :class:`feddrop.simulation.callbacks.Callback`.
         command: how the run was started, for the report.
-        **brought: what you bring yourself: model, dataset, parts, method, executor, loss, metrics; see
-            :class:`feddrop.simulation.preparation.Brought`.
 
     Example:
         >>> import feddrop
-        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
         >>> run = feddrop.Run(config, "runs/loop")
         >>> for record in run:
         ...     print(record.round, record.train_loss < 3)
@@ -73,44 +87,63 @@ class Run:
         *,
         resume: bool = False,
         overwrite: bool = False,
+        model: Network | None = None,
+        dataset: Dataset | None = None,
+        parts: Sequence[npt.ArrayLike] | None = None,
+        method: MethodFactory | None = None,
+        executor: ExecutorFactory | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Loss] | None = None,
+        gains: Gains | None = None,
+        samples: Sequence[int] | None = None,
+        rates: SchemeFactory | None = None,
         callbacks: Sequence[Any] = (),
         command: str = "",
-        **brought: Unpack[Brought],
     ) -> None:
-        check_arguments(brought, (*NAMES, "callbacks", "command", "overwrite", "resume"))
-        if not isinstance(config, RunConfig):
-            raise ConfigError(
-                f"config is {shortened(config)}; it must be a feddrop.RunConfig: RunConfig.from_file(path) reads one."
-            )
+        custom = CustomObjects(
+            model=model,
+            dataset=dataset,
+            parts=parts,
+            method=method,
+            executor=executor,
+            loss=loss,
+            metrics=metrics,
+            gains=gains,
+            samples=samples,
+            rates=rates,
+        )
+        preflight.check_config(config)
+        preflight.check_custom(custom)
         if resume and overwrite:
-            raise ConfigError("resume and overwrite are both given: a run is gone on with, or overwritten. Remove one.")
+            raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
         self.config, self.folder = config.located(), Path(out)
         self._disk = RunFolder(out)
         if resume:
-            _check_brought(self._disk.begun(), brought)
+            preflight.check_resumed(custom, self._disk.begun())
             self._disk.check_config(self.config)
-        else:  # now, before any work; and again under the lock
+        else:  # before any work, and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = CallbackList(callbacks, first=named_callbacks(config.callbacks))
-        self.prepared = prepare(self.config, brought)
-        self._method = self.prepared.method
-        start = parameters.from_model(self.prepared.model)
-        self.state: State = checked_state(self._method.init(start), "init")
-        _check_metrics(brought.get("metrics") or {}, self._method, self.state)
-        self.params: Params = self._settled(start, self.state)
-        self._step: Params = first_state(config.server, self.params)
-        self._learned = [name for name, p in self.prepared.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(clip=config.server.clip, krum=config.server.krum)
-        self._memories = _Remembered(self._disk.memories)
+        self._callbacks = CallbackList(callbacks, config.callbacks)
+        self.prepared = prepare(self.config, custom)
+        self._start(resume=resume, overwrite=overwrite, command=command)
+
+    def _start(self, *, resume: bool, overwrite: bool, command: str) -> None:
+        """Begin the run, or return to its last checkpoint."""
+        ready = self.prepared
         self.round = 0
-        begun = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in self.state.items()}
-        facts = {**self.prepared.facts(command), "state": begun}
+        self.state: State = ready.state
+        self.params: Params = self._settled(ready.params, ready.state)
+        self._step: Params = first_state(self.config.server, self.params)
+        self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
+        self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
+        self._memories = SavedMemories(self._disk.memories)
+        facts = recording.facts(ready, command)
         with self._disk.locked():
             if resume:
-                self._go_back_to(self._disk.reopen(self.config, facts))
+                self._return_to(self._disk.reopen(self.config, facts))
+                self._begun = self.about
             else:
-                self._disk.begin(self.config, facts, overwrite=overwrite)
-            self._id = self.about.get("id")
+                self._begun = self._disk.begin(self.config, facts, overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
@@ -119,17 +152,14 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What ``run.json`` tells of the run."""
+        """The contents of ``run.json``."""
         return self._disk.about()
 
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
-            if self.about.get("id") != self._id:
-                raise RunError(f"another run was started in {self.folder} meanwhile. Start this one in another folder.")
-            if len(self.records) != self.round:
-                raise RunError(f"another process went on with {self.folder} meanwhile. Resume it again.")
+            self._disk.check_unchanged(self._begun, self.round)
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
@@ -142,201 +172,205 @@ class Run:
                 self._callbacks.on_end(self)
 
     def _one_round(self, executor: Executor) -> Record:
-        """Run the next round and save it. Until it is saved, the run stays as it was after the round before."""
-        config, started, round_ = self.config, time.perf_counter(), self.round + 1
+        """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
+        config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
         guard = copy.copy(self._guard)
-        decision = self.prepared.rates.decide(round_)
+        plan = ready.scheme.decide(round_)
         result = run_round(
-            self._method,
+            ready.method,
             executor,
             self.params,
             self.state,
             round_=round_,
-            rates=decision.rates,
+            rates=plan.rates,
             seed=config.seed,
-            dtype=decision.wires or config.execution.dtype,
-            num_samples=self.prepared.samples,
+            dtype=plan.dtypes or config.execution.dtype,
+            num_samples=ready.samples,
             memories=self._memories,
             guard=guard,
             min_devices=config.server.min_devices,
         )
-        state = dict(sorted(result.state.items()))  # a file does not keep their order
-        before = self._settled(self.params, state)  # what was pruned is no gradient
+        state = dict(sorted(result.state.items()))  # files do not keep the order of names
+        before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
         after, step = server_step(config.server, self._step, before, result.params, self._learned)
         after = self._settled(after, state)
-        due = round_ % config.eval_every == 0 or round_ == config.rounds
-        measured = executor.evaluate(after) if due else {}
-        record = self._record(decision, result.devices, measured, state, time.perf_counter() - started)
+        evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
+        measured = executor.evaluate(after) if evaluated else {}
+        costs = ready.scheme.costs(plan, result.devices)
+        notes = ready.method.notes(state) if ready.method.notes else {}
+        wall_s = time.perf_counter() - started
+        record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
         self._disk.save(record, _groups(after, state, step, guard))
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         if record.diverged:
-            said = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
-            log.warning(said, record.round, record.test_loss)
+            text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
+            log.warning(text, record.round, record.test_loss)
         return record
 
-    def _settled(self, whole: Params, state: State) -> Params:
-        return self._method.settle(state, whole) if self._method.settle else whole
+    def _settled(self, params: Params, state: State) -> Params:
+        settle = self.prepared.method.settle
+        return settle(state, params) if settle else params
 
-    def _record(
-        self,
-        decision: Decision,
-        devices: list[DeviceRound],
-        measured: Mapping[str, float],
-        state: State,
-        wall_s: float,
-    ) -> Record:
-        """Return what the next round left behind."""
-        good = [device for device in devices if device.loss is not None]
-        samples = sum(device.num_samples for device in good)
-        clocked = {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
-        costs = self.prepared.rates.costs(decision, devices) or clocked
-        joules = [cost.get("energy_j") for cost in costs.values()]
-        entries = [
-            DeviceRecord(
-                device=d.device,
-                rate=d.rate,
-                share=decision.shares.get(d.device),
-                samples=d.num_samples,
-                push_bytes=d.push_bytes,
-                pull_bytes=d.pull_bytes,
-                binding=decision.binding.get(d.device),
-                wire=decision.wires.get(d.device),
-                tx_power_w=decision.powers.get(d.device),
-                cpu_hz=decision.clocks.get(d.device),
-                loss=d.loss,
-                status=d.status,
-                suspicious=d.suspicious or None,
-                **costs.get(d.device, {}),
-            )
-            for d in devices
-        ]
-        own = {name: value for name, value in measured.items() if name not in ("loss", "accuracy")}
-        return RoundRecord(
-            round=self.round + 1,
-            train_loss=sum(d.num_samples * (d.loss or 0.0) for d in good) / samples,
-            test_loss=measured.get("loss"),
-            test_accuracy=measured.get("accuracy"),
-            push_bytes=sum(device.push_bytes for device in devices),
-            pull_bytes=sum(device.pull_bytes for device in devices),
-            latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
-            energy_j=None if None in joules or not joules else sum(filter(None, joules)),
-            wall_s=round(wall_s, 4),
-            deadline_s=decision.deadline_s,
-            objective=decision.objective,
-            metrics={**own, **(self._method.notes(state) if self._method.notes else {})},
-            devices=(*entries, *map(left_out, decision.left_out)),
-        )
-
-    def _go_back_to(self, found: Checkpoint | None) -> None:
-        """Go on from a checkpoint, or from the start."""
+    def _return_to(self, found: Checkpoint | None) -> None:
+        """Continue from a checkpoint, or from the start."""
         if found is None:
             return
         kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard)
         now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
         self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
-        self.state = dict(sorted(kept.get("state", {}).items()))  # names come and go; that it began alike is a fact
+        self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
 
     def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
-        """Return the tensors of a checkpoint in the order of these, after a look at names, types and shapes."""
-        found, due = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
-        if found != due:
+        """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
+        found, expected = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
+        if found != expected:
             raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
         return {name: loaded[name] for name in like}
 
 
 def _groups(params: Params, state: State, step: Params, guard: Guard) -> dict[str, dict[str, Tensor]]:
-    """Return all that is needed to go on after a round; what devices remember is saved beside it."""
+    """Return what a checkpoint holds to continue from; device memories are saved beside it."""
     median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
     return {"params": params, "state": state, "server": step, "guard": median}
-
-
-class _Remembered:
-    """What devices remember, as the bytes that an executor moves."""
-
-    def __init__(self, kept: Memories) -> None:
-        self._kept = kept
-
-    def get(self, device: int) -> bytes:
-        found = self._kept.get(device)
-        return found["memory"].numpy().tobytes() if found else b""
-
-    def put(self, round_: int, device: int, memory: bytes) -> None:
-        if memory:
-            self._kept.put(round_, device, {"memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)})
-        elif self._kept.get(device):
-            self._kept.put(round_, device, {})  # it forgets
 
 
 def run(
     config: RunConfig,
     out: str | Path,
     *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    parts: Sequence[npt.ArrayLike] | None = None,
+    method: MethodFactory | None = None,
+    executor: ExecutorFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    samples: Sequence[int] | None = None,
+    rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
     overwrite: bool = False,
-    **brought: Unpack[Brought],
+    command: str = "",
 ) -> list[Record]:
-    """Run to the end, write the report, and return the records, one a round.
+    """Run to the end, write the report, and return one record per round.
 
     Args:
         config: what to run.
-        out: the run folder, new or empty.
-        callbacks: who hears of every round.
-        overwrite: whether a run that the folder holds may be overwritten.
-        **brought: what you bring yourself, as :class:`Run` takes it: model, dataset, parts, method, executor, loss,
-            metrics. A network that is given stays as it is; :func:`load_model` gives the trained one.
+        out: the run folder; new or empty, unless overwriting.
+        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
+            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
+            :class:`feddrop.simulation.schemes.RateScheme`.
+        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
+            see :class:`feddrop.simulation.callbacks.Callback`.
+        overwrite: whether to overwrite a run in the folder.
+        command: how the run was started, for the report.
+
+    A network that is given is not changed; :func:`feddrop.load_model` returns the trained one.
 
     Example:
         >>> import feddrop
-        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
         >>> records = feddrop.run(config, "runs/first")
         >>> [record.round for record in records]
         [1, 2]
     """
-    return _finish(Run(config, out, callbacks=callbacks, overwrite=overwrite, **brought))
+    return _finish(
+        Run(
+            config,
+            out,
+            overwrite=overwrite,
+            command=command,
+            model=model,
+            dataset=dataset,
+            parts=parts,
+            method=method,
+            executor=executor,
+            loss=loss,
+            metrics=metrics,
+            gains=gains,
+            samples=samples,
+            rates=rates,
+            callbacks=callbacks,
+        )
+    )
 
 
-def resume(folder: str | Path, *, callbacks: Sequence[Any] = (), **brought: Unpack[Brought]) -> list[Record]:
-    """Go on with a run where it stopped; give what was your own again.
+def resume(
+    folder: str | Path,
+    *,
+    model: Network | None = None,
+    dataset: Dataset | None = None,
+    parts: Sequence[npt.ArrayLike] | None = None,
+    method: MethodFactory | None = None,
+    executor: ExecutorFactory | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    gains: Gains | None = None,
+    samples: Sequence[int] | None = None,
+    rates: SchemeFactory | None = None,
+    callbacks: Sequence[Any] = (),
+) -> list[Record]:
+    """Continue a run where it stopped, write the report, and return all records.
+
+    Custom objects are not saved: give the same ones as at the start. Only the executor may differ.
+
+    Args:
+        folder: the run folder.
+        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        parts: sample numbers of every device, in place of ``config.data.partition``.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
+            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
+            :class:`feddrop.simulation.schemes.RateScheme`.
+        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
+            see :class:`feddrop.simulation.callbacks.Callback`.
 
     Example:
         >>> import feddrop
-        >>> config = feddrop.RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=2"])
+        >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
         >>> first = next(iter(feddrop.Run(config, "runs/stopped")))
         >>> len(feddrop.resume("runs/stopped"))
         2
     """
-    return _finish(Run(read_config(folder), folder, resume=True, callbacks=callbacks, **brought))
+    return _finish(
+        Run(
+            read_config(folder),
+            folder,
+            resume=True,
+            model=model,
+            dataset=dataset,
+            parts=parts,
+            method=method,
+            executor=executor,
+            loss=loss,
+            metrics=metrics,
+            gains=gains,
+            samples=samples,
+            rates=rates,
+            callbacks=callbacks,
+        )
+    )
 
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
     return RunFolder(folder).config()
-
-
-def _check_brought(about: Mapping[str, Any], brought: Brought) -> None:
-    """Raise unless what a run was started with is brought again, and no more; the way it is run may be another."""
-    if not isinstance(own := about.get("own"), list):  # a run of an older version has fewer facts
-        return
-    now = {argument: brought.get(argument) is not None for argument in NAMES if argument != "executor"}
-    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in own]
-    more = [argument for argument, given in now.items() if given and NAMES[argument] not in own]
-    if more:
-        raise RunError(
-            f"the run was started without {' and '.join(more)} of your own: resume it without, or start a new run."
-        )
-    if missing:
-        given = ", ".join(f"{argument}=..." for argument in missing)
-        raise RunError(
-            f"the run was started with {' and '.join(missing)} of your own: feddrop.resume(folder, {given})."
-        )
-
-
-def _check_metrics(own: Collection[str], method: Method, state: State) -> None:
-    """Raise where a metric of the user's has the name of something that the method notes: one of them would vanish."""
-    for name in method.notes(state) if own and method.notes else ():
-        if name in own:
-            raise ConfigError(f"metrics has {name!r}, which the method notes itself. Give it another name.")
 
 
 def _finish(job: Run) -> list[Record]:
@@ -346,8 +380,3 @@ def _finish(job: Run) -> list[Record]:
         pass
     write_report(job.folder)
     return job.records
-
-
-def left_out(device: int) -> DeviceRecord:
-    """Return the entry of a device that the allocator's policy left out of a round."""
-    return DeviceRecord(device=device, rate=1.0, share=0.0, status="left out")

@@ -154,13 +154,22 @@ class RunFolder:
         if problem:
             raise RunError(problem)
 
-    def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Start a run in a free folder: write its ``run.json`` and its configuration."""
+    def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> dict[str, Any]:
+        """Start a run in a free folder: write its configuration and its ``run.json``, which is returned."""
         self.check_free(overwrite=overwrite)
         if overwrite:
             self._clear()
-        self._write(MANIFEST, json.dumps(manifest.describe(config, facts), indent=1).encode())
-        self._write(CONFIG, config.to_toml().encode())
+        about = manifest.describe(config, facts)
+        self._write(MANIFEST, json.dumps(about, indent=1).encode())
+        self._write(CONFIG, str(about["config"]).encode())
+        return about
+
+    def check_unchanged(self, about: Mapping[str, Any], rounds: int) -> None:
+        """Raise unless the folder still holds this run, with so many rounds."""
+        if self.about().get("id") != about.get("id"):
+            raise RunError(f"{clean(self.path)} now holds another run. Start this one in another folder.")
+        if len(self.records()) != rounds:
+            raise RunError(f"{clean(self.path)} was modified by another process. Resume it again.")
 
     def check_config(self, config: RunConfig) -> None:
         """Raise if the run cannot be resumed with this configuration."""

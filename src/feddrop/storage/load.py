@@ -116,7 +116,7 @@ def load_model(
     config, about = run.config(), run.about()
     values = run.checkpoint(best=best).groups.get("params", {})
     if model is not None:
-        network = models.copied(model, config.seed)
+        network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):
         name = clean(about.get("network"), 60)
         raise RunError(f"{clean(run.path)} trained a custom network ({name}). Pass it: load_model(folder, model).")
@@ -156,4 +156,4 @@ def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) ->
         )
     except (KeyError, TypeError, ValueError):
         raise RunError(f"run.json of {clean(folder)} lacks the shapes of its data. Pass the network.") from None
-    return models.build(config.model, known, config.seed)
+    return models.build_model(config.model, known, config.seed)

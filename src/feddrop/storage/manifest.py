@@ -47,6 +47,7 @@ VERSIONS = ("feddrop", "torch", "numpy", "python")
 
 def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``run.json`` of a new run: the given facts, versions, machine, configuration and its digest."""
+    text = config.to_toml()
     return {
         "format": FORMAT,
         "id": secrets.token_hex(8),
@@ -54,8 +55,8 @@ def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         "files_crc32": _files_crc32(config),
         **versions(),
         "cpu": platform.processor() or platform.machine(),
-        "config": config.to_toml(),
-        "config_digest": digest(config),
+        "config": text,
+        "config_digest": digest(config, text),
         "resumed": [],
     }
 
@@ -75,9 +76,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def digest(config: RunConfig) -> str:
-    """Return a digest of the settings that determine the outcome: all that may not change on resume."""
-    chosen = {key: value for key, value in flat(tomllib.loads(config.to_toml())).items() if not _is_free(key, config)}
+def digest(config: RunConfig, text: str = "") -> str:
+    """Return a digest of the settings that determine the outcome: all that may not change on resume.
+
+    Args:
+        config: the configuration.
+        text: its TOML, if it is known.
+    """
+    settings = flat(tomllib.loads(text or config.to_toml()))
+    chosen = {key: value for key, value in settings.items() if not _is_free(key, config)}
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""The byte format of a job going down and of an update coming up. ``docs/frames.md`` specifies it.
+"""The byte format of jobs and updates, specified in ``docs/frames.md``.
 
-A frame is a 64-byte header, named payload sections for what no seed can regenerate, one scale a tensor for 8-bit
-values, and the kept values in the network's order. Both ends know the network; a digest proves that they mean
-the same tensors, shapes and counts. Everything is checked before anything is used: taken whole or refused whole.
+A frame consists of a 64-byte header, named payload sections for tensors that no seed can regenerate, one scale per
+tensor for 8-bit values, and the kept values in the network's order. Both ends know the network; a digest proves that
+they mean the same tensors, shapes and counts. A frame is accepted or refused as a whole, before any of it is used.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from feddrop.errors import FrameError, one_of
 from feddrop.subnets.piece import Subnet
-from feddrop.wire.sections import Section, pack_sections, read_sections, sections_bytes
+from feddrop.wire.sections import Section, pack_sections, read_sections
 
 MAGIC = b"FDRP"
 VERSION = 2
@@ -29,26 +28,25 @@ HEADER_BYTES = 64
 KINDS = ("job", "update")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
-_LAYOUT = struct.Struct(
-    "<4sBBHIIQd8sQQfI"
-)  # magic, version, kind and dtype, sections, ..., values, samples, loss, crc32
+# magic, version, kind and dtype, sections, round, device, seed, rate, digest, values, samples, loss, crc32
+_LAYOUT = struct.Struct("<4sBBHIIQd8sQQfI")
 _CRC_AT = 60
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a frame says of itself.
+    """The fields of a frame's header.
 
     Attributes:
         kind: ``"job"`` (server to device) or ``"update"`` (device to server).
         round: round, from 1.
         device: device number, from 0.
-        seed: the device's seed for this round: regenerates the mask.
+        seed: the device's seed for this round, which regenerates the mask.
         rate: dropout rate γ.
         dtype: how values are stored.
-        num_samples: samples trained on (updates).
-        loss: mean training loss (updates).
+        num_samples: number of samples trained on (updates only).
+        loss: mean training loss (updates only).
     """
 
     kind: str
@@ -61,8 +59,8 @@ class Header:
     loss: float = 0.0
 
 
-def digest(subnet: Subnet) -> bytes:
-    """Return 8 bytes that stand for the names, shapes and kept counts of a subnet."""
+def subnet_digest(subnet: Subnet) -> bytes:
+    """Return an 8-byte digest of the names, shapes and kept counts of a subnet."""
     hashed = hashlib.blake2b(digest_size=8, person=b"feddrop/shape2")
     for name, piece in subnet.items():
         text = name.encode()
@@ -72,7 +70,7 @@ def digest(subnet: Subnet) -> bytes:
 
 
 def frame_bytes(kept: Mapping[str, int], dtype: str) -> int:
-    """Return the size of a frame without payload that holds so many values of every tensor."""
+    """Return the size in bytes of a frame without payload, given the number of kept values per tensor."""
     scales = 4 * len(kept) if dtype == "int8" else 0
     return HEADER_BYTES + scales + DTYPES[dtype].itemsize * sum(kept.values())
 
@@ -84,21 +82,22 @@ def encode(
     payload: Mapping[str, Tensor] | None = None,
     remembered: Collection[str] = (),
 ) -> bytes:
-    """Write a frame.
+    """Encode a frame.
 
     Args:
-        header: what the frame says of itself.
-        subnet: what is kept of every tensor, in order.
-        values: for every name of the subnet its kept values, flat float32 ``[size]``.
-        payload: named tensors that travel besides.
-        remembered: names in the payload that the other side has: only a digest of them travels.
+        header: the header's fields.
+        subnet: the pieces of all tensors, in order.
+        values: the kept values of every piece, flat float32 ``[size]``.
+        payload: additional named tensors.
+        remembered: names in the payload that the receiver already has; only their digest is sent.
 
     Raises:
         FrameError: a value is not finite, or does not fit the dtype.
     """
-    one_of("wire dtype", header.dtype, DTYPES)
-    dtype = DTYPES[header.dtype]
+    dtype = DTYPES[one_of("dtype", header.dtype, DTYPES)]
     payload = payload or {}
+    if len(payload) >= 1 << 16:
+        raise FrameError(f"{len(payload)} payload tensors; a frame holds at most {(1 << 16) - 1}. Join some of them.")
     count = sum(piece.size for piece in subnet.values())
     sections = pack_sections(payload, remembered)
     scales_at = HEADER_BYTES + len(sections)
@@ -110,27 +109,34 @@ def encode(
     at = 0
     for row, (name, piece) in enumerate(subnet.items()):
         part = values[name].reshape(-1)
-        if part.numel() != piece.size:
-            raise FrameError(f"{name} has {part.numel()} values for {piece.size} kept positions.")
         largest = _largest(part)
-        if not math.isfinite(largest):
-            raise FrameError(f"{name} holds a value that is not finite: training diverged. Lower the learning rate.")
+        for problem in _value_problems(part.numel(), piece.size, largest, header.dtype):
+            raise FrameError(f"{name} {problem}")
         if dtype == torch.int8:
             scales[row] = largest / 127.0
             part = (part / float(scales[row])).round_() if scales[row] > 0 else torch.zeros_like(part)
-        elif largest > torch.finfo(dtype).max:
-            raise FrameError(f"{name} holds {largest:.3g}, too large for {header.dtype}. Use bfloat16 or float32.")
         body[at : at + piece.size] = part
         at += piece.size
-    _pack(data, header, len(payload), digest(subnet), count, crc=0)
+    codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]
+    numbers = (header.round, header.device, header.seed, header.rate, subnet_digest(subnet), count)
+    _LAYOUT.pack_into(data.data, 0, MAGIC, VERSION, codes, len(payload), *numbers, header.num_samples, header.loss, 0)
     crc = zlib.crc32(data[HEADER_BYTES:].data, zlib.crc32(data[:_CRC_AT].data))
     struct.pack_into("<I", data.data, _CRC_AT, crc)
     return data.tobytes()
 
 
+def _value_problems(count: int, size: int, largest: float, dtype: str) -> Iterator[str]:
+    if count != size:
+        yield f"has {count} values for {size} kept positions."
+    if not math.isfinite(largest):
+        yield "holds a value that is not finite: training diverged. Lower the learning rate."
+    if dtype != "int8" and largest > torch.finfo(DTYPES[dtype]).max:
+        yield f"holds {largest:.3g}, too large for {dtype}. Use bfloat16 or float32."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame whose header, checksum and sections have been verified; its values are read with :func:`decode`."""
+    """A frame whose header, checksum and sections are valid; :func:`decode` reads its values."""
 
     header: Header
     digest: bytes
@@ -141,66 +147,70 @@ class Frame:
 
 
 def parse(data: bytes) -> Frame:
-    """Verify a frame's header, checksum and sections.
+    """Validate a frame's header, checksum and sections.
 
     Raises:
         FrameError: too short, another format or version, damaged, or an unknown field value.
     """
-    if len(data) < HEADER_BYTES:
-        raise FrameError(f"frame has {len(data)} bytes; a header alone has {HEADER_BYTES}.")
-    magic, version, codes, sections, round_, device, seed, rate, stated, count, samples, loss, crc = (
-        _LAYOUT.unpack_from(data)
-    )
-    if magic != MAGIC:
-        raise FrameError(f"not a feddrop frame: it starts with {magic!r}, not {MAGIC!r}.")
-    if version != VERSION:
-        raise FrameError(f"frame format {version}; this is format {VERSION}. Use the same feddrop at both ends.")
-    view = memoryview(data)
-    if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[:_CRC_AT])) != crc:
-        raise FrameError("checksum mismatch: the frame was damaged or cut on its way.")
-    kind, code = codes >> 4, codes & 15
-    if kind >= len(KINDS) or code >= len(DTYPES):
-        raise FrameError(f"unknown kind {kind} or dtype {code} in a frame header.")
-    if not 0.0 <= rate < 1.0 or not math.isfinite(loss):
-        raise FrameError(f"frame header says rate {rate!r} and loss {loss!r}: not a rate in [0, 1) and a finite loss.")
-    found, values_at = read_sections(view, HEADER_BYTES, sections)
+    for problem in _header_problems(data):
+        raise FrameError(problem)
+    _, _, codes, sections, round_, device, seed, rate, digest, count, samples, loss, _ = _LAYOUT.unpack_from(data)
+    found, values_at = read_sections(memoryview(data), HEADER_BYTES, sections)
     header = Header(
-        kind=KINDS[kind],
+        kind=KINDS[codes >> 4],
         round=round_,
         device=device,
         seed=seed,
         rate=rate,
-        dtype=list(DTYPES)[code],
+        dtype=list(DTYPES)[codes & 15],
         num_samples=samples,
         loss=loss,
     )
-    return Frame(header=header, digest=stated, count=count, sections=found, values_at=values_at, data=data)
+    return Frame(header=header, digest=digest, count=count, sections=found, values_at=values_at, data=data)
+
+
+def _header_problems(data: bytes) -> Iterator[str]:
+    """Find what is wrong with a header or its checksum."""
+    if len(data) < HEADER_BYTES:
+        yield f"frame has {len(data)} bytes; a header alone has {HEADER_BYTES}."
+    magic, version, codes, _, _, _, _, rate, _, _, _, loss, crc = _LAYOUT.unpack_from(data)
+    if magic != MAGIC:
+        yield f"not a feddrop frame: it starts with {magic!r}, not {MAGIC!r}."
+    if version != VERSION:
+        yield f"frame has format {version}; this is format {VERSION}. Use the same version of feddrop at both ends."
+    view = memoryview(data)
+    if zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[:_CRC_AT])) != crc:
+        yield "checksum mismatch: the frame was damaged or truncated in transit."
+    if codes >> 4 >= len(KINDS) or codes & 15 >= len(DTYPES):
+        yield f"unknown kind {codes >> 4} or dtype {codes & 15} in a frame header."
+    if not 0.0 <= rate < 1.0 or not math.isfinite(loss):
+        yield f"frame header has rate {rate!r} and loss {loss!r}; the rate must be in [0, 1) and the loss finite."
 
 
 def decode(frame: Frame, subnet: Subnet) -> dict[str, Tensor]:
-    """Read the kept values of a frame.
+    """Decode the kept values of a frame.
 
     Args:
-        frame: a verified frame.
-        subnet: what it must hold, as regenerated by the receiver.
+        frame: a valid frame.
+        subnet: the subnet it must hold, as regenerated by the receiver.
 
     Returns:
-        For every name, flat float32 values ``[size]``.
+        The values of every piece, flat float32 ``[size]``.
 
     Raises:
         FrameError: another subnet, a wrong length, or a value that is not finite.
     """
-    if frame.digest != digest(subnet):
+    if frame.digest != subnet_digest(subnet):
         raise FrameError(
-            "frame holds another subnet than expected: the network, the rate, the seed or the method's settings differ "
-            "between server and device."
+            "frame holds another subnet than expected: the network, rate, seed or method settings of server and device "
+            "differ."
         )
     dtype = DTYPES[frame.header.dtype]
     scale_count = len(subnet) if dtype == torch.int8 else 0
     values_at = frame.values_at + 4 * scale_count
     expected = values_at + frame.count * dtype.itemsize
     if frame.count != sum(piece.size for piece in subnet.values()) or len(frame.data) != expected:
-        raise FrameError(f"frame has {len(frame.data)} bytes for {frame.count} values; {expected} were expected.")
+        raise FrameError(f"frame has {len(frame.data)} bytes for {frame.count} values; expected {expected}.")
     scales = np.frombuffer(frame.data, "<f4", scale_count, frame.values_at)
     if not np.isfinite(scales).all() or (scales < 0).any():
         raise FrameError("frame holds a scale that is negative or not finite.")
@@ -222,31 +232,8 @@ _NOTHING = torch.empty(0)
 
 
 def _largest(values: Tensor) -> float:
-    """Return the largest magnitude: NaN if any is NaN. One pass, no temporary."""
+    """Return the largest magnitude, or NaN if any value is NaN, in one pass without a temporary."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
     return float(torch.maximum(-low, high))
-
-
-def _pack(data: npt.NDArray[np.uint8], header: Header, sections: int, stated: bytes, count: int, crc: int) -> None:
-    if sections >= 1 << 16:
-        raise FrameError(f"{sections} payload tensors; a frame holds at most {(1 << 16) - 1}. Join some.")
-    codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]
-    numbers = (header.round, header.device, header.seed, header.rate, stated, count, header.num_samples, header.loss)
-    _LAYOUT.pack_into(data.data, 0, MAGIC, VERSION, codes, sections, *numbers, crc)
-
-
-__all__ = [
-    "DTYPES",
-    "HEADER_BYTES",
-    "Frame",
-    "Header",
-    "Section",
-    "decode",
-    "digest",
-    "encode",
-    "frame_bytes",
-    "parse",
-    "sections_bytes",
-]

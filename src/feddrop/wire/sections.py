@@ -1,8 +1,8 @@
-"""Named tensors as bytes: the payload sections of a frame, and a device's memory. ``docs/frames.md`` specifies them.
+"""Named tensors as bytes: the payload sections of a frame and a device's memory, specified in ``docs/frames.md``.
 
-A section is a head (name length, dtype, number of dimensions), the dimensions, the name, and the data; each part is
-padded with zeros to whole words of 4 bytes. Booleans are packed eight to a byte. In place of the data, a section that
-the other side remembers holds their digest.
+A section consists of a head (name length, dtype, number of dimensions), the dimensions, the name and the data, each
+padded with zeros to a multiple of 4 bytes. Booleans are packed eight per byte. For a tensor that the receiver
+remembers, a section holds a digest instead of the data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,13 +37,13 @@ _REMEMBERED = 0x80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section that has been found whole: where its data begin, and what they are.
+    """A complete section, whose data have not been read yet.
 
     Attributes:
-        dtype: its name on the wire.
+        dtype: name of the tensor's dtype.
         shape: shape of the tensor.
-        data: its bytes; the digest of them where ``remembered``.
-        remembered: whether the receiver is to find the tensor in its memory.
+        data: the tensor's bytes, or their digest if ``remembered``.
+        remembered: whether the receiver has the tensor in its memory.
     """
 
     dtype: str
@@ -52,20 +52,20 @@ class Section:
     remembered: bool
 
     def tensor(self, known: Tensor | None = None) -> Tensor:
-        """Return the tensor; ``known`` is what the receiver remembers under this name.
+        """Return the tensor; ``known`` is the tensor of this name in the receiver's memory.
 
         Raises:
-            FrameError: a value that is not finite, a bit where padding should be, or other data than those remembered.
+            FrameError: a value is not finite, a padding bit is set, or the remembered tensor is another.
         """
         if self.remembered:
             if known is None or _spec(known) != (self.dtype, self.shape) or _digest(_raw(known)) != bytes(self.data):
-                raise FrameError("the device remembers something else than it was asked to use. Send it anew.")
+                raise FrameError("the device remembers another tensor than the server expects. Send it again.")
             return known
         count = math.prod(self.shape)
         if self.dtype == "bool":
             raw = np.frombuffer(self.data, np.uint8)
             if count % 8 and raw[-1] & ((1 << (8 - count % 8)) - 1):
-                raise FrameError("bits are set behind the last one of a section.")
+                raise FrameError("padding bits of a section are set.")
             return torch.from_numpy(np.unpackbits(raw, count=count).astype(bool)).reshape(self.shape)
         tensor = torch.frombuffer(bytearray(self.data), dtype=DTYPES[self.dtype]) if count else torch.empty(0)
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -74,7 +74,7 @@ class Section:
 
 
 def sections_bytes(specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Return how many bytes sections of these names, dtypes and shapes take."""
+    """Return the size in bytes of sections with these names, dtypes and shapes."""
     return sum(
         _HEAD.size + 4 * len(shape) + _padded(len(name.encode())) + _padded(_length(dtype, shape))
         for name, (dtype, shape) in specs.items()
@@ -82,28 +82,35 @@ def sections_bytes(specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
 
 
 def pack_sections(tensors: Mapping[str, Tensor], remembered: Collection[str] = ()) -> bytes:
-    """Write tensors as sections, in order."""
+    """Encode tensors as sections, in order."""
     parts = []
     for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
-            raise FrameError(f"payload {name!r} is {tensor.dtype}; it must be one of {', '.join(DTYPES)}.")
+        for problem in _tensor_problems(name, tensor):
+            raise FrameError(f"payload {shortened(name)} {problem}")
         dtype, shape = _spec(tensor)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise FrameError(f"payload {name!r} holds a value that is not finite.")
         data, text = _raw(tensor), name.encode()
         code = _CODES[dtype]
         if name in remembered:
             data, code = _digest(data), code | _REMEMBERED
-        if len(text) >= 1 << 16 or max(shape, default=0) >= 1 << 32:
-            raise FrameError(f"payload {name[:80]!r} has too long a name or too large a shape, {shape}.")
-        _check_shape(shape)
         parts += [_HEAD.pack(len(text), code, len(shape)), struct.pack(f"<{len(shape)}I", *shape)]
         parts += [text.ljust(_padded(len(text)), b"\0"), data.ljust(_padded(len(data)), b"\0")]
     return b"".join(parts)
 
 
+def _tensor_problems(name: str, tensor: Tensor) -> Iterator[str]:
+    """Find why a tensor cannot be sent as a section."""
+    if tensor.dtype not in _NAMES:
+        yield f"is {tensor.dtype}; it must be one of {', '.join(DTYPES)}."
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        yield "holds a value that is not finite."
+    if len(name.encode()) >= 1 << 16:
+        yield f"has a name of {len(name.encode())} bytes; at most {(1 << 16) - 1} are allowed."
+    if not _storable(tuple(tensor.shape)):
+        yield f"has shape {tuple(tensor.shape)}; {_SHAPE_LIMIT}."
+
+
 def unpack_sections(data: bytes) -> dict[str, Tensor]:
-    """Read tensors that :func:`pack_sections` wrote, and nothing but them."""
+    """Decode the output of :func:`pack_sections`."""
     found: dict[str, Tensor] = {}
     at, view = 0, memoryview(data)
     while at < len(data):
@@ -116,7 +123,7 @@ def unpack_sections(data: bytes) -> dict[str, Tensor]:
 
 
 def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Section], int]:
-    """Find ``count`` sections from a position on; return them by name, and where they end."""
+    """Find ``count`` sections, starting at a position; return them by name, and the position of their end."""
     found: dict[str, Section] = {}
     for _ in range(count):
         head, at = _take(view, at, _HEAD.size)
@@ -125,10 +132,9 @@ def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Sect
         shape = struct.unpack(f"<{rank}I", dims)
         text, at = _take(view, at, length)
         remembered, code = bool(code & _REMEMBERED), code & ~_REMEMBERED
-        if code >= len(DTYPES):
-            raise FrameError(f"unknown dtype {code} of a section.")
+        if code >= len(DTYPES) or not _storable(shape):
+            raise FrameError(f"a section has dtype {code} and shape {shape[:MOST_DIMENSIONS]}; {_SHAPE_LIMIT}.")
         dtype = list(DTYPES)[code]
-        _check_shape(shape)
         data, at = _take(view, at, DIGEST_BYTES if remembered else _length(dtype, shape))
         try:
             name = bytes(text).decode()
@@ -141,22 +147,22 @@ def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Sect
 
 
 def _take(view: memoryview, at: int, length: int) -> tuple[memoryview, int]:
-    """Take bytes and the zeros that pad them."""
+    """Return the next bytes and the position after their padding."""
     end = at + _padded(length)
     if end > len(view):
-        raise FrameError(f"a section ends {end - len(view)} bytes behind the end of the frame.")
+        raise FrameError(f"a section ends {end - len(view)} bytes after the end of the frame.")
     if any(view[at + length : end]):
         raise FrameError("padding of a section is not zero.")
     return view[at : at + length], end
 
 
-def _check_shape(shape: tuple[int, ...]) -> None:
-    """Raise unless torch can hold such a shape; dimensions beside one of 0 must not be absurd either."""
-    if len(shape) > MOST_DIMENSIONS or math.prod(max(1, size) for size in shape) >= 1 << 48:
-        raise FrameError(
-            f"a section has {len(shape)} dimensions, {shape[:MOST_DIMENSIONS]}; at most {MOST_DIMENSIONS} are allowed, "
-            "and 2^48 entries."
-        )
+_SHAPE_LIMIT = f"at most {MOST_DIMENSIONS} dimensions below 2^32 and 2^48 entries of a known dtype are allowed"
+
+
+def _storable(shape: tuple[int, ...]) -> bool:
+    """Return whether torch can hold such a shape; the limit also applies to dimensions next to one of size 0."""
+    entries = math.prod(max(1, size) for size in shape)
+    return len(shape) <= MOST_DIMENSIONS and max(shape, default=0) < 1 << 32 and entries < 1 << 48
 
 
 def _spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
@@ -178,5 +184,5 @@ def _length(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _padded(length: int) -> int:
-    """Round up to whole 4-byte words, so that values stay aligned."""
+    """Round up to a multiple of 4, so that values stay aligned."""
     return (length + 3) // 4 * 4

@@ -1,0 +1,42 @@
+"""The exact optimum, whatever the problem: one solver per kind of problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from feddrop.allocation import exact, exact_power, exact_power_subband, exact_subband
+from feddrop.allocation.feasible import diagnose, everyone, settle
+from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
+from feddrop.allocation.problem import BoolArray
+from feddrop.allocation.solution import Allocation, AnyProblem
+from feddrop.allocation.subband import SubbandProblem
+from feddrop.errors import InfeasibleError
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The optimum of P1, or of rate, share, power and clock for a :class:`PowerProblem`, in O(num_devices)."""
+
+    name: ClassVar[str] = "exact"
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Find the optimum; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        # Most problems are feasible, and the solver finds that out faster than a separate check.
+        if (found := _attempt(problem, everyone(problem))) is not None:
+            return found
+        problem, active = settle(problem, policy)
+        if isinstance(problem, SubbandProblem):
+            return exact_subband.solve(problem, active)
+        if isinstance(problem, SubbandPowerProblem):
+            return exact_power_subband.solve(problem, active)
+        if (found := _attempt(problem, active)) is None:  # only if rounding undid what was settled
+            raise InfeasibleError(diagnose(problem))
+        return found
+
+
+def _attempt(problem: AnyProblem, active: BoolArray) -> Allocation | None:
+    """Return the optimum; None if the problem is infeasible, or of a kind whose solver needs a feasible one."""
+    if isinstance(problem, SubbandProblem | SubbandPowerProblem):
+        return None
+    return exact_power.solve(problem, active) if isinstance(problem, PowerProblem) else exact.solve(problem, active)

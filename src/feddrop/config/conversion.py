@@ -1,0 +1,127 @@
+"""Convert between plain values, as TOML and JSON have them, and settings objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from feddrop.errors import ConfigError, shortened
+
+T = TypeVar("T")
+
+
+def declared(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    """Return the fields of a settings class with their types."""
+    return _declared(cls)
+
+
+@cache
+def _declared(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple((item, hints[item.name]) for item in dataclasses.fields(cls))
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "", others: Mapping[str, str] | None = None) -> T:
+    """Create a settings object from plain values.
+
+    Args:
+        cls: its class.
+        table: the values by key.
+        prefix: prefix of the keys in messages, such as ``"radio."``.
+        others: keys that occur only in files of other commands, with the command.
+    """
+    known = [item.name for item, _ in declared(cls)]
+    if unknown := [key for key in table if key not in known]:
+        raise ConfigError(_unknown_key(unknown[0], table, known, prefix, others or {}))
+    return cls(**table)
+
+
+def _unknown_key(key: str, table: Mapping[str, Any], known: list[str], prefix: str, others: Mapping[str, str]) -> str:
+    if command := next((others[other] for other in table if other in others), ""):
+        return f"unknown key {key!r}: this looks like a file for `feddrop {command}`."
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(known)}."
+    return f"unknown key {prefix + key!r}.{hint}"
+
+
+def to_table(settings: Any) -> dict[str, Any]:
+    """Return a settings object as plain values; keys whose value is None are left out."""
+    table: dict[str, Any] = {}
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        if hasattr(value, "to_table"):
+            table[item.name] = value.to_table()
+        elif dataclasses.is_dataclass(value):
+            table[item.name] = to_table(value)
+        elif value is not None:
+            table[item.name] = dict(value) if isinstance(value, Mapping) else value
+    return table
+
+
+def convert(value: Any, hint: Any, name: str) -> Any:
+    """Convert a value from TOML or Python, including NumPy and torch numbers and arrays, to the type of a field."""
+    if hasattr(hint, "read"):
+        return hint.read(value, name)
+    value = value if dataclasses.is_dataclass(value) else plain(value)
+    options = options_of(hint)
+    for option in options:
+        if dataclasses.is_dataclass(option):
+            if isinstance(value, typing.cast(type, option)):
+                return value
+            if isinstance(value, Mapping):
+                return from_table(typing.cast(type[Any], option), value, f"{name}.")
+            continue
+        origin = typing.get_origin(option)
+        if origin is tuple and isinstance(value, list | tuple):
+            inner = typing.get_args(option)[0]
+            return tuple(convert(entry, inner, f"{name}[{i}]") for i, entry in enumerate(value))
+        if origin is not None and issubclass(origin, Mapping):
+            if isinstance(value, Mapping):
+                return _convert_table(value, typing.get_args(option)[1], name)
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(_storable(value, name))
+        elif option in (int, str, bool) and type(value) is option:
+            return _storable(value, name)
+    allowed = " or ".join(map(_type_name, options))
+    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.")
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a field may have, without None."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(option for option in options if option is not types.NoneType)
+
+
+def _convert_table(value: Mapping[Any, Any], inner: Any, name: str) -> dict[str, Any]:
+    if wrong := [key for key in value if not isinstance(key, str)]:
+        raise ConfigError(f"{name} has the key {shortened(wrong[0])}; it must be a string.")
+    return {key: convert(entry, inner, f"{name}.{key}") for key, entry in value.items()}
+
+
+def _storable(value: Any, name: str) -> Any:
+    """Return a number that fits into 64 bits, or a string that UTF-8 can encode; TOML guarantees neither."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        digits = (len(hex(abs(value))) - 2) * 1204 // 1000
+        raise ConfigError(f"{name} has about {digits} digits; it must fit into 64 bits.")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"{name} is {shortened(value)}, which cannot be encoded as UTF-8.")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Convert NumPy and torch scalars and arrays to plain numbers and tuples, also within tables."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(plain(entry) for entry in value) if isinstance(value, list) else value
+
+
+def _type_name(option: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")

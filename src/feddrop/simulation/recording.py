@@ -1,0 +1,109 @@
+"""What a run records: one record per round, and what ``run.json`` says about network and data."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from feddrop import data
+from feddrop.simulation.preparation import Prepared
+from feddrop.simulation.round import DeviceRound
+from feddrop.simulation.schemes import Plan
+from feddrop.storage import DeviceRecord, RoundRecord
+from feddrop.subnets import parameters
+
+
+def round_record(
+    round_: int,
+    plan: Plan,
+    devices: Sequence[DeviceRound],
+    costs: Mapping[int, Mapping[str, Any]],
+    measured: Mapping[str, float],
+    notes: Mapping[str, float],
+    wall_s: float,
+) -> RoundRecord:
+    """Return the record of a round.
+
+    Args:
+        round_: round, from 1.
+        plan: what the scheme chose.
+        devices: what each device did.
+        costs: what the scheme says the round cost, by device; if empty, the server's clock counts.
+        measured: results on the test set, by name; empty if the round was not evaluated.
+        notes: the method's numbers.
+        wall_s: seconds that the round took here.
+    """
+    used = [device for device in devices if device.loss is not None]
+    costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
+    joules = [cost.get("energy_j") for cost in costs.values()]
+    return RoundRecord(
+        round=round_,
+        train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / sum(d.num_samples for d in used),
+        test_loss=measured.get("loss"),
+        test_accuracy=measured.get("accuracy"),
+        push_bytes=sum(device.push_bytes for device in devices),
+        pull_bytes=sum(device.pull_bytes for device in devices),
+        latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
+        energy_j=None if None in joules or not joules else sum(filter(None, joules)),
+        wall_s=round(wall_s, 4),
+        deadline_s=plan.deadline_s,
+        objective=plan.objective,
+        metrics={name: value for name, value in measured.items() if name not in ("loss", "accuracy")} | dict(notes),
+        devices=(
+            *(_device_record(plan, device, costs.get(device.device, {})) for device in devices),
+            *(DeviceRecord(device=device, rate=1.0, share=0.0, status="left out") for device in plan.left_out),
+        ),
+    )
+
+
+def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:
+    return DeviceRecord(
+        device=done.device,
+        rate=done.rate,
+        share=plan.shares.get(done.device),
+        samples=done.num_samples,
+        push_bytes=done.push_bytes,
+        pull_bytes=done.pull_bytes,
+        binding=plan.binding.get(done.device),
+        dtype=plan.dtypes.get(done.device),
+        tx_power_w=plan.powers.get(done.device),
+        cpu_hz=plan.clocks.get(done.device),
+        loss=done.loss,
+        status=done.status,
+        suspicious=done.suspicious or None,
+        **cost,
+    )
+
+
+def facts(run: Prepared, command: str) -> dict[str, Any]:
+    """Return what ``run.json`` says about network and data; a resumed run must have the same."""
+    dataset, custom, model, gains = run.dataset, run.custom.names(), run.task.setup.model, run.gains
+    classes = dataset.num_classes
+    known = dataset.class_names and run.parts and not dataset.train_y.is_floating_point()
+    counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), classes) if known else None
+    return {
+        "command": command or ("" if custom else "feddrop run config.toml"),
+        "network": type(model).__name__ if "network" in custom else run.config.model.name,
+        "data": dataset.name,
+        "custom": custom,
+        "shapes": {
+            "input_shapes": dataset.input_shapes,
+            "target_shape": dataset.target_shape,
+            "num_classes": classes,
+            "vocabulary": dataset.vocabulary,
+        },
+        "parameters": parameters.count_parameters(model),
+        "weights": sum(p.numel() for p in parameters.weights(model).values()),
+        "forward_flops": int(run.flops.full.forward),
+        "samples": list(run.samples),
+        "class_names": list(dataset.class_names),
+        "class_counts": None if counts is None else counts.tolist(),
+        "budget_j": run.scheme.budgets(),
+        "rates": dict(getattr(run.scheme, "kept_settings", {})),
+        "gains_crc32": gains.crc32() if gains else None,
+        "data_crc32": dataset.crc32(),
+        "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
+        "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},
+    }

@@ -1,0 +1,146 @@
+"""Rate schemes: what chooses the dropout rates of a round. This file holds the interface and the given rates.
+
+A scheme plans a round with ``decide``, works out its costs afterwards with ``costs``, and knows the energy ``budgets``.
+See ``cell_rates.py`` for rates that a radio cell chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from feddrop.allocation import Allocation
+from feddrop.config.parsing import parse_json, read_text
+from feddrop.errors import ConfigError, shortened
+from feddrop.methods.method import Sizes
+from feddrop.radio import Channels
+from feddrop.radio.tables import by_device, read_table
+from feddrop.simulation.participation import Roster
+from feddrop.simulation.round import DeviceRound
+from feddrop.subnets.masks import check_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a scheme chose for a round. Mappings are by device number.
+
+    Attributes:
+        rates: dropout rate γ of every device that takes part.
+        shares: share ρ of the band, likewise; empty without a radio.
+        powers: transmit power P in watts, if it was chosen.
+        clocks: CPU frequency f in hertz, if it was chosen.
+        dtypes: how values travel, if that was chosen.
+        binding: the constraint that limits each device: ``"deadline"``, ``"energy"``, ``"deadline+energy"``,
+            ``"rate cap"`` or ``"none"``.
+        left_out: present devices that the policy left out.
+        deadline_s: the deadline in force, in seconds; longer than requested if the policy stretched it.
+        objective: Σ w/(1-γ), which the allocator minimises.
+        allocation: the allocator's result.
+        channels: the conditions of the round, with the chosen powers and clocks.
+    """
+
+    rates: Mapping[int, float]
+    shares: Mapping[int, float] = field(default_factory=dict)
+    powers: Mapping[int, float] = field(default_factory=dict)
+    clocks: Mapping[int, float] = field(default_factory=dict)
+    dtypes: Mapping[int, str] = field(default_factory=dict)
+    binding: Mapping[int, str] = field(default_factory=dict)
+    left_out: Sequence[int] = ()
+    deadline_s: float | None = None
+    objective: float | None = None
+    allocation: Allocation | None = None
+    channels: Channels | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a scheme knows about the training.
+
+    Attributes:
+        samples: samples that each device trains on per round, over all epochs.
+        parameters: parameters of the full network.
+        flops: FLOPs per sample, forward and with the backward pass, of a subnet given by the values kept per tensor;
+            None for the full network.
+        sizes: what a subnet of a given rate holds; None if the method cannot predict it.
+        dtype: how values travel; ``"auto"`` to choose it per device, see :mod:`feddrop.radio.dtypes`.
+    """
+
+    samples: Sequence[int]
+    parameters: int
+    flops: Callable[[Mapping[str, int] | None], tuple[float, float]]
+    sizes: Callable[[float], Sizes] | None
+    dtype: str
+
+
+class RateScheme(Protocol):
+    """What chooses the rates of a run.
+
+    A scheme may also have ``takes``, names of settings that it uses, and ``kept_settings``, its settings by name for
+    ``run.json``.
+    """
+
+    def decide(self, round_: int) -> Plan:
+        """Plan a round. Round 1 is also planned before the run, so that an impossible plan is found early."""
+        ...
+
+    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        """Return the costs of a round as fields of :class:`feddrop.DeviceRecord`, by device; empty if unknown."""
+        ...
+
+    def budgets(self) -> list[float | None]:
+        """Return the energy budget per device in joules, None for no budget; empty if energy is not modelled."""
+        ...
+
+
+class GivenRates:
+    """Rates given by the user; latency and energy are unknown.
+
+    Args:
+        rates: one per device.
+        participation: chooses the devices of a round.
+    """
+
+    def __init__(self, rates: Sequence[float], participation: Roster) -> None:
+        self._rates, self._participation = rates, participation
+
+    def decide(self, round_: int) -> Plan:
+        """Return the rates of the devices that take part."""
+        return Plan(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
+
+    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
+        """Return nothing: without a radio, costs are unknown."""
+        return {}
+
+    def budgets(self) -> list[float | None]:
+        """Return nothing: without a radio, there are no budgets."""
+        return []
+
+
+def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
+    """Return one rate per device: from a number, a list, or a ``.json`` or ``.csv`` file."""
+    if isinstance(rate, str):
+        rate = tuple(_rates_from_file(Path(rate), devices))
+    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
+    if len(rates) != devices:
+        raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one per device, or one number.")
+    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
+
+
+def _rates_from_file(path: Path, devices: int) -> Sequence[float]:
+    """Read a JSON list, or the column ``rate`` of a CSV table."""
+    kind, name = path.suffix.lower(), repr(str(path))
+    if kind == ".json":
+        values = parse_json(read_text(path, "the rates"), name)
+        if isinstance(values, list):
+            return values
+        problem = f"{name} holds {shortened(values)}; it must hold a list with one rate per device."
+    elif kind != ".csv" and not path.exists():
+        problem = f"rate is {path.name!r}; it must be a number in [0, 1), a list of them, or a .json or .csv file."
+    else:
+        columns, rows = read_table(path, "rates")
+        if "rate" in columns:
+            return [row.number("rate") for row in (by_device(rows, devices, name) if "device" in columns else rows)]
+        problem = f"{name} has no column rate; it needs one, and a column device unless its rows are in order."
+    raise ConfigError(problem)

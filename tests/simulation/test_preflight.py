@@ -1,0 +1,59 @@
+"""The checks before a run: each finds its problem, and every check of the lists is tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from feddrop import RunConfig
+from feddrop.errors import ConfigError
+from feddrop.simulation import preflight
+
+CONTRADICTIONS = {
+    "rate_has_an_effect": [
+        (["method=fedavg", "rate=0.3"], "rate is 0.3, which has no effect on 'fedavg'"),
+        (["rate=0.3", "radio.deadline_s=9"], r"rate is 0.3, which has no effect: \[radio\] decides the rates"),
+    ],
+    "fixed_scheme_has_a_rate": [
+        (["radio.scheme=fixed"], 'radio.scheme is "fixed", which takes its rates from the key')
+    ],
+    "auto_dtype_has_a_cell": [
+        (["execution.dtype=auto"], r'execution.dtype is "auto", which lets the cell choose, but there is no \[radio\]'),
+        (["execution.dtype=auto", "radio.costs=formula"], "which has no effect: radio.costs is 'formula'"),
+        (["execution.dtype=auto", "radio.scheme=fixed", "rate=0.3"], "has no effect: radio.scheme is 'fixed'"),
+    ],
+}
+
+
+def test_every_check_of_the_configuration_is_tried():
+    assert [check.__name__ for check in preflight.CONFIG_CHECKS] == list(CONTRADICTIONS)
+
+
+@pytest.mark.parametrize(("settings", "message"), [case for cases in CONTRADICTIONS.values() for case in cases])
+def test_settings_of_several_sections_that_contradict_each_other(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        preflight.check_config(RunConfig.from_toml("", settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["rate=0.3"],
+        ["method=fedavg"],
+        ["radio.deadline_s=9"],
+        ["radio.scheme=fixed", "rate=0.3"],
+        ["execution.dtype=auto", "radio.deadline_s=9"],
+    ],
+)
+def test_settings_that_go_together(settings):
+    preflight.check_config(RunConfig.from_toml("", settings))
+
+
+@pytest.mark.parametrize("checks", [preflight.CONFIG_CHECKS, preflight.CUSTOM_CHECKS, preflight.RUN_CHECKS])
+def test_every_check_says_what_it_checks(checks):
+    assert all(check.__doc__ and check.__name__.islower() for check in checks)
+
+
+def test_only_a_configuration_is_checked():
+    with pytest.raises(ConfigError, match=r"config is 'run.toml'; it must be a feddrop.RunConfig"):
+        preflight.check_config("run.toml")
