@@ -304,7 +304,7 @@ def test_what_was_not_asked_for_is_refused(task):
         other = torch.int32 if tensor.dtype != torch.int32 else torch.float32
         tampered["another type"] = update.payload | {name: tensor.to(other)}
     for payload in tampered.values():
-        with pytest.raises(FrameError, match=f"device {job.device} answered with payload"):
+        with pytest.raises(FrameError, match=f"device {job.device} returned the payload"):
             pull(method, rewritten(frame, update.subnet, payload=payload), job, method.cut(job))
 
 
@@ -327,7 +327,7 @@ def test_an_update_answers_its_job_and_nothing_else(task, field, value):
     held = len(task.parts[job.device])
     frame, _ = answered(device, method, whole, job)
     subnet = pull(method, frame, job, method.cut(job), num_samples=held).subnet
-    with pytest.raises(FrameError, match=f"answered with {field}"):
+    with pytest.raises(FrameError, match=f"returned {field}"):
         pull(method, rewritten(frame, subnet, **{field: value}), job, method.cut(job), num_samples=held)
 
 
