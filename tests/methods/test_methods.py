@@ -487,7 +487,7 @@ def test_no_variance_of_a_norm_falls_below_zero_by_rounding(tmp_path):
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():
         net[0].weight.mul_(torch.logspace(-2, 1.3, 16)[:, None])
-    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { wire = 'int8' }"
+    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { dtype = 'int8' }"
     job = Run(RunConfig.from_toml(text), tmp_path / "run", model=net, dataset=data)
     for record in job:
         assert math.isfinite(record.test_loss)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feddrop.data import Dataset
 from feddrop.learning.local import Loss, call_model
-from feddrop.learning.losses import LOSSES, check_fit, check_metrics, check_custom_loss
+from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit, check_metrics
 from feddrop.methods.method import Setup
 from feddrop.subnets import probe
 from feddrop.subnets.probe import Example
