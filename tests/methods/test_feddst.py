@@ -502,7 +502,7 @@ def test_masks_are_refused_where_none_are_due(tiny, digits):
         update = pull(method, frame, job, method.cut(job))
         assert ("mask" in update.payload) == due
         wrong = {} if due else {"mask": job.payload["mask"]}
-        with pytest.raises(FrameError, match="answered with payload"):
+        with pytest.raises(FrameError, match="returned the payload"):
             pull(method, rewritten(frame, update.subnet, payload=wrong), job, method.cut(job))
 
 

@@ -261,9 +261,9 @@ def test_twice_the_work_costs_twice_the_compute(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("widths = []", "the last being 1"),
-        ("widths = [0.5, 0.4, 1.0]", "rising"),
-        ("widths = [0.2, 0.8]", "the last being 1"),
+        ("widths = []", "whose last one is 1"),
+        ("widths = [0.5, 0.4, 1.0]", "increasing list"),
+        ("widths = [0.2, 0.8]", "whose last one is 1"),
         ("widths = [0.0, 1.0]", r"\(0, 1\]"),
         ("widths = [1.0]\ndistill = true", "has no effect"),
     ],

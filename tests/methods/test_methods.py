@@ -304,7 +304,7 @@ def test_what_was_not_asked_for_is_refused(task):
         other = torch.int32 if tensor.dtype != torch.int32 else torch.float32
         tampered["another type"] = update.payload | {name: tensor.to(other)}
     for payload in tampered.values():
-        with pytest.raises(FrameError, match=f"device {job.device} answered with payload"):
+        with pytest.raises(FrameError, match=f"device {job.device} returned the payload"):
             pull(method, rewritten(frame, update.subnet, payload=payload), job, method.cut(job))
 
 
@@ -327,7 +327,7 @@ def test_an_update_answers_its_job_and_nothing_else(task, field, value):
     held = len(task.parts[job.device])
     frame, _ = answered(device, method, whole, job)
     subnet = pull(method, frame, job, method.cut(job), num_samples=held).subnet
-    with pytest.raises(FrameError, match=f"answered with {field}"):
+    with pytest.raises(FrameError, match=f"returned {field}"):
         pull(method, rewritten(frame, subnet, **{field: value}), job, method.cut(job), num_samples=held)
 
 
@@ -487,7 +487,7 @@ def test_no_variance_of_a_norm_falls_below_zero_by_rounding(tmp_path):
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():
         net[0].weight.mul_(torch.logspace(-2, 1.3, 16)[:, None])
-    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { wire = 'int8' }"
+    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { dtype = 'int8' }"
     job = Run(RunConfig.from_toml(text), tmp_path / "run", model=net, dataset=data)
     for record in job:
         assert math.isfinite(record.test_loss)
