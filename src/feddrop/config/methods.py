@@ -52,7 +52,7 @@ class MethodSettings(Settings):
 
     def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
         """Return one line for each setting that has no effect in a run of this many rounds."""
-        return self.notices()
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.config.data import MAX_ALPHA, PARTITIONS
-from feddrop.errors import ConfigError, DataError, one_of
+from feddrop.errors import ConfigError, DataError, not_one_of
 from feddrop.seeds import derive, generator, permutation, philox_words
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ def partition(
         >>> [len(part) for part in feddrop.partition([0, 0, 1, 1, 2], devices=2, seed=1)]
         [3, 2]
     """
-    one_of("partition", how, PARTITIONS)
     labels = _as_labels(labels, how) if how in ("dirichlet", "classes") else np.asarray(labels)
     count = len(labels)
     if how == "owner":
@@ -96,14 +95,17 @@ def partition(
     if how in ("dirichlet", "quantity") and not 0 < alpha <= MAX_ALPHA:
         raise ConfigError(f"alpha is {alpha}; it must be above 0 and at most {MAX_ALPHA:g} (small is uneven).")
     seed = derive(seed, "partition", how)
-    if how == "iid":
-        parts = np.array_split(permutation(seed, count), devices)
-    elif how == "dirichlet":
-        parts = _dirichlet(labels, devices, alpha, seed)
-    elif how == "quantity":
-        parts = _fill_empty(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
-    else:
-        parts = _by_class(labels, devices, classes_per_device, seed)
+    match how:
+        case "iid":
+            parts = np.array_split(permutation(seed, count), devices)
+        case "dirichlet":
+            parts = _dirichlet(labels, devices, alpha, seed)
+        case "quantity":
+            parts = _fill_empty(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
+        case "classes":
+            parts = _by_class(labels, devices, classes_per_device, seed)
+        case _:
+            raise ConfigError(not_one_of("partition", how, PARTITIONS))
     return [np.sort(part) for part in parts]
 
 

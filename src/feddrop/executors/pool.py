@@ -50,23 +50,18 @@ class Worker(Protocol):
     @property
     def running(self) -> bool:
         """Whether the worker was started and has not been stopped since."""
-        ...
 
     def start(self) -> None:
         """Start or restart the worker; it answers when it is ready."""
-        ...
 
     def send(self, *call: Any) -> None:
         """Send a call. If the worker is gone, :meth:`receive` raises."""
-        ...
 
     def receive(self) -> Any:
         """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
-        ...
 
     def end(self) -> None:
         """Stop the worker, even mid-call."""
-        ...
 
 
 W = TypeVar("W", bound=Worker)

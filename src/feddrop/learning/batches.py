@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddrop.config import Train
 from feddrop.seeds import derive, permutation
 
 Inputs = Tensor | tuple[Tensor, ...]
-
-_NARROW = 16
-"""The largest number of channels that a vector register holds."""
 
 
 class LocalBatches:
@@ -64,15 +61,3 @@ def _taken(x: Tensor, index: Tensor | slice, torch_device: torch.device | str) -
 def channels_last(x: Tensor) -> Tensor:
     """Convert images to the channels-last layout, in which convolutions take up to a quarter less time."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def safe_layout(model: nn.Module, x: Inputs) -> Inputs:
-    """Return inputs in a layout in which the network can be trained on a CPU.
-
-    With channels last, oneDNN writes out of bounds in the gradient of a strided 1 x 1 convolution with fewer input
-    channels than a vector register holds (its issue 6035): narrow ResNets crash or learn nonsense. A network that may
-    have such a layer, judging by the shapes of its weights, gets its channels first.
-    """
-    if not any(p.ndim == 4 and p.shape[2:] == (1, 1) and p.shape[1] < _NARROW for p in model.parameters()):
-        return x
-    return tuple(one.contiguous() for one in x) if isinstance(x, tuple) else x.contiguous()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from feddrop.errors import ConfigError, named_object, one_of, shortened
+from feddrop.errors import ConfigError, named_object, not_one_of, shortened
 from feddrop.learning.local import Loss, accuracy
 
 
@@ -45,10 +45,12 @@ LOSSES: Mapping[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse
 
 def loss_named(name: str) -> Loss:
     """Return a loss by its name, or import ``"package.module:function"``."""
-    if ":" in name:
-        found: Loss = named_object(name, "train.loss")
-        return found
-    return LOSSES[one_of("train.loss", name, LOSSES)]
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise ConfigError(not_one_of("train.loss", name, LOSSES, or_custom=True))
+    found: Loss = named_object(name, "train.loss")
+    return found
 
 
 def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:

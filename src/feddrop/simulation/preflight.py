@@ -7,6 +7,7 @@ message is raised. Checks of a single setting are declared with the setting, in 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from feddrop.storage import RoundRecord
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
+
+log = logging.getLogger("feddrop")
 
 # --- the configuration
 
@@ -267,8 +270,10 @@ RUN_CHECKS = (
 
 
 def check(run: Prepared) -> None:
-    """Raise a ConfigError if a run cannot work, before anything is written."""
+    """Raise a ConfigError if a run cannot work, before anything is written; log what is probably not intended."""
     _raise_first(problem for one in RUN_CHECKS for problem in one(run))
+    for line in notices(run):
+        log.warning(line)
 
 
 def notices(run: Prepared) -> list[str]:
@@ -279,7 +284,7 @@ def notices(run: Prepared) -> list[str]:
         *run.custom.notices(run.config, getattr(run.scheme, "takes", ())),
         gains.note(run.config.rounds) if gains else "",
         setup.blueprint().note(),
-        single_sample_notice(setup, run.dataset, run.samples),
+        single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
     ]
     return [line for line in lines if line]

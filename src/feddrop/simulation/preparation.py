@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +30,6 @@ from feddrop.simulation.participation import Roster
 from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_rates
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-
-log = logging.getLogger("feddrop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,8 +118,6 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         gains=gains,
     )
     preflight.check(run)
-    for line in preflight.notices(run):
-        log.warning(line)
     return run
 
 

@@ -29,7 +29,6 @@ from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
-from feddrop.simulation.memory import SavedMemories
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -52,20 +51,17 @@ class Run:
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
         overwrite: whether to overwrite a run in the folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
+        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: a function ``setup -> Method`` in place of ``config.method``.
-        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        method: ``setup -> Method`` in place of ``config.method``.
+        executor: ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
         command: how the run was started, for the report.
 
     Example:
@@ -136,14 +132,13 @@ class Run:
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
-        self._memories = SavedMemories(self._disk.memories)
+        self._memories = self._disk.memories
         facts = recording.facts(ready, command)
         with self._disk.locked():
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
-                self._begun = self.about
             else:
-                self._begun = self._disk.begin(self.config, facts, overwrite=overwrite)
+                self._disk.begin(self.config, facts, overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
@@ -159,7 +154,7 @@ class Run:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
-            self._disk.check_unchanged(self._begun, self.round)
+            self._disk.check_unchanged()
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
@@ -258,24 +253,21 @@ def run(
     Args:
         config: what to run.
         out: the run folder; new or empty, unless overwriting.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
+        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: a function ``setup -> Method`` in place of ``config.method``.
-        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        method: ``setup -> Method`` in place of ``config.method``.
+        executor: ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
         overwrite: whether to overwrite a run in the folder.
         command: how the run was started, for the report.
 
-    A network that is given is not changed; :func:`feddrop.load_model` returns the trained one.
+    :func:`feddrop.load_model` returns the trained network.
 
     Example:
         >>> import feddrop
@@ -326,20 +318,17 @@ def resume(
 
     Args:
         folder: the run folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
+        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
+        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: a function ``setup -> Method`` in place of ``config.method``.
-        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        method: ``setup -> Method`` in place of ``config.method``.
+        executor: ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
 
     Example:
         >>> import feddrop
