@@ -282,12 +282,7 @@ class PruneFL(MethodSettings):
         return float(self.removable * 0.5 ** (rounds / self.half_life))
 
     def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round.
-
-        Args:
-            round_: the round.
-            began: the last round of the first stage, or -1 during that stage.
-        """
+        """Return whether the mask is adjusted in a round; the first stage ended with round ``began``, -1 if not yet."""
         if began < 0:
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0

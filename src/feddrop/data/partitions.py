@@ -26,14 +26,7 @@ Index = npt.NDArray[np.int64]
 def partition_dataset(
     dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None
 ) -> list[Index]:
-    """Partition the training samples of a data set over the devices.
-
-    Args:
-        dataset: the data set.
-        config: how to partition it; unused if ``parts`` is given.
-        seed: seed of the partition; a run passes ``derive(root, "partition")``.
-        parts: a custom partition: the positions of each device's training samples; see :func:`custom_parts`.
-    """
+    """Partition the training samples of a data set over the devices; ``parts`` is a custom partition."""
     if parts is not None:
         return custom_parts(parts, len(dataset.train_y))
     return partition(
@@ -110,12 +103,9 @@ def partition(
 
 
 def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repeats: bool = False) -> list[Index]:
-    """Validate a custom partition and sort each device's positions.
+    """Validate a custom partition, the positions of each device's samples, and sort them.
 
-    Args:
-        parts: positions of each device's samples, whole numbers from 0 below ``num_samples``.
-        num_samples: number of training samples.
-        allow_repeats: whether a sample may be held more than once.
+    With ``allow_repeats``, a sample may be held more than once.
     """
     found = [np.asarray(part) for part in parts]
     for problem in _part_problems(found, num_samples, allow_repeats=allow_repeats):

@@ -14,7 +14,10 @@ Inputs = Tensor | tuple[Tensor, ...]
 
 
 class LocalBatches:
-    """The minibatches of one device in one round; the order of each epoch is drawn from the device's seed."""
+    """The minibatches of one device in one round; the order of each epoch is drawn from the device's seed.
+
+    Batch norm cannot train on one sample: without ``lone``, a last minibatch of one joins the one before it.
+    """
 
     def __init__(
         self,
@@ -27,10 +30,6 @@ class LocalBatches:
         *,
         lone: bool = True,
     ) -> None:
-        """Iterate over the samples ``x[part], y[part]``; only the current batch is copied.
-
-        Batch norm cannot train on one sample: without ``lone``, a last minibatch of one joins the one before it.
-        """
         self.num_samples = len(part)
         self._x, self._y, self._part, self._config, self._seed, self._device = x, y, part, config, seed, torch_device
         self._lone = lone

@@ -70,12 +70,9 @@ def train_network(
         batches: (inputs, targets).
         config: settings of local training.
         lr: learning rate.
-        loss: maps outputs and targets to the mean loss.
+        loss: maps outputs and targets to the mean loss; TrainingError if it grows a thousandfold or is not finite.
         objective: minimised instead of the loss of the network's outputs.
         watch: called with the gradients of every minibatch, before they are changed.
-
-    Raises:
-        TrainingError: the loss is not finite, or has grown a thousandfold.
     """
     model.train()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -114,12 +111,7 @@ def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of correct predictions.
-
-    Args:
-        outputs: scores ``[N, classes, ...]``.
-        targets: classes ``[N, ...]``, or probabilities shaped like the outputs.
-    """
+    """Return the share of correct predictions: scores ``[N, classes, ...]``, classes ``[N, ...]`` or probabilities."""
     right = targets.argmax(1) if targets.is_floating_point() else targets
     return (outputs.argmax(1) == right).double().mean()
 

@@ -140,20 +140,15 @@ def check_custom(custom: CustomObjects) -> None:
 
 
 def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
-    """Raise a RunError unless the same kinds of objects are given as at the start; the executor may differ.
-
-    Args:
-        custom: the objects given now.
-        before: ``run.json``.
-    """
+    """Raise a RunError unless the same kinds of objects are given as ``run.json`` lists; the executor may differ."""
     if not isinstance(names := before.get("custom"), list):
         raise RunError(
             "run.json does not list the custom objects of the run; feddrop before 0.3 wrote it. Start a new run."
         )
-    now = {argument: argument in custom.given() for argument in NAMES if argument != "executor"}
-    more = [argument for argument, given in now.items() if given and NAMES[argument] not in names]
-    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in names]
-    if more:
+    given = custom.given()
+    changed = [one for one in NAMES if one != "executor" and (one in given) != (NAMES[one] in names)]
+    missing = [argument for argument in changed if argument not in given]
+    if more := [argument for argument in changed if argument in given]:
         raise RunError(
             f"the run was started without a custom {' and '.join(more)}. Resume it without, or start a new one."
         )

@@ -158,13 +158,13 @@ class Run:
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
-                    self._callbacks.on_start(self)
+                    self._callbacks.call("on_start", self)
                     while self.round < self.config.rounds:
                         record = self._one_round(executor)
-                        self._callbacks.on_round(record)
+                        self._callbacks.call("on_round", record)
                         yield record
             finally:
-                self._callbacks.on_end(self)
+                self._callbacks.call("on_end", self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
@@ -276,25 +276,8 @@ def run(
         >>> [record.round for record in records]
         [1, 2]
     """
-    return _finish(
-        Run(
-            config,
-            out,
-            overwrite=overwrite,
-            command=command,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
-    )
+    given = locals()  # every argument, by name
+    return _finish(Run(**given))
 
 
 def resume(
@@ -337,24 +320,8 @@ def resume(
         >>> len(feddrop.resume("runs/stopped"))
         2
     """
-    return _finish(
-        Run(
-            read_config(folder),
-            folder,
-            resume=True,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
-    )
+    given = locals()  # every argument, by name
+    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:

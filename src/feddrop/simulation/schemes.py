@@ -92,12 +92,7 @@ class RateScheme(Protocol):
 
 
 class GivenRates:
-    """Rates given by the user; latency and energy are unknown.
-
-    Args:
-        rates: one per device.
-        participation: chooses the devices of a round.
-    """
+    """Rates given by the user, one per device; latency and energy are unknown."""
 
     def __init__(self, rates: Sequence[float], participation: Roster) -> None:
         self._rates, self._participation = rates, participation
