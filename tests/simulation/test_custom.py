@@ -59,7 +59,7 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
     assert (torch.get_rng_state() == expected).all()
     assert (one == again).all()
     assert (one != other).any()
-    with pytest.raises(ConfigError, match=r"must give a torch.nn.Module"):
+    with pytest.raises(ConfigError, match=r"returns a str; it must be a torch.nn.Module"):
         feddrop.Run(config(), tmp_path / "d", model=lambda seed: "net", dataset=small)
     for wrong, said in (("lenet", "'lenet'"), (nn.Linear, "the class Linear"), (lambda: "net", "function")):
         with pytest.raises(ConfigError, match=f"model is .*{said}.*; it must be a torch.nn.Module that is built"):

@@ -138,7 +138,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(RunError, match="not empty"):
         Run(RunConfig(), tmp_path / "full")
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match="Give a run folder"):
         resume(tmp_path / "nothing")
     with pytest.raises(RunError, match="is a file"):
         Run(RunConfig(), tmp_path / "full" / "thesis.tex")
@@ -235,7 +235,7 @@ def rewrite_checkpoint(folder, change):
         (lambda f: rewrite_checkpoint(f, lambda t: {k: v.long() for k, v in t.items()}), "another network"),
         (lambda f: rewrite_checkpoint(f, lambda t: {k: v[:1].clone() for k, v in t.items()}), "another network"),
         (lambda f: (f / "run.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "metrics.jsonl").write_text("5\n6\n"), "does not hold rounds 1 to 2"),
+        (lambda f: (f / "metrics.jsonl").write_text("5\n6\n"), "lacks rounds 1 to 2"),
         (lambda f: (f / "config.toml").write_bytes(b"\xff"), "not UTF-8"),
     ],
 )
@@ -277,7 +277,7 @@ def test_a_run_is_resumed_with_the_configuration_of_its_start(tmp_path, monkeypa
     assert len(list(Run(config, "run", resume=True))) == 3
     before = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(before.replace("rounds = 4", "rounds = 2"))
-    with pytest.raises(RunError, match="run holds 4 rounds, and rounds is 2 now: a run does not go back"):
+    with pytest.raises(RunError, match="run holds 4 rounds, but rounds is 2"):
         resume("run")
     with pytest.raises(ConfigError, match="resume and overwrite are mutually exclusive"):
         Run(config, "run", resume=True, overwrite=True)

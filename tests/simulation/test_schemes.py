@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddrop.allocation import allocate
+from feddrop.allocation import Random, allocate
 from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
@@ -251,7 +251,7 @@ def test_random_shares_are_those_of_the_allocator(tmp_path):
     plan = rates.decide(1)
     dtypes = ["float32"] * rates.cell.devices
     told = rates._problem(plan.channels, rates._full(dtypes, np.full(len(dtypes), 0.9)))
-    again = allocate(told, "random", seed=derive(0, "shares", 1))
+    again = allocate(told, Random(derive(0, "shares", 1)))
     assert plan.allocation.problem.max_rate == pytest.approx(0.9)
     assert list(plan.shares.values()) == again.share.tolist()
     assert all(rate <= worst for rate, worst in zip(plan.rates.values(), again.rate, strict=True))
