@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,9 @@ class Dataset:
         vocabulary: number of distinct tokens; 0 if the inputs are not tokens.
         owners: natural owner of each training sample, int64 ``[num_train]``, or None.
         owner_names: name of every owner, or empty.
+        num_classes: number of classes; 0 for regression.
+        input_shapes: shape of every input of one sample.
+        target_shape: shape of one target: ``()`` one class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
     """
 
     name: str
@@ -47,31 +50,22 @@ class Dataset:
     vocabulary: int = 0
     owners: npt.NDArray[np.int64] | None = None
     owner_names: tuple[str, ...] = ()
+    num_classes: int = field(init=False)
+    input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
+    target_shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         one_of("loss of the data set", self.loss, LOSSES)
+        object.__setattr__(self, "num_classes", len(self.class_names))
         for problem in self._problems():
             raise DataError(problem)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes; 0 for regression."""
-        return len(self.class_names)
+        object.__setattr__(self, "input_shapes", tuple(tuple(x.shape[1:]) for x in as_tuple(self.train_x)))
+        object.__setattr__(self, "target_shape", tuple(self.train_y.shape[1:]))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample (of its first input): ``(channels, height, width)``, ``(features,)``, ``(length,)``."""
         return self.input_shapes[0]
-
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shape of every input of one sample."""
-        return tuple(tuple(x.shape[1:]) for x in as_tuple(self.train_x))
-
-    @property
-    def target_shape(self) -> tuple[int, ...]:
-        """Shape of one target: ``()`` one class per sample, ``(length,)`` one per position, ``(k,)`` numbers."""
-        return tuple(self.train_y.shape[1:])
 
     @property
     def example(self) -> tuple[Tensor, ...]:
