@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help run test check bench soak flower ray docs clean
+.PHONY: help run test check paper bench soak flower ray docs clean
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -25,6 +25,9 @@ check: $(READY)  ## Lint, types, import rules.
 
 test: check  ## Everything CI runs: check, then all tests.
 	$(BIN)/pytest --numprocesses 3 --dist worksteal
+
+paper: $(READY)  ## Reproduce the paper: train the missing runs (hours), rewrite docs/paper.md and docs/findings.md.
+	$(BIN)/python -m reproduction all --out docs
 
 bench: $(READY)  ## Speed, as ratios to a peer or a physical limit measured in the same run.
 	$(BIN)/python benchmarks/run_all.py

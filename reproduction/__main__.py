@@ -1,69 +1,97 @@
+"""``python -m reproduction``: list the paper's tables, figures and claims, or run them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from feddrop.cli.failures import guarded
+
+RESULTS = Path(__file__).parent / "results"
+
+app = App(name="python -m reproduction", version_flags=[], suppress_keyboard_interrupt=False)
+
+
+@app.default
 def paper(
-    names: list[str] | None = None,
-    /,
-    *,
+    *names: str,
     scale: str = "cpu",
-    results: Path = Path("results"),
+    results: Path | None = None,
     work: Path = Path("runs/paper"),
     out: Path | None = None,
     workers: int | None = None,
     ray: str | None = None,
-    device: str = "cpu",
-    train: bool = True,
+    torch_device: str = "cpu",
+    train: Annotated[bool, Parameter(negative="--no-train")] = True,
 ) -> None:
-    """Repeat the paper: list its tables, figures and claims, run one by name, or run all.
+    """Reproduce the paper: list its tables, figures and claims, run some by name, or run all.
 
     Parameters
     ----------
     names:
-        Names from the list, or all; without any, the list is shown.
+        Experiments from the list, or "all". Without a name, show the list.
     scale:
-        cpu (two cores, hours), paper (days, with --device cuda) or smoke (embedded data, a minute).
+        "cpu" (two cores, hours), "paper" (days, with --torch-device cuda) or "smoke" (embedded data, minutes).
     results:
-        Folder of finished runs; what is in it is not trained again.
+        Folder of finished runs, which are not trained again. Default: reproduction/results.
     work:
-        Folder of runs under way; a killed command goes on from here.
+        Folder of unfinished runs; the same command resumes them.
     out:
-        Folder of the page. Default: the scale's folder in the work folder.
+        Folder of the page. Default: the folder of the scale inside the work folder.
     workers:
-        Runs side by side, one thread each. Default: 2; with --ray as many as the cluster has CPUs.
+        Runs to train at the same time, one thread each. Default: 2; with --ray, as many as the cluster has CPUs.
     ray:
-        Train on a Ray instead of this machine's cores: --ray for one that RAY_ADDRESS names or that is started here,
-        --ray HOST:PORT or --ray auto for a cluster. All its machines must see the work folder.
-    device:
+        Address of a Ray cluster to train on: HOST:PORT, "auto", or "local" to start one here. All machines must see
+        the work folder.
+    torch_device:
         Where networks are trained, e.g. cuda.
     train:
-        Train what is missing; with --no-train it is shown as not run.
+        Train missing runs; with --no-train they are shown as not run.
     """
+    from rich.console import Console
     from rich.markdown import Markdown
 
-    from feddrop.cli.folders import writable
-    from feddrop.cli.sweeping import address_of
+    from feddrop.config.execution import check_address
     from feddrop.errors import one_of, within
+    from reproduction.console import overview, run, verdicts
     from reproduction.experiments import EXPERIMENTS
-    from reproduction.framework.console import overview, run, verdicts
     from reproduction.framework.scales import NAMES
 
+    results = results or RESULTS
     one_of("scale", scale, NAMES)
     if workers is not None:
         within("workers", workers, 1, 1024)
-    for name in names or []:
+    for name in names:
         one_of("experiment", name, [*(experiment.name for experiment in EXPERIMENTS), "all"])
-    screen = Screen()
+    screen = Console()
     if not names:
         screen.print(overview(scale, results, work))
         return
     page, judged = run(
-        [] if names == ["all"] else names,
+        [] if "all" in names else list(names),
         scale_name=scale,
         results=results,
         work=work,
-        out=writable(out or work / scale),
+        out=out or work / scale,
         workers=workers if workers or ray is not None else 2,
         train=train,
-        device=device,
+        torch_device=torch_device,
         console=screen,
-        ray=ray if ray is None else address_of(ray),
+        ray=None if ray is None else check_address("--ray", ray),
     )
-    screen.print(verdicts(judged) if names == ["all"] else Markdown(page.read_text(encoding="utf-8")))
-    say(f"Page: {page}")
+    screen.print(verdicts(judged) if "all" in names else Markdown(page.read_text(encoding="utf-8")))
+    print(f"Page: {page}")
+
+
+def main() -> None:
+    """Run the command; an error is one line and an exit code."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # tidies up as an exit does
+    raise SystemExit(guarded(lambda: app(sys.argv[1:], print_error=False, exit_on_error=False)))
+
+
+if __name__ == "__main__":
+    main()

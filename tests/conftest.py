@@ -1,4 +1,4 @@
-"""What tests share: one thread, the same kernels, small real data, small networks."""
+"""Shared by all tests: one thread, fixed kernels, small real data, small networks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.update(  # what was recorded, was recorded with AVX2: so it is the same bits with AVX-512
+os.environ.update(  # recorded values come from AVX2 kernels; use those on AVX-512 machines, too
     {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     if Path("/proc/cpuinfo").exists() and "avx512f" in Path("/proc/cpuinfo").read_text()
     else {}
 )
-if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:  # every round waits for its disk
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 4 * 2**30:  # every round waits for the disk
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 import hypothesis
@@ -24,13 +24,13 @@ from torch import nn
 from feddrop.data import Dataset, load_dataset
 
 torch.set_num_threads(1)
-# No test is timed: on a busy machine a slow example is no failure.
+# No time limits: a busy machine is not a failure.
 hypothesis.settings.register_profile("feddrop", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("feddrop")
 
 
 class TinyNet(nn.Module):
-    """Conv, norm, residual, linear: every kind of tensor a subnet meets, in 2,000 parameters."""
+    """Convolution, norm, residual and linear layers: every kind of tensor a subnet has, in 2,000 parameters."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class TinyNet(nn.Module):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes minutes and mostly waits, so that no core is idle at the end."""
+    """Run the files that take minutes and mostly wait first, so that no core is idle at the end."""
     long = ("test_flower_processes.py", "test_ray.py", "test_soak.py")
     items.sort(key=lambda item: item.path.name not in long)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Networks that a test builds start from the same weights in every run."""
+    """Networks built by a test start from the same weights in every run."""
     torch.manual_seed(0)
 
 
@@ -71,7 +71,7 @@ _HELD: list[Any] = []
 
 @pytest.fixture
 def own_ray() -> None:
-    """One Ray on this machine for all tests of this process that use one: each would start its own."""
+    """One local Ray, shared by the tests of this process."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install feddrop[ray]")
     from feddrop.executors.cluster import Cluster
 
@@ -81,7 +81,7 @@ def own_ray() -> None:
 
 @pytest.fixture
 def no_own_ray() -> None:
-    """For tests that join another one: a process has one at a time."""
+    """Stop the local Ray, for tests that join another: a process can use only one at a time."""
     while _HELD:
         _HELD.pop().close()
 

@@ -1,8 +1,7 @@
-"""Every command that readme, documentation and examples tell a reader to type is one that works.
+"""Every command in readme, documentation and examples works.
 
-Those of ``feddrop`` are run, in this process and in a folder of their own, on less data than printed; what stands in
-``LOOKED_AT`` is only held to the options that there are. A page's commands run in their order, and what they take as
-given (a run, a configuration) is there.
+Commands of ``feddrop`` are run in order, in this process, in one folder per page and on less data than printed; for
+those in ``LOOKED_AT`` only the options are checked. What the commands assume (a run, a configuration) is prepared.
 """
 
 from __future__ import annotations
@@ -20,26 +19,22 @@ import pytest
 import feddrop
 from feddrop.cli import app
 from feddrop.cli.failures import guarded
-from reproduction.experiments import EXPERIMENTS
 from support.pages import EXAMPLES, PAGES, PROGRAMS, ROOT, commands
 
-# Why a command is not run here, by how it begins.
+# Why a command is not run here, by its first words.
 LOOKED_AT = {
     "feddrop sweep examples/sweep.toml --ray": "joins a cluster; test_ray.py does it on one of two nodes",
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
-    "feddrop paper accuracy": "trains for hours on a cluster that the reader has",
-    "feddrop paper power": "takes a minute; test_paper.py makes the page at its smallest scale",
-    "feddrop paper all": "takes hours, or draws the whole page; test_paper.py does it at its smallest scale",
 }
-# Programs of others: who runs them, or why they are not run.
+# Other programs, and what tests them.
 OTHERS = {
     "flwr": "test_flower.py, and `make flower`",
     "flower-superlink": "likewise",
     "flower-supernode": "likewise",
 }
-# Data that a reader fetches first, and what stands in for them.
+# Data that a reader would download, and their replacements.
 STAND_INS = {"cifar100": "digits", "cifar10": "digits", "fashion_mnist": "digits"}
 SMALLER = {
     "sweep": {"--set": ["rounds=2", "data.train_limit=60"]},
@@ -47,8 +42,8 @@ SMALLER = {
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }
 TYPED = [page for page in (*PAGES, *EXAMPLES) if commands(page)]
-RAN: set[str] = set()  # what several pages say is run once
-# Words that stand for something of the reader's.
+RAN: set[str] = set()  # a command of several pages runs once
+# Placeholders and their values.
 FORMS = {
     "DIR": "runs/mine",
     "FILE": "examples/problem.toml",
@@ -62,15 +57,13 @@ FORMS = {
 
 
 def filled(command: str) -> list[str]:
-    """The words of a command; of a form, with all that may be left out, once."""
+    """The words of a command, with placeholders filled in and optional words kept."""
     words = shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", command) if " [" in command else command)
-    form = words[1:2] == ["paper"] and "NAME" in words
-    words = [word for word in words if not (form and word == "NAME")]
     return [FORMS.get(word, word) for word in words]
 
 
 def smaller(words: list[str]) -> list[str]:
-    """The same command over less data."""
+    """The same command on less data."""
     words = [STAND_INS.get(word, word) for word in words]
     words = [re.sub("=(cifar10+|fashion_mnist)$", "=digits", word) for word in words]
     for option, value in SMALLER.get(words[1] if len(words) > 1 else "", {}).items():
@@ -89,7 +82,7 @@ def smaller(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """What readers have before they begin: a finished run, a configuration, the examples, a text to learn."""
+    """What readers have at the start: a finished run, a configuration, the examples, a text to train on."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("examples", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name)
@@ -105,7 +98,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def reader(made, tmp_path, monkeypatch) -> Path:
-    """A folder as a reader of one page has it."""
+    """A fresh folder for one page."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     (tmp_path / "docs" / "img").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -114,7 +107,7 @@ def reader(made, tmp_path, monkeypatch) -> Path:
 
 
 def run_it(words: list[str], reader: Path) -> None:
-    """Run a command of ours; runs that it goes on with are there."""
+    """Run a command of feddrop; runs that it reads or resumes exist."""
     outs = {words[i + 1] for i, word in enumerate(words[:-1]) if word == "--out"}
     for word in words:
         if word.startswith("runs/") and word not in outs and not Path(word).exists():
@@ -124,12 +117,12 @@ def run_it(words: list[str], reader: Path) -> None:
         name = tomllib.loads(Path(word).read_text()).get("data", {}).get("name")
         words += ["--set", f"data.name={STAND_INS[name]}"] if name in STAND_INS else []
     if words[1] == "run" and "--out" not in words:
-        words += ["--out", f"runs/{len(list(Path().rglob('run.json')))}"]  # two in a second would have one name
+        words += ["--out", f"runs/{len(list(Path().rglob('run.json')))}"]  # names by the second would collide
     assert guarded(lambda: app(words[1:], print_error=False, exit_on_error=False)) == 0, shlex.join(words)
 
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
-def test_commands_of_ours_work(page, reader, capsys):
+def test_commands_of_feddrop_work(page, reader, capsys):
     for command, promised in dict(commands(page)).items():
         words = filled(command)
         if words[0] != "feddrop" or command in RAN or words[1:] == ["resume"]:
@@ -138,7 +131,6 @@ def test_commands_of_ours_work(page, reader, capsys):
             app([words[1], "--help"], exit_on_error=False, result_action="return_value")
             known = capsys.readouterr().out
             assert all(word in known for word in words if word.startswith("--")), command
-            assert words[1] != "paper" or words[2] in ("all", *(experiment.name for experiment in EXPERIMENTS)), command
             continue
         capsys.readouterr()
         run_it(smaller(words), reader)
@@ -148,12 +140,12 @@ def test_commands_of_ours_work(page, reader, capsys):
 
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
-def test_commands_of_others_name_what_there_is(page):
+def test_other_commands_name_what_exists(page):
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     makefile = (ROOT / "Makefile").read_text()
     for command, _ in commands(page):
         program, *words = shlex.split(command.removeprefix(".venv/bin/"))
-        assert program in (*PROGRAMS, *OTHERS), f"{page.name}: say in this test what becomes of {command!r}"
+        assert program in (*PROGRAMS, *OTHERS), f"{page.name}: add the program of {command!r} to this test"
         if program == "make":
             done = subprocess.run(["make", "-n", words[0]], cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr

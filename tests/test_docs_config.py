@@ -1,150 +1,84 @@
-"""docs/config.md has every key of a configuration, with the default and the words that the code has."""
+"""docs/config.md is generated from the code, and settings name what the rest of the package implements."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import tomllib
-import typing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import feddrop
-from feddrop import allocation, methods
-from feddrop.config import RATE, RunConfig, to_table
-from feddrop.config import train as local
-from feddrop.config.methods import COUNTS, LAYER_SPARSITIES, LEVELS, RULES, THRESHOLDS
-from feddrop.config.model import INITS, MODELS, NORMS
-from feddrop.config.presets import PRESETS
-from feddrop.config.radio import NOISES, SIGHTS
-from feddrop.config.server import MEANS
-from feddrop.data import DATASETS, PARTITIONS
-from feddrop.executors import EXECUTORS
-from feddrop.learning import server
-from feddrop.learning.losses import LOSSES
-from feddrop.radio.propagation import MODELS as PROPAGATION
-from feddrop.wire import DTYPES
+from feddrop import allocation, executors, models, wire
+from feddrop.config import METHODS, RunConfig
+from feddrop.config.conversion import declared
+from feddrop.config.presets import SITES
+from feddrop.config.radio import DEVICE_KINDS
+from feddrop.config.run import sections_of
+from feddrop.data import DATASETS
+from feddrop.learning import losses
+from feddrop.methods import BUILDERS
+from feddrop.radio import devices, propagation
+from support import config_page
 
 DOCS = Path(__file__).parents[1] / "docs"
-CHOICES = {
-    "data.name": DATASETS,
-    "data.partition": PARTITIONS,
-    "execution.executor": EXECUTORS,
-    "execution.dtype": (*DTYPES, "auto"),
-    "method.name": methods.METHODS,
-    "method[feddrop].count": COUNTS,
-    "method[feddrop].level": LEVELS,
-    "method[feddrop].rule": RULES,
-    "method[feddst].layer_sparsity": LAYER_SPARSITIES,
-    "method[fiarse].threshold": THRESHOLDS,
-    "model.init": INITS,
-    "model.name": MODELS,
-    "model.norm": NORMS,
-    "radio.noise": NOISES,
-    "radio.policy": allocation.POLICIES,
-    "radio.preset": PRESETS,
-    "radio.propagation": PROPAGATION,
-    "radio.scheme": allocation.SCHEMES,
-    "radio.sight": SIGHTS,
-    "server.mean": MEANS,
-    "server.optimizer": server.OPTIMIZERS,
-    "train.loss": LOSSES,
-    "train.optimizer": local.OPTIMIZERS,
-    "train.schedule": local.SCHEDULES,
-}
 
 
-def prefixes(heading: str) -> list[str]:
-    """What the keys under a heading belong to: a section, or the own settings of one method or several."""
-    found = re.fullmatch(r"## `\[(\w+)\]`(?:: ([\w, ]+))?", heading)
-    if found is None:
-        return [""]
-    return [f"{found[1]}[{name}]." for name in found[2].split(", ")] if found[2] else [f"{found[1]}."]
+def test_the_page_is_what_the_code_generates():
+    text = config_page.PAGE.read_text()
+    assert config_page.generated(text) == text, "run: python tests/support/config_page.py"
 
 
-def described(text: str) -> dict[str, tuple[str, ...]]:
-    """The rows of the tables of keys: ``section.key`` or ``method[name].key`` -> default, allowed, meaning."""
-    rows: dict[str, tuple[str, ...]] = {}
-    sections, in_keys = [""], False
-    for line in text.splitlines():
-        if line.startswith("## "):
-            sections = prefixes(line)
-        in_keys = line.startswith("|") and (in_keys or line.startswith("| key |"))
-        if in_keys and line.startswith("| `"):
-            key, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
-            for name in (section + key.strip("` ") for section in sections):
-                assert len(cells) == 3, f"{name}: a row has four cells"
-                assert name not in rows, f"{name} has two rows"
-                rows[name] = tuple(cells)
-    return rows
-
-
-def defaults(cls: type[Any] = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Every key of a configuration with its default, as plain values; those of ``[radio]`` too, off by default."""
-    found: dict[str, Any] = {}
-    plain = {"rate": RATE} | to_table(cls())
-    hints = typing.get_type_hints(cls)
-    for name, hint in ((item.name, hints[item.name]) for item in dataclasses.fields(cls)):
-        options = [option for option in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(option)]
-        if hint is methods.MethodSettings:
-            found["method.name"] = cls().method.name
-            for method, (own, _) in methods.METHODS.items():
-                found |= defaults(own, f"method[{method}].")
-        elif options:
-            found |= defaults(typing.cast(type[Any], options[0]), f"{prefix}{name}.")
-        else:
-            found[prefix + name] = list(plain[name]) if isinstance(plain[name], tuple) else plain[name]
-    return found
-
-
-def problems(text: str) -> list[str]:
-    """What the page leaves out, makes up or has wrong."""
-    rows, keys = described(text), defaults()
-    found = [f"{key} has no row" for key in keys if key not in rows]
-    found += [f"{key} is no key" for key in rows if key not in keys]
-    told = {prefix for line in text.splitlines() if line.startswith("## ") for prefix in prefixes(line)}
-    found += [f"{name} has no heading" for name in methods.METHODS if f"method[{name}]." not in told]
-    for key, (default, allowed, meaning) in rows.items():
-        shown = tomllib.loads(f"value = {default.strip('`')}")["value"]
-        if key in keys and (shown != keys[key] or isinstance(shown, bool) != isinstance(keys[key], bool)):
-            found.append(f"the default of {key} is {keys[key]!r}, not {shown!r}")
-        if not meaning.strip():
-            found.append(f"{key} has no meaning")
-        words = re.findall(r'`"([\w-]+)"`', allowed)
-        if key in CHOICES and set(words) != set(CHOICES[key]):
-            found.append(f"{key} may be {sorted(CHOICES[key])}, not {sorted(words)}")
-    return found
-
-
-def test_every_key_has_a_row_with_its_default():
-    text = (DOCS / "config.md").read_text()
-    assert len(defaults()) > 50
-    assert not problems(text)
-
-
-def test_feddrop_config_names_every_method():
-    told = set(re.findall(r'``"(\w+)"``', methods.MethodSettings.__doc__))
-    assert told == set(methods.METHODS)
+def test_the_page_has_every_section_and_method():
+    text = config_page.PAGE.read_text()
+    assert sorted(config_page.blocks(text)) == sorted(config_page.wanted())
+    for name in METHODS:
+        assert f"## `[method]`: {name}\n" in text
+        assert f'| `"{name}"`' in text
+    for name in sections_of():
+        assert f"## `[{name}]`\n" in text
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "problem"),
+    ("before", "after"),
     [
-        ("| `eval_every` |", "| `eval_each` |", "eval_every has no row"),
-        ("| `eval_every` |", "| `eval_each` |", "eval_each is no key"),
-        ("| `bandwidth_hz` | `10e6` |", "| `bandwidth_hz` | `20e6` |", "the default of radio.bandwidth_hz"),
-        ("| `biases` | `false` |", "| `biases` | `true` |", "the default of method[feddrop].biases is False"),
-        ('`"int8"`', '`"int4"`', "execution.dtype may be"),
-        ("## `[method]`: fedavg", "## Federated averaging", "fedavg has no heading"),
-        ("## `[method]`: heterofl, fedrolex", "## `[method]`: heterofl", "method[fedrolex].layers has no row"),
+        ("| `eval_every` |", "| `eval_each` |"),
+        ("| `bandwidth_hz` | `1e7` |", "| `bandwidth_hz` | `2e7` |"),
+        ('`"int8"`, `"auto"`', '`"int4"`, `"auto"`'),
     ],
 )
-def test_a_stale_page_is_noticed(before, after, problem):
-    text = (DOCS / "config.md").read_text()
+def test_a_stale_page_is_noticed(before, after):
+    text = config_page.PAGE.read_text()
     assert before in text
-    assert any(line.startswith(problem) for line in problems(text.replace(before, after)))
+    assert config_page.generated(text.replace(before, after)) == text
+
+
+IMPLEMENTED = {
+    "data.name": DATASETS,
+    "execution.executor": executors.EXECUTORS,
+    "execution.dtype": (*wire.DTYPES, "auto"),
+    "model.name": models.MODELS,
+    "radio.devices": ("paper", *devices.KINDS, *devices.GROUPS),
+    "radio.policy": allocation.POLICIES,
+    "radio.propagation": ("", *propagation.MODELS),
+    "radio.scheme": allocation.SCHEMES,
+    "train.loss": ("", *losses.LOSSES),
+}
+"""The choices of a setting, and the table elsewhere that implements them."""
+
+
+@pytest.mark.parametrize("key", IMPLEMENTED)
+def test_choices_are_what_is_implemented(key):
+    section, name = key.split(".")
+    limits = {item.name: item.metadata["limits"] for item, _ in declared(sections_of()[section])}
+    assert set(limits[name].choices) == set(IMPLEMENTED[key])
+
+
+def test_other_tables_that_must_agree():
+    assert set(METHODS) == set(BUILDERS)
+    assert set(SITES) == set(propagation.MODELS)
+    assert set(DEVICE_KINDS) == {*devices.KINDS, *devices.GROUPS}
+    assert all(cls.name == name for name, cls in METHODS.items())
+    assert [item.name for item, _ in declared(RunConfig)][-len(sections_of()) :] == list(sections_of())
 
 
 def test_every_field_of_a_record_is_described(tmp_path, digits):

@@ -1,7 +1,7 @@
 """Every block of Python in the readme and the documentation runs, over fewer rounds and less data than printed.
 
-The blocks of a page run one after another, as a reader would paste them. ``GIVEN`` prepares what a page assumes: arrays,
-finished runs, a package that is not installed.
+The blocks of a page run one after another, as a reader would paste them. ``GIVEN`` prepares what a page assumes:
+arrays, finished runs, a package that is not installed.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def test_tests_import_no_tests():
     for path in paths:
         for name in imports_of(path):
             last = name.rpartition(".")[2]
-            assert not (last.startswith("test_") or last == "conftest" or under(name, "tests")), f"{path.name}: {name}"
+            helper = not last.startswith("test_") and last != "conftest" and not under(name, "tests")
+            assert helper, f"{path.name} imports {name}"
 
 
 def test_tests_mirror_the_package():

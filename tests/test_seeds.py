@@ -52,10 +52,10 @@ def test_generator_repeats():
 
 def test_seeds_out_of_range_are_refused():
     for draw in (derive, lambda seed: derive(0, "mask", seed)):
-        with pytest.raises(ConfigError, match="is -3; it must be 0 or more"):
+        with pytest.raises(ConfigError, match="is -3; it must be at least 0"):
             draw(-3)
     for draw in (generator, lambda seed: philox_words(seed, 2), lambda seed: permutation(seed, 2)):
         for seed in (-3, 2**128):
-            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be 0 or more, and below 2\*\*128"):
+            with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be at least 0 and below 2\*\*128"):
                 draw(seed)
         draw(2**128 - 1)

@@ -1,4 +1,4 @@
-"""The wheel holds all that the package needs: it is built, installed away from the source, and trains."""
+"""The wheel is complete: it is built, installed away from the source, and trains. The sdist holds the tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "import feddrop, feddrop.cli, sys; print(feddrop.__file__); feddrop.cli.main()"
+
+
+UNWANTED = shutil.ignore_patterns("__pycache__", "*.egg-info")
+KEPT = ("benchmarks", "docs", "examples", "reproduction", "src", "tests")
 
 
 def call(*command: object, **options: object) -> str:
@@ -27,15 +32,15 @@ def test_the_wheel_runs_on_its_own(tmp_path):
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", source / "src", ignore=unwanted)
+    shutil.copytree(ROOT / "src", source / "src", ignore=UNWANTED)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    call(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)  # nothing is fetched
+    call(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)  # offline
     [wheel] = tmp_path.glob("*.whl")
 
     package = source / "src" / "feddrop"
     files = {path.relative_to(source / "src").as_posix() for path in package.rglob("*") if path.is_file()}
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("feddrop/")} == files
+    assert {"feddrop/__init__.pyi", "feddrop/py.typed"} <= files
 
     call(*pip, "install", wheel, "--no-deps", "--target", target)
     shutil.rmtree(source)
@@ -45,3 +50,22 @@ def test_the_wheel_runs_on_its_own(tmp_path):
     assert said.startswith(str(target))
     assert (tmp_path / "run" / "report.html").is_file()
     assert "Commands" in call(target / "bin" / "feddrop", "--help", env=environment)
+
+
+def test_the_sdist_holds_the_tests_and_what_they_read(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+        elif path.name in KEPT:
+            shutil.copytree(path, source / path.name, ignore=UNWANTED)
+    script = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    call(sys.executable, "-c", script, tmp_path, cwd=source)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    for folder in KEPT:
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {name for name in files if not any(part in name for part in ("__pycache__", ".egg-info"))} <= names
+    assert {"tests/support/executors.py", "tests/golden/kept.json", "Makefile"} <= names

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import draw_seeds, legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
@@ -14,7 +15,7 @@ from reproduction.framework.published import RATES, TABLE
 from reproduction.framework.scales import MOVING, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import LAST, Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +25,11 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        scenario: which network.
-        partition: of the data.
+        scenario: underfitting (LeNet) or overfitting (AlexNet).
+        partition: partition of the data.
         method: FedDrop or FedDST.
-        moving: FedDST with a larger α, so that LeNet's mask moves.
-        rule: of FedDrop's aggregation; ``"model"`` is the paper's, read literally.
+        moving: whether FedDST has a larger α, so that LeNet's mask moves.
+        rule: aggregation rule of FedDrop; ``"model"`` reads the paper literally.
     """
 
     scenario: str
@@ -53,18 +54,18 @@ RIVAL = {
     "underfitting": Row("underfitting", "dirichlet", "feddst", moving=True),
     "overfitting": Row("overfitting", "dirichlet", "feddst"),
 }
-"""The FedDST that FedDrop is judged against: one whose mask moves. AlexNet's does with its paper's settings."""
+"""The FedDST that FedDrop is compared with: one whose mask moves. AlexNet's moves with the settings of its paper."""
 MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
 TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
 STILL, NEVER = 0.01, "none"
-"""FedDST's own α; and what is said of a mask that never moved."""
+"""The α of FedDST's paper; and the entry for a mask that never moved."""
 FIRST, CROSSING, PEAK, END = 0.1, 0.3, 0.15, 0.4
-"""AlexNet in the paper: FedDrop is above FedDST from the first of these rates on, below it from the second; it is best
-at the third, and falls towards the fourth."""
+"""AlexNet in the paper: FedDrop is above FedDST from the first of these rates on and below it from the second; its
+accuracy peaks at the third and falls towards the fourth."""
 
 
 def title(row: Row) -> str:
-    """Return what a row is called."""
+    """Return the title of a row."""
     drop = "FedDrop" if row.rule == "delta" else f"FedDrop, rule {row.rule}"
     method = {"feddrop": drop, "feddst": f"FedDST, α = {MOVING['alpha'] if row.moving else STILL:g}"}[row.method]
     return f"{TITLES[MODELS[row.scenario]]}, {TITLES[row.partition]}, {method}"
@@ -80,14 +81,14 @@ def rates_of(scale: Scale, row: Row) -> tuple[float, ...]:
 
 
 def seeds_of(scale: Scale, row: Row, rate: float) -> tuple[int, ...]:
-    """Return the seeds with which a cell is run."""
+    """Return the seeds of one cell of the table."""
     repeated = row.method == "feddrop" and row != LITERAL and rate in scale.repeated[row.scenario, row.partition]
     rival = row == RIVAL[row.scenario] and rate in scale.moving_rates
     return scale.seeds if repeated or rival else scale.seeds[:1]
 
 
 def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
-    """Return the run of a cell, with the first seed."""
+    """Return the run of one cell of the table, with the first seed."""
     setting = scale.settings[row.scenario]
     feddst = MOVING if row.moving else None
     return setting.run(
@@ -96,7 +97,7 @@ def config_of(scale: Scale, row: Row, rate: float) -> RunConfig:
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Every row, the first seed first; within a row from the ends inwards: a half-done row already says much."""
+    """Return all runs, first seed first; within a row from the ends inwards, so that a half-finished row is useful."""
     found = []
     for row in ROWS:
         rates = rates_of(scale, row)
@@ -112,7 +113,7 @@ Table = dict[Row, dict[float, list[float | None]]]
 
 
 def measured(scale: Scale, find: Lookup) -> Table:
-    """Read the table off the runs. All seeds are looked for in every cell: a seed more is never left out."""
+    """Return the table. Every cell uses all seeds that were run, even beyond those it needs."""
     return {
         row: {rate: percents(by_seed(find, config_of(scale, row, rate), scale.seeds)) for rate in rates_of(scale, row)}
         for row in ROWS
@@ -120,7 +121,7 @@ def measured(scale: Scale, find: Lookup) -> Table:
 
 
 def make(scale: Scale, find: Lookup) -> Page:
-    """Write the table, ours above the paper's, and draw it."""
+    """Make the table, our numbers above those of the paper, and draw it."""
     lines = measured(scale, find)
     rows = []
     for row in ROWS:
@@ -131,10 +132,9 @@ def make(scale: Scale, find: Lookup) -> Page:
     text = "".join(of_runs(s, config_of(scale, Row(s, "iid", "feddrop"), scale.rates[0])) for s in MODELS)
     text += "".join(of_runs(f"{s}, FedDST", config_of(scale, row, scale.moving_rates[0])) for s, row in RIVAL.items())
     text += (
-        f"Test accuracy in %, the mean of the last {LAST} rounds; mean over seeds ± its standard error (seeds). An "
-        "empty cell was not run. FedDrop's rate and FedDST's sparsity are counted over the weights of the layers that "
-        "are dropped: AlexNet's convolutions stay whole under FedDrop and not under FedDST, so that FedDrop sends more "
-        "there.\n\n"
+        f"Test accuracy in %, averaged over the last {LAST} rounds; mean over seeds ± its standard error (seeds). "
+        "Empty cells were not run. FedDrop's rate and FedDST's sparsity refer to the weights of the layers that are "
+        "dropped. FedDrop keeps AlexNet's convolutions and FedDST does not, so FedDrop sends more there.\n\n"
         + markdown_table(["", "", *(f"{rate:g}" for rate in scale.rates)], rows)
         + "\n\n![Accuracy against the dropout rate](accuracy.png)\n\n"
         + _moves(scale, find)
@@ -143,7 +143,7 @@ def make(scale: Scale, find: Lookup) -> Page:
 
 
 def _moves(scale: Scale, find: Lookup) -> str:
-    """Say how many weights each readjustment moved, run by run."""
+    """Tabulate how many weights each readjustment moved, per run."""
     rows = [
         [title(row), f"{rate:g}", str(seed), _moved(result)]
         for row in ROWS
@@ -155,17 +155,17 @@ def _moves(scale: Scale, find: Lookup) -> str:
     table = markdown_table(["", "sparsity", "seed", "weights that enter the mask at each readjustment"], rows)
     return (
         "**Does FedDST's mask move?** A device prunes a share α of its smallest weights and grows as many; the server "
-        "keeps the largest of the union, and what was just grown is zero. So a weight is replaced only if *all* "
-        f"devices pruned it. α = {STILL:g}, readjusted every 10 rounds to half of them, is its paper's; α = "
-        f"{MOVING['alpha']:g}, every {MOVING['readjust_every']} rounds, is ours, not tuned. A row whose mask never "
-        "moves is a fixed sparse network. FedDrop is judged against α = "
-        f"{MOVING['alpha']:g} on LeNet, against α = {STILL:g} on AlexNet. Runs saved without a count say in which "
-        "rounds the mask changed: it travels again in the next.\n\n" + table + "\n"
+        "keeps the largest of the union, and newly grown weights are zero. So a weight is replaced only if *all* "
+        f"devices pruned it. Its paper has α = {STILL:g} and readjusts every 10 rounds in the first half of the run; α "
+        f"= {MOVING['alpha']:g} every {MOVING['readjust_every']} rounds is our choice, not tuned. If the mask never "
+        "moves, the row is a fixed sparse network. FedDrop is compared with α = "
+        f"{MOVING['alpha']:g} on LeNet and with α = {STILL:g} on AlexNet. Runs without counts show the rounds in which "
+        "the mask changed, since it is then sent again.\n\n" + table + "\n"
     )
 
 
 def weights_moved(scale: Scale, find: Lookup, row: Row) -> list[int]:
-    """Return how many weights entered FedDST's mask in each run of a row; runs that did not count them are left out."""
+    """Return how many weights entered FedDST's mask in each run of a row, except runs that did not count them."""
     found = []
     for rate in rates_of(scale, row):
         for result in by_seed(find, config_of(scale, row, rate), scale.seeds):
@@ -177,26 +177,26 @@ def weights_moved(scale: Scale, find: Lookup, row: Row) -> list[int]:
 
 
 def _moved(result: Result) -> str:
-    """Return how many weights each readjustment moved; without a count, whether a mask was ever sent down again."""
+    """Format how many weights each readjustment moved; without a count, the rounds before the mask was sent again."""
     every, until = (result.config["method"][name] for name in ("readjust_every", "readjust_until"))
     rounds = range(every, math.floor(until * result.config["rounds"]) + 1, every)
     if "mask_moved" in result.series:
         return ", ".join(f"{result.values('mask_moved')[t - 1]:,.0f} in {t}" for t in rounds)
     pushed = result.values("push_bytes")
-    changed = [t for t in rounds if pushed[t] > pushed.min()]  # round t + 1 stands at index t
+    changed = [t for t in rounds if pushed[t] > pushed.min()]  # round t + 1 has index t
     return f"some in {', some in '.join(map(str, changed))}; not counted" if changed else NEVER
 
 
 def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
-    falls: list[Point] = []
-    peaks: list[Point] = []
+    falls: list[Comparison] = []
+    peaks: list[Comparison] = []
     missing: list[float | None] = [None] * len(scale.seeds)
     for partition in ("iid", "dirichlet"):
         row = lines[Row("underfitting", partition, "feddrop")]
         rates = scale.repeated["underfitting", partition]
         falls += [
-            Point(
-                at=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
+            Comparison(
+                label=f"LeNet, {TITLES[partition]}, rate {low:g} against {high:g}",
                 differences=matched(row[low], row[high]),
                 pool=partition,
             )
@@ -204,14 +204,14 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
         ]
         row = lines[Row("overfitting", partition, "feddrop")]
         peaks += [
-            Point(
-                at=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
+            Comparison(
+                label=f"AlexNet, {TITLES[partition]}, rate {PEAK:g} against {other:g}",
                 differences=matched(row.get(PEAK, missing), row.get(other, missing)),
                 pool=f"{partition}, {other:g}",
             )
             for other in (scale.rates[0], END)
         ]
-    asked = f"asked at {' and '.join(f'{rate:g}' for rate in scale.moving_rates)} only"
+    asked = f"tested at {' and '.join(f'{rate:g}' for rate in scale.moving_rates)} only"
     beats, crosses = (_against(scale, lines, scenario) for scenario in MODELS)
     return [
         verdict("underfit-falls", falls),
@@ -224,7 +224,7 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
                 for rate, pair in crosses.items()
                 if rate >= FIRST
             ],
-            f"{asked}; FedDST's mask covers the convolutions too, so that equal rates are not equal sparsities",
+            f"{asked}; FedDST's mask covers the convolutions too, so equal rates are not equal sparsities",
         ),
     ]
 
@@ -233,14 +233,14 @@ Pair = tuple[list[float | None], list[float | None]]
 
 
 def _against(scale: Scale, lines: Table, scenario: str) -> dict[float, Pair]:
-    """Return FedDrop and its rival, at the sparsities that are run with all seeds."""
+    """Return FedDrop and its rival at the sparsities that are run with all seeds."""
     ours, theirs = lines[Row(scenario, "dirichlet", "feddrop")], lines[RIVAL[scenario]]
     return {rate: (ours[rate], theirs[rate]) for rate in scale.moving_rates}
 
 
-def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Point:
+def _feddst_point(network: str, rate: float, pair: Pair, *, below: bool = False) -> Comparison:
     order = "FedDrop below FedDST" if below else "FedDrop above FedDST"
-    return Point(at=f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
+    return Comparison(f"{network}, non-IID, {rate:g}: {order}", differences=matched(*pair), pool="accuracy")
 
 
 def _draw(lines: Table) -> Figure:
@@ -260,7 +260,7 @@ def _draw(lines: Table) -> Figure:
             panel.plot(*zip(*shown, strict=True), color=colour, linestyle=":", linewidth=1.2)
         panel.set_xlabel("dropout rate γ")
     for panel in axes:
-        panel.plot([], [], color="grey", linestyle=":", label="the paper's")
+        panel.plot([], [], color="grey", linestyle=":", label="paper")
         legend(panel, below=True)
     return figure
 

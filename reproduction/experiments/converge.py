@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddrop.config import Radio, RunConfig
-from reproduction.experiments.cells import ROUNDS, whole_network
+from reproduction.experiments.cells import ROUNDS, full_network
 from reproduction.experiments.curves import CONVERGED, HALF, SHARES, WINDOW, Curves, Reading, curves_of
 from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, no_dropout, runs_of, with_seeds
-from reproduction.framework.asked import judge_rounds
+from reproduction.experiments.round_claims import judge_rounds
 from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import SCENARIOS, Scale
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Work out what rounds without dropout take inside the cell, without training: seconds and joules, by seed."""
+    """Compute the seconds and joules of rounds without dropout in the cell, by seed."""
     found: dict[str, Any] = {}
     for scenario, setting in scale.settings.items():
-        both = [whole_network(setting, seed, setting.figure_rounds) for seed in scale.seeds]
+        both = [full_network(setting, seed, setting.figure_rounds) for seed in scale.seeds]
         found[scenario] = {
             name: [[float(f"{value:.6g}") for value in one[i]] for one in both]
             for i, name in enumerate(("seconds", "joules"))
@@ -36,44 +36,44 @@ def measure(scale: Scale) -> dict[str, Any]:
     return found
 
 
-def _page(scale: Scale, find: Lookup, whole: dict[str, Any] | None = None, *, axis: str, name: str) -> Page:
-    """Show rounds to converge against a resource and judge the paper's claims about them."""
+def _page(scale: Scale, find: Lookup, full: dict[str, Any] | None = None, *, axis: str, name: str) -> Page:
+    """Show rounds to converge against a resource and judge the claims on them."""
     spots_of = latency_spots if name == "rounds-latency" else bandwidth_spots
-    curves = {s: curves_of(scale, find, spots_of(scale, s), s, whole[s]["seconds"] if whole else ()) for s in SCENARIOS}
+    curves = {s: curves_of(scale, find, spots_of(scale, s), s, full[s]["seconds"] if full else ()) for s in SCENARIOS}
     figure, axes = panels([f"{scenario}: rounds to converge" for scenario in SCENARIOS])
     for panel, of in zip(axes, curves.values(), strict=True):
         _draw(panel, of, axis)
     legend(axes[0])
     shares = " / ".join(f"{share:.0%}" for share in SHARES)
     text = (
-        f"Rounds until test accuracy (mean of {WINDOW} rounds) reaches {shares} of the best such mean of the run "
-        "without dropout with the same seed; – not within the rounds trained. A row a seed. In brackets the mean rate; "
-        f"in the last column, the cell's time until the proposed scheme, or the run without dropout, reaches "
-        f"{SHARES[HALF]:.0%} / {SHARES[CONVERGED]:.0%} of it.\n\n"
+        f"Rounds until test accuracy (running mean of {WINDOW} rounds) reaches {shares} of the best running mean of "
+        "the run without dropout with the same seed; – means never. One row per seed. The mean rate is in brackets; "
+        f"the last column is the time in the cell until the proposed scheme, or the run without dropout, reaches "
+        f"{SHARES[HALF]:.0%} / {SHARES[CONVERGED]:.0%}.\n\n"
     )
-    if whole:
+    if full:
         targets = ", ".join(f"{target:g}" for target in scale.target_rates)
         text += (
-            "Deadlines are those at which the proposed scheme's mean rate by the paper's formula is "
-            f"{targets} over the first {len(ROUNDS)} rounds of the first seed's cell.\n\n" + _inside(whole)
+            "Deadlines are chosen such that the mean rate of the proposed scheme, by the paper's formula, is "
+            f"{targets} over the first {len(ROUNDS)} rounds in the cell of the first seed.\n\n" + _inside(full)
         )
     for scenario, of in curves.items():
         text += _table(scale, scenario, of, axis)
     text += _by_formula(scale, find, spots_of(scale, "overfitting", "formula"), axis)
-    text += f"Filled: {SHARES[CONVERGED]:.0%}; small and dashed: half-way. Means over seeds ± standard error.\n\n"
+    text += f"Large markers: {SHARES[CONVERGED]:.0%}; small markers: half-way. Means over seeds ± standard error.\n\n"
     text += f"![Rounds to converge]({name}.png)\n"
     return Page(text=text, figures={f"{name}.png": figure}, verdicts=judge_rounds(curves, axis, name))
 
 
-def _inside(whole: dict[str, Any]) -> str:
-    """Say what no dropout costs inside the cell."""
+def _inside(full: dict[str, Any]) -> str:
+    """Describe what no dropout costs in the cell."""
     words = []
-    for scenario, spent in whole.items():
+    for scenario, spent in full.items():
         seconds, joules = (np.mean(spent[name]) for name in ("seconds", "joules"))
-        words.append(f"{scenario}, {seconds:.2f} s and {joules:,.0f} J a round on average")
+        words.append(f"{scenario}, {seconds:.2f} s and {joules:,.0f} J per round on average")
     return (
-        "**No dropout inside the cell**, with all the band split so that its devices are done at the same time: "
-        f"{'; '.join(words)}. It learns as the run without dropout does, whose rounds need no cell.\n\n"
+        "**No dropout in the cell**, with the band split so that all devices finish together: "
+        f"{'; '.join(words)}. It learns exactly as the run without dropout, which has no cell.\n\n"
     )
 
 
@@ -121,20 +121,20 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _by_formula(scale: Scale, find: Lookup, spots: list[Spot], axis: str) -> str:
-    """Show the earlier runs of the overfitting scenario, billed by the paper's formula; nothing is judged by them."""
+    """Show the overfitting runs that are charged by the paper's formula; they decide no claim."""
     of = curves_of(scale, find, spots, "overfitting")
     if not any(cell for scheme in SCHEMES for spot in of.schemes[scheme] for cell in spot):
         return ""
     return (
-        "**Overfitting, billed by the paper's formula** (one seed; judges nothing: the convolutions stay whole, but "
-        "are billed at (1-γ) of their cost, so that these rounds really take longer than the deadline):\n\n"
+        "**Overfitting, charged by the paper's formula** (one seed; decides no claim: the convolutions are kept but "
+        "charged at (1-γ) of their cost, so these rounds would take longer than the deadline):\n\n"
         + _rows(of, axis)
         + "\n\n"
     )
 
 
 def _draw(panel: Axes, of: Curves, axis: str) -> None:
-    """Draw rounds to converge, and half-way; an open circle stands for "never within the rounds"."""
+    """Draw rounds to converge and to half-way; an open circle means "never"."""
     from matplotlib.ticker import MaxNLocator
 
     from feddrop.report.style import MUTED, SERIES, SURFACE
@@ -164,7 +164,7 @@ def _draw(panel: Axes, of: Curves, axis: str) -> None:
 
 
 def latency_runs(scale: Scale) -> list[RunConfig]:
-    """The runs of the figure; and, where rounds are to fall in two phases, the middle one with all seeds."""
+    """Return the runs of the figure, and the middle deadline with all seeds for the claim on two phases."""
     middle = latency_spots(scale, "overfitting")[-2:][0].runs["exact"]
     return [*runs_of(latency_spots)(scale), *with_seeds([middle], scale.seeds)]
 

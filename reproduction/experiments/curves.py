@@ -1,4 +1,4 @@
-"""Rounds to converge, read off finished runs: by seed, each against its own seed's run without dropout."""
+"""Rounds to converge: every run against the run without dropout of the same seed."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.compare import first_reached, running_mean, spent_until
 from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
 from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Result
 
 SHARES = (0.5, 0.9, 0.95, 0.98)
-"""Shares of the plateau: the best running mean without dropout, whether or not it is still rising."""
+"""Shares of the plateau, which is the best running mean without dropout, even if it is still rising."""
 HALF, CONVERGED = 0, 2
-"""Which of the shares is half-way, and which is what "converged" means."""
+"""Indices of the shares that mean "half-way" and "converged"."""
 WINDOW = 5
 
 
 class Reading(NamedTuple):
-    """One run: the round at which each share of the plateau is reached, and what was spent until then.
+    """One run: the rounds at which it reached each share of the plateau, and what it had spent by then.
 
     Attributes:
-        rounds: infinite where a share is never reached.
-        seconds: the cell's time; NaN where it is not known.
-        megabytes: sent both ways by all devices.
-        passes: computed by all devices, in passes over their data by the whole network: Σ (1-γ).
+        rounds: infinite if a share was never reached.
+        seconds: time in the cell; NaN if unknown.
+        megabytes: sent by all devices, both ways.
+        passes: computed by all devices, in passes of the full network over their data: Σ (1-γ).
         rate: mean rate.
-        trained: rounds that were trained; what they took in seconds, megabytes and passes follows.
-        all_seconds: of all rounds.
+        trained: number of rounds.
+        all_seconds: total over the rounds, as are the next two.
         all_megabytes: likewise.
         all_passes: likewise.
     """
@@ -47,15 +48,15 @@ class Reading(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """What one panel shows.
+    """The data of one panel.
 
     Attributes:
         spots: points of the figure.
-        schemes: readings by scheme, at every point, by seed; None where it was not run.
+        schemes: readings by scheme, point and seed; None where it was not run.
         base: readings without dropout, by seed.
         seeds: the seeds, in order.
-        limit: rounds that were trained.
-        base_s: seconds of a round without dropout inside the cell, on average; NaN where it is not known.
+        limit: number of rounds.
+        base_s: mean seconds per round without dropout in the cell; NaN if unknown.
     """
 
     spots: list[Spot]
@@ -66,26 +67,18 @@ class Curves(NamedTuple):
     base_s: float
 
 
-def running_mean(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean over WINDOW rounds, from the WINDOW-th on; over all rounds if there are fewer."""
-    window = min(WINDOW, len(accuracy))
-    return np.convolve(accuracy, np.ones(window) / window, mode="valid")
-
-
 def convergence_round(result: Result, plateau: float, share: float) -> float:
     """Return the first round at which the running mean of test accuracy reaches a share of the plateau, or infinity."""
-    smooth = running_mean(result.values("test_accuracy"))
-    reached = np.flatnonzero(smooth >= share * plateau)
-    return reached[0] + len(result.series["test_accuracy"]) - len(smooth) + 1.0 if len(reached) else np.inf
+    return first_reached(result.values("test_accuracy"), share * plateau, WINDOW)
 
 
 def plateau_of(result: Result) -> float:
     """Return the best running mean of test accuracy."""
-    return float(running_mean(result.values("test_accuracy")).max())
+    return float(running_mean(result.values("test_accuracy"), WINDOW).max())
 
 
 def reading(result: Result | None, plateau: float | None) -> Reading | None:
-    """Read a run against a plateau; None if either is missing."""
+    """Return the reading of a run against a plateau; None if either is missing."""
     if result is None or plateau is None:
         return None
     rounds = tuple(convergence_round(result, plateau, share) for share in SHARES)
@@ -106,21 +99,20 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
 
 
 def _until(spent: npt.NDArray[np.float64], rounds: tuple[float, ...]) -> tuple[float, ...]:
-    clock = np.cumsum(spent)
-    return tuple(np.inf if np.isinf(r) else float(clock[int(r) - 1]) for r in rounds)
+    return tuple(spent_until(spent, r).until for r in rounds)
 
 
 def curves_of(
-    scale: Scale, find: Lookup, spots: list[Spot], scenario: str, whole_s: Sequence[Sequence[float]] = ()
+    scale: Scale, find: Lookup, spots: list[Spot], scenario: str, full_s: Sequence[Sequence[float]] = ()
 ) -> Curves:
-    """Read the rounds off the runs of one scenario.
+    """Return the readings of one scenario.
 
     Args:
-        scale: which seeds there are, and how many rounds.
-        find: finds finished runs.
+        scale: the scale.
+        find: looks up finished runs.
         spots: points of the figure.
-        scenario: which network.
-        whole_s: seconds of every round without dropout inside the cell, by seed.
+        scenario: underfitting or overfitting.
+        full_s: seconds of every round without dropout in the cell, by seed.
     """
     base = by_seed(find, no_dropout(scale, scenario), scale.seeds)
     plateaus = [None if result is None else plateau_of(result) for result in base]
@@ -129,10 +121,10 @@ def curves_of(
         return [reading(result, plateau) for result, plateau in zip(results, plateaus, strict=True)]
 
     plain = readings(base)
-    if whole_s:
+    if full_s:
         plain = [
             r and r._replace(seconds=_until(np.array(s), r.rounds), all_seconds=float(np.sum(s)))
-            for r, s in zip(plain, whole_s, strict=True)
+            for r, s in zip(plain, full_s, strict=True)
         ]
     return Curves(
         spots=spots,
@@ -140,5 +132,5 @@ def curves_of(
         base=plain,
         seeds=scale.seeds,
         limit=scale.settings[scenario].figure_rounds,
-        base_s=float(np.mean([np.mean(s) for s in whole_s])) if whole_s else np.nan,
+        base_s=float(np.mean([np.mean(s) for s in full_s])) if full_s else np.nan,
     )

@@ -1,10 +1,11 @@
-"""Figure 5: accuracy against per-round latency: the same runs as figure 3, read at their end, and a loose deadline."""
+"""Figure 5: accuracy against per-round latency, from the runs of figure 3 and a loose deadline."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import deadline_for, mean_rate, radio
 from reproduction.experiments.resources import SCHEMES, Spot, latency_spots, no_dropout, runs_of, with_seeds
@@ -22,30 +23,30 @@ from reproduction.framework.experiment import (
 )
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALMOST_NOTHING = 0.01
-"""A mean rate at which a scheme drops almost nothing."""
+"""Mean rate that counts as dropping almost nothing."""
 ALMOST_EQUAL = 1.0
-"""Points of accuracy that count as "almost equal"."""
+"""Difference in accuracy that counts as almost equal, in percentage points."""
 CAPS = {"underfitting": (0.5, 0.7), "overfitting": (0.5,)}
-"""Other values of θ, for the random shares."""
+"""Other values of θ for random shares."""
 
 Seeds = list[float | None]
 
 
 class Ends(NamedTuple):
-    """Where the runs of one scenario end: test accuracy in % by seed, None where it was not run.
+    """Final test accuracy in % of the runs of one scenario, by seed; None where it was not run.
 
     Attributes:
         spots: deadlines from tight to loose.
-        schemes: accuracy by scheme, at every deadline.
+        schemes: accuracy by scheme and deadline.
         base: accuracy without dropout.
         loose: accuracy of random shares under a deadline so loose that they drop almost nothing.
-        loose_s: that deadline; 0 where it was not asked for.
+        loose_s: that deadline; 0 if there is none.
         loose_rate: mean rate of the proposed scheme there.
     """
 
@@ -58,7 +59,7 @@ class Ends(NamedTuple):
 
 
 def loose_run(scale: Scale, scenario: str) -> RunConfig:
-    """Return random shares under a deadline at which even they drop almost nothing."""
+    """Return the run of random shares under a deadline at which even they drop almost nothing."""
     setting = scale.settings[scenario]
     cell = radio(setting, deadline_s=deadline_for(setting, ALMOST_NOTHING, "random"), scheme="random")
     return setting.run(figure=True, radio=cell)
@@ -70,21 +71,21 @@ def tight_spot(scale: Scale, scenario: str) -> Spot:
 
 
 def capped_runs(scale: Scale, scenario: str) -> dict[float, RunConfig]:
-    """Return random shares with other values of θ, and with the usual one, at the tight deadline."""
+    """Return the runs of random shares at the tight deadline by θ, the usual value last."""
     config = tight_spot(scale, scenario).runs["random"]
     cell = config.radio or Radio()
     return {cap: replace(config, radio=replace(cell, max_rate=cap)) for cap in (*CAPS[scenario], cell.max_rate)}
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Those of figure 3, the loose deadline, and other caps."""
+    """Return the runs of figure 3, of the loose deadline and of other values of θ."""
     more = [loose_run(scale, scenario) for scenario in SCENARIOS]
     more += [config for scenario in SCENARIOS for config in capped_runs(scale, scenario).values()]
     return [*runs_of(latency_spots)(scale), *with_seeds(more, scale.seeds)]
 
 
 def ends_of(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) -> Ends:
-    """Read where the runs of a scenario end."""
+    """Return the final accuracies of a scenario."""
     spots, loose = latency_spots(scale, scenario, costs), loose_run(scale, scenario)
     setting, asked = scale.settings[scenario], costs is None
     return Ends(
@@ -109,7 +110,7 @@ def make(scale: Scale, find: Lookup) -> Page:
         text += _table(ends) + "\n\n"
     by_formula = ends_of(scale, find, "overfitting", "formula")
     if any(value is not None for rows in by_formula.schemes.values() for row in rows for value in row):
-        text += "**Overfitting, billed by the paper's formula** (judges nothing, see figure 3):\n\n"
+        text += "**Overfitting, charged by the paper's formula** (decides no claim, see figure 3):\n\n"
         text += _table(by_formula) + "\n\n"
     legend(axes[0])
     text += _caps(scale, find) + "![Accuracy against the deadline](accuracy-latency.png)\n"
@@ -136,23 +137,23 @@ def _caps(scale: Scale, find: Lookup) -> str:
         for cap, config in capped_runs(scale, scenario).items()
     ]
     return (
-        "**Random shares and θ**: shares are drawn among the splits that are feasible at rate θ, so that θ decides how "
-        "bad they may be. Mean over seeds ± its standard error (seeds).\n\n"
-        + markdown_table(["scenario", "deadline, s", "θ", "test accuracy, %", "mean rate", "devices a round"], rows)
+        "**Random shares and θ**: shares are drawn among the splits that are feasible at rate θ, so θ limits how bad "
+        "they can be. Mean over seeds ± its standard error (seeds).\n\n"
+        + markdown_table(["scenario", "deadline, s", "θ", "test accuracy, %", "mean rate", "devices per round"], rows)
         + "\n\n"
     )
 
 
 def _smaller_theta(scale: Scale, find: Lookup) -> Verdict:
-    """Judge whether random shares fall behind because θ lets them, or whatever it is."""
+    """Test whether random shares fall behind for other values of θ too."""
     points, usual = [], 0.0
     for scenario in SCENARIOS:
         *smaller, (usual, _) = capped_runs(scale, scenario).items()
         mine = percents(by_seed(find, tight_spot(scale, scenario).runs["exact"], scale.seeds))
         for cap, config in smaller:
             gains = matched(mine, percents(by_seed(find, config, scale.seeds)))
-            points.append(Point(at=f"{scenario}, θ = {cap:g}", differences=gains, pool=scenario))
-    note = f"θ of the random shares; the proposed scheme keeps {usual:g}: what it minimises is then no larger"
+            points.append(Comparison(f"{scenario}, θ = {cap:g}", differences=gains, pool=scenario))
+    note = f"θ applies to the random shares; the proposed scheme keeps {usual:g}, which can only lower its objective"
     return verdict("smaller-theta", points, note)
 
 
@@ -170,42 +171,42 @@ def _draw(panel: Axes, ends: Ends) -> None:
 
 
 def _verdicts(found: dict[str, Ends]) -> list[Verdict]:
-    above: list[Point] = []
-    equal: list[Point] = []
-    grows: list[Point] = []
-    gain: list[Point] = []
-    alike: list[Point] = []
-    whole: list[Point] = []
+    above: list[Comparison] = []
+    equal: list[Comparison] = []
+    grows: list[Comparison] = []
+    gain: list[Comparison] = []
+    alike: list[Comparison] = []
+    full: list[Comparison] = []
     for scenario, ends in found.items():
         mine, theirs, even = ends.schemes["exact"], ends.schemes["random"], ends.schemes["equal"]
         chosen = [i for i, spot in enumerate(ends.spots) if spot.repeated]
         for i in chosen:
             at = f"{scenario}, {ends.spots[i].x:g} s"
-            above.append(Point(at=at, differences=matched(mine[i], theirs[i]), pool=scenario))
-            equal.append(Point(at=at, differences=matched(mine[i], even[i]), pool=scenario))
-            whole.append(Point(at=at, differences=matched(mine[i], ends.base), pool=scenario))
+            above.append(Comparison(at, differences=matched(mine[i], theirs[i]), pool=scenario))
+            equal.append(Comparison(at, differences=matched(mine[i], even[i]), pool=scenario))
+            full.append(Comparison(at, differences=matched(mine[i], ends.base), pool=scenario))
         first, last = chosen[0], chosen[-1]
         span = f"{scenario}, {ends.spots[last].x:g} against {ends.spots[first].x:g} s"
-        grows.append(Point(at=span, differences=matched(mine[last], mine[first]), pool=scenario))
+        grows.append(Comparison(span, differences=matched(mine[last], mine[first]), pool=scenario))
         gains = [[_minus(a, b) for a, b in zip(mine[i], theirs[i], strict=True)] for i in (last, first)]
-        gain.append(Point(at=span, differences=matched(*gains), pool=scenario))
+        gain.append(Comparison(span, differences=matched(*gains), pool=scenario))
         alike.append(
-            Point(
-                at=f"{scenario}, {ends.loose_s:g} s",
+            Comparison(
+                label=f"{scenario}, {ends.loose_s:g} s",
                 differences=matched(ends.loose, ends.base),
                 pool=scenario,
-                within=ALMOST_EQUAL,
+                tolerance=ALMOST_EQUAL,
             )
         )
     nothing = (
-        f"almost equal means within {ALMOST_EQUAL:g} point; the deadline is that at which random shares drop "
-        f"{ALMOST_NOTHING:.0%} on average; the proposed scheme's own run there is taken to be the one without dropout"
+        f"almost equal means within {ALMOST_EQUAL:g} percentage point; at this deadline random shares drop "
+        f"{ALMOST_NOTHING:.0%} on average; the run without dropout represents the proposed scheme"
     )
     return [
         verdict("accuracy-scheme", above),
         verdict("equal-split", equal),
-        verdict("accuracy-overfit", [replace(point) for point in whole if point.at.startswith("overfitting")]),
-        verdict("accuracy-whole", whole),
+        verdict("accuracy-overfit", [replace(point) for point in full if point.label.startswith("overfitting")]),
+        verdict("accuracy-whole", full),
         verdict("accuracy-grows", grows),
         verdict("gain-grows", gain),
         verdict("loose-equal", alike, nothing),

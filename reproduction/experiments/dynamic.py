@@ -1,4 +1,4 @@
-"""Figure 6: a cell that changes: 5 to 10 devices, CPU frequency and power drawn anew every round, IID and non-IID."""
+"""Figure 6: a dynamic cell: every round has 5 to 10 devices with new CPU frequencies and powers; IID and non-IID."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of
@@ -16,7 +17,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ PARTITIONS = {"iid": "IID", "dirichlet": "non-IID"}
 
 
 class Pair(NamedTuple):
-    """The runs at one deadline by seed, with IID and with non-IID data; None where it was not run."""
+    """The runs at one deadline by seed, with IID and non-IID data; None where it was not run."""
 
     deadline_s: float
     iid: list[Result | None]
@@ -33,7 +34,7 @@ class Pair(NamedTuple):
 
 
 def points(scale: Scale, scenario: str, costs: str | None = None) -> list[tuple[float, dict[str, RunConfig]]]:
-    """Return, for every deadline, the run of each partition."""
+    """Return every deadline with the run of each partition."""
     setting = scale.settings[scenario]
     found = []
     for target in scale.target_rates[:: max(1, len(scale.target_rates) - 1)]:
@@ -44,7 +45,7 @@ def points(scale: Scale, scenario: str, costs: str | None = None) -> list[tuple[
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Both partitions at a tight and a loose deadline, with every seed."""
+    """Return both partitions at a tight and a loose deadline, with every seed."""
     return with_seeds([config for s in SCENARIOS for _, by in points(scale, s) for config in by.values()], scale.seeds)
 
 
@@ -56,7 +57,7 @@ def _pairs(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) 
 
 
 def make(scale: Scale, find: Lookup) -> Page:
-    """Draw accuracy by round, and tabulate its end."""
+    """Draw accuracy by round and tabulate the final accuracy."""
     figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS])
     found = {scenario: _pairs(scale, find, scenario) for scenario in SCENARIOS}
     text, rows = "", []
@@ -65,14 +66,14 @@ def make(scale: Scale, find: Lookup) -> Page:
         first = points(scale, scenario)[0][1]["iid"]
         least = first.radio.min_devices if first.radio else 0
         more = f"; B = 10 MHz; every round, {least} to {first.data.devices} devices"
-        text += of_runs(scenario, first, ["exact"], f"{more}, CPU frequency and power drawn anew")
+        text += of_runs(scenario, first, ["exact"], f"{more}, with new CPU frequencies and powers")
         rows += _rows(scenario, pairs)
     earlier = _pairs(scale, find, "overfitting", "formula")
     if any(result is not None for pair in earlier for result in (*pair.iid, *pair.skewed)):
-        rows += _rows("overfitting, billed by the formula", earlier)
+        rows += _rows("overfitting, charged by the formula", earlier)
     text += "Test accuracy in %, mean over seeds ± its standard error (seeds).\n\n"
     text += markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
-    text += "\n\n![Accuracy in a changing cell](dynamic.png)\n"
+    text += "\n\n![Accuracy in a dynamic cell](dynamic.png)\n"
     return Page(text=text, figures={"dynamic.png": figure}, verdicts=_verdicts(found))
 
 
@@ -102,28 +103,28 @@ def _draw(panel: Axes, pairs: list[Pair]) -> None:
 
 
 def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
-    above: list[Point] = []
-    faster: list[Point] = []
-    wider: list[Point] = []
+    above: list[Comparison] = []
+    faster: list[Comparison] = []
+    wider: list[Comparison] = []
     for scenario, pairs in found.items():
         for pair in pairs:
             at = f"{scenario}, {pair.deadline_s:g} s"
-            above.append(Point(at=at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
+            above.append(Comparison(at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
             later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
             known = tuple(value for value in later if value is not None)
-            faster.append(Point(at=at, differences=known, unit="rounds", pool=scenario, grain=1.0))
+            faster.append(Comparison(at, differences=known, unit="rounds", pool=scenario, step=1.0))
         gaps = [
             [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
             for p in (pairs[-1], pairs[0])
         ]
         span = f"{scenario}, {pairs[-1].deadline_s:g} against {pairs[0].deadline_s:g} s"
-        wider.append(Point(at=span, differences=matched(*gaps), pool=scenario))
-    level = f"rounds to {SHARES[CONVERGED]:.0%} of the best 5-round mean that the same seed reaches with non-IID data"
+        wider.append(Comparison(span, differences=matched(*gaps), pool=scenario))
+    level = f"rounds to {SHARES[CONVERGED]:.0%} of the best 5-round mean of the same seed with non-IID data"
     return [verdict("iid-above", above), verdict("iid-faster", faster, level), verdict("iid-gap", wider)]
 
 
 def _later(iid: Result | None, skewed: Result | None) -> float | None:
-    """Return how many rounds more non-IID data need for the same accuracy."""
+    """Return how many more rounds non-IID data need for the same accuracy."""
     if iid is None or skewed is None:
         return None
     level = plateau_of(skewed)
@@ -135,4 +136,4 @@ def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
 
 
-EXPERIMENT = Experiment("dynamic", "A cell that changes", "Fig. 6", runs, make)
+EXPERIMENT = Experiment("dynamic", "A dynamic cell", "Fig. 6", runs, make)

@@ -1,4 +1,4 @@
-"""Beyond the figures: a cell where energy binds and computing takes time, under Algorithm 1 and its rivals."""
+"""Beyond the figures: a cell in which energy binds and computing takes time, for Algorithm 1 and its rivals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, played, radio, samples_of, size_of
 from reproduction.experiments.resources import with_seeds
@@ -14,7 +15,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 SCHEMES = {
     "exact": "proposed (exact)",
@@ -23,11 +24,11 @@ SCHEMES = {
     "random": "bandwidth-aware",
 }
 FLOP_PER_CYCLE, BUDGET_J = 1.0, 1500.0
-"""At one FLOP a cycle computing takes about a fifth of the deadline; this budget holds about half of the devices."""
+"""At one FLOP per cycle, computing takes about a fifth of the deadline; the budget limits about half of the devices."""
 COLUMNS = {"rate": 3, "objective": 4, "held_deadline": 2, "held_energy": 2}
-"""What the allocator decides, and the digits it is shown with."""
+"""Results of the allocator, with the decimal places to show."""
 SAME = 1e-3
-"""Share by which two objectives may differ and still be the same."""
+"""Relative difference below which two objectives are equal."""
 
 
 def configs(scale: Scale) -> dict[str, RunConfig]:
@@ -42,12 +43,12 @@ def configs(scale: Scale) -> dict[str, RunConfig]:
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Every scheme with every seed."""
+    """Return every scheme with every seed."""
     return with_seeds(list(configs(scale).values()), scale.seeds)
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Let every scheme allocate all rounds of the runs, without training: it knows nothing of the network's state."""
+    """Allocate all rounds with every scheme. This needs no training: no scheme depends on the state of the network."""
     setting = scale.settings["underfitting"]
     found: dict[str, Any] = {}
     for scheme, config in configs(scale).items():
@@ -58,7 +59,7 @@ def measure(scale: Scale) -> dict[str, Any]:
 
 
 def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
-    """Tabulate accuracy, rates and objective, and how often each constraint held a device."""
+    """Tabulate accuracy, rates, objective, and how often each constraint was tight."""
     chosen = configs(scale)
     found = {scheme: by_seed(find, config, scale.seeds) for scheme, config in chosen.items()}
     rows = [
@@ -71,12 +72,12 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
     ]
     config = chosen["exact"]
     at = f"; T₀ = {config.radio.deadline_s:g} s, B = {config.radio.bandwidth_hz / 1e6:g} MHz" if config.radio else ""
-    header = ["", "test accuracy, %", "mean rate", "Σ w/(1-γ)", "held by the deadline", "held by energy"]
+    header = ["", "test accuracy, %", "mean rate", "Σ w/(1-γ)", "limited by the deadline", "limited by energy"]
     text = of_runs("underfitting", config, list(SCHEMES), at)
     text += (
-        "Accuracy: mean over seeds ± its standard error (seeds). The rest is the allocator's alone, means over the "
-        f"rounds of {len(scale.seeds)} seeds, whether trained or not. *Held by*: share of devices and rounds in which "
-        "the constraint is tight; a device at rate 0 may be held by neither. To train the whole network a device "
+        "Accuracy: mean over seeds ± its standard error (seeds). The other columns come from the allocator alone, "
+        f"means over the rounds of {len(scale.seeds)} seeds. *Limited by*: share of devices, over all rounds, whose "
+        "constraint is tight; at rate 0 a device may be limited by neither. To train the full network a device "
         "computes for "
         f"{_computing(scale, config)}.\n\n" + markdown_table(header, rows) + "\n"
     )
@@ -84,7 +85,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
 
 
 def _computing(scale: Scale, config: RunConfig) -> str:
-    """Say how long computing takes without dropout."""
+    """Format how long computing takes without dropout."""
     cell = config.radio
     if cell is None:
         return ""
@@ -97,16 +98,16 @@ def _verdicts(found: dict[str, list[Result | None]], facts: dict[str, Any]) -> l
     ends = {scheme: percents(results) for scheme, results in found.items()}
     exact, paper = (np.array(facts[scheme]["objectives"]) for scheme in ("exact", "primal-dual"))
     worst = float(np.max(np.abs(paper / exact - 1.0)))
-    same = Point(at="Σ w/(1-γ) of Algorithm 1 against the optimum, round by round", certain=worst <= SAME)
+    same = Comparison("Σ w/(1-γ) of Algorithm 1 against the optimum, round by round", certain=worst <= SAME)
     note = (
-        f"largest difference in {exact.size} rounds: {worst:.1e} of the optimum; step sizes, clipping and the stop "
-        "rule are ours, and it stops by a bound on what is left to gain"
+        f"largest difference in {exact.size} rounds: {worst:.1e} of the optimum; step sizes, clipping and the stopping "
+        "rule, a bound on the remaining gain, are ours"
     )
     above = [
-        Point(at=f"against {SCHEMES[other]}", differences=matched(ends["exact"], ends[other]), pool=other)
+        Comparison(f"against {SCHEMES[other]}", differences=matched(ends["exact"], ends[other]), pool=other)
         for other in ("random", "equal")
     ]
     return [verdict("algorithm-optimal", [same], note), verdict("energy-scheme", above)]
 
 
-EXPERIMENT = Experiment("energy", "Where energy binds and computing takes time", "C2, Sec. III", runs, make, measure)
+EXPERIMENT = Experiment("energy", "Energy limits and computing time", "C2, Sec. III", runs, make, measure)

@@ -1,23 +1,24 @@
-"""What decides the outcome where the paper is silent: rule, mask count, layers, first weights, steps, FedDST's code."""
+"""Choices that the paper leaves open: rule, mask count, layers, initialisation, local steps, FedDST's code."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.accuracy import PEAK
 from reproduction.experiments.resources import latency_spots, with_seeds
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 RATE = 0.2
 DEEP = (
     "all layers, delta, 10 local epochs, two fifths of the rounds",
     "no dropout, 10 local epochs, two fifths of the rounds",
 )
-"""The paper's own setting, all layers dropped, with enough local steps to learn, and what it is held against."""
+"""All layers dropped, as in the paper, with enough local steps to learn; and the run it is compared with."""
 LONGER = 3
 FACTORS = (0.5, 1.0, 2.0)
 
@@ -44,7 +45,7 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("holders", under.run(figure=True, rate=RATE, rule="holders")),
             ("delta with factor, bernoulli", under.run(figure=True, rate=RATE, count="bernoulli")),
         ],
-        f"AlexNet, rate {RATE:g}: layers dropped, aggregation rule, first weights, local steps": [
+        f"AlexNet, rate {RATE:g}: layers dropped, aggregation rule, initial weights, local steps": [
             ("no dropout", over.run(figure=True)),
             ("fully-connected layers, delta (default)", over.run(figure=True, rate=RATE)),
             ("fully-connected layers, model", over.run(figure=True, rate=RATE, rule="model")),
@@ -55,10 +56,10 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             (DEEP[1], _longer(over.run(figure=True), 2)),
             ("all layers, model", over.run(figure=True, rate=RATE, layers="all", rule="model")),
             ("all layers, holders", over.run(figure=True, rate=RATE, layers="all", rule="holders")),
-            ("no dropout, torch's first weights", over.run(figure=True, init="torch")),
-            ("fully-connected layers, delta, torch's first weights", over.run(figure=True, rate=RATE, init="torch")),
+            ("no dropout, torch's initial weights", over.run(figure=True, init="torch")),
+            ("fully-connected layers, delta, torch's initial weights", over.run(figure=True, rate=RATE, init="torch")),
         ],
-        f"LeNet, {loose.x:g} s: do random shares get there with more rounds?": [
+        f"LeNet, {loose.x:g} s: do random shares catch up with more rounds?": [
             ("no dropout", under.run(figure=True)),
             ("random shares", loose.runs["random"]),
             (
@@ -68,11 +69,11 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
         ],
         f"LeNet, non-IID, sparsity {RATE:g}: FedDST": [
             (
-                "as its paper says",
+                "as in its paper",
                 under.run(figure=True, rate=RATE, partition="dirichlet", method="feddst"),
             ),
             (
-                "as its code was released",
+                "as in its released code",
                 under.run(
                     figure=True,
                     rate=RATE,
@@ -92,12 +93,12 @@ def _tuning(config: RunConfig) -> list[tuple[str, RunConfig]]:
 
 
 def _longer(config: RunConfig, fifths: int) -> RunConfig:
-    """Return a run of as many local steps a round as devices with ten times the data make, and fewer rounds."""
+    """Return a run with ten local epochs and fewer rounds: as many steps per round as with ten times the data."""
     return replace(config, rounds=max(1, fifths * config.rounds // 5), train=replace(config.train, epochs=10))
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Every variant; those that a claim hangs on with every seed."""
+    """Return every variant; those of a claim with every seed."""
     every = [config for group in variants(scale).values() for _, config in group]
     return [*every, *with_seeds(list(_deep(scale)), scale.seeds)]
 
@@ -108,17 +109,16 @@ def _deep(scale: Scale) -> tuple[RunConfig, RunConfig]:
 
 
 def _verdict(scale: Scale, find: Lookup) -> Verdict:
-    ours, whole = (percents(by_seed(find, config, scale.seeds)) for config in _deep(scale))
-    return verdict("overfit-all-layers", [Point(at=f"rate {RATE:g} against 0", differences=matched(ours, whole))])
+    ours, full = (percents(by_seed(find, config, scale.seeds)) for config in _deep(scale))
+    return verdict("overfit-all-layers", [Comparison(f"rate {RATE:g} against 0", differences=matched(ours, full))])
 
 
 def make(scale: Scale, find: Lookup) -> Page:
-    """Tabulate where each variant ends."""
+    """Tabulate the final accuracy of each variant."""
     text = (
-        "The first seed; but for the paper's own setting on AlexNet, all layers dropped with ten local epochs, nothing "
-        "is judged by these. Only learning rates were tuned, and only at rate 0: at another rate they show what that "
-        "choice was worth. But for the questions on learning rates, the images, rounds and learning rate are those of "
-        "the figures.\n\n"
+        "First seed. Only the comparison on AlexNet with all layers dropped and ten local epochs decides a claim. Only "
+        "learning rates were tuned, and only at rate 0; at other rates the table shows what that choice was worth. "
+        "Except for the questions on learning rates, images, rounds and learning rate are those of the figures.\n\n"
     )
     for question, group in variants(scale).items():
         rows = []
@@ -135,4 +135,4 @@ def make(scale: Scale, find: Lookup) -> Page:
     return Page(text=text, verdicts=[_verdict(scale, find)])
 
 
-EXPERIMENT = Experiment("explain", "What decides the outcome", "open points", runs, make)
+EXPERIMENT = Experiment("explain", "Choices that the paper leaves open", "open points", runs, make)

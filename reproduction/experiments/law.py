@@ -1,4 +1,4 @@
-"""Section III: the variance law, the one-round bound against the loss itself, θ by it, convergence against the rate."""
+"""Section III: the variance law, the one-round bound and θ, and convergence against the rate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from feddrop import data, models
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
-from feddrop.theory import Point as Place
+from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import lemma2, study
 from feddrop.theory.variance import Masks
 from reproduction.experiments.accuracy import Row, config_of
@@ -20,7 +21,7 @@ from reproduction.experiments.cells import feasible_rounds, radio
 from reproduction.experiments.resources import latency_spots
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 RATES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
 ROUNDS = 50
 RIGHT, LARGEST = 0.2, 0.4
-"""The law counts as right within this share of what is measured, at rates up to the paper's largest."""
+"""Relative error up to which the law counts as right, and the largest rate at which it is tested (the paper's)."""
 ENOUGH = 0.95
-"""Share of the rounds in which there must be an answer for all devices, if a θ is to be of use."""
-THETAS = {"Lemma 2's constants": "theta", "the variance that was measured": "theta_measured"}
+"""Share of the rounds that must be feasible for a useful θ."""
+THETAS = {"Lemma 2's constants": "theta", "the measured variance": "theta_measured"}
 ROW = Row("underfitting", "iid", "feddrop")
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """The first row of the table: LeNet, IID."""
+    """Return the first row of the table: LeNet, IID."""
     return [config_of(scale, ROW, rate) for rate in scale.rates]
 
 
 def one_round(place: Place, rate: float, lr: float, seed: int, repeats: int) -> float:
-    """Return the mean change of the loss by one aggregated step: each device sends m∘g(w∘m) with a mask of its own."""
+    """Return the mean change of the loss by one aggregated step; each device sends m∘g(w∘m) with its own mask."""
     masks, before = Masks(place, "weight"), float(place.value(place.w))
     changes = []
     for repeat in range(repeats):
@@ -54,7 +55,7 @@ def one_round(place: Place, rate: float, lr: float, seed: int, repeats: int) -> 
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Measure the law and the bound on LeNet at its start."""
+    """Measure the law and the bound on LeNet at initialisation."""
     dataset = data.load_dataset(scale.settings["underfitting"].data)
     model = models.build_model("lenet", dataset, seed=0)
     chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[: scale.theory_batch])
@@ -85,7 +86,7 @@ def measure(scale: Scale) -> dict[str, Any]:
 
 
 def fed(scale: Scale, thetas: list[float]) -> dict[str, Any]:
-    """Feed values of θ to the allocator: in how many rounds of figure 3 is there an answer for all devices?"""
+    """Count the rounds of figure 3 that are feasible for all devices, by θ and deadline."""
     setting = scale.settings["underfitting"]
     deadlines = [spot.x for spot in latency_spots(scale, "underfitting")]
 
@@ -101,12 +102,12 @@ def fed(scale: Scale, thetas: list[float]) -> dict[str, Any]:
 
 
 def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
-    """Show the law and the bound; read convergence off the table's runs."""
+    """Show the law, the bound, and convergence in the runs of the table."""
     pairs = list(zip(RATES, facts["change"], facts["bound"], strict=True))
     rows = [[f"{rate:g}", f"{a:.3e}", f"{b:.3e}", "yes" if a <= b else "no"] for rate, a, b in pairs]
     text = (
-        f"*Settings: LeNet at its start, {facts['data']}, a batch of {scale.theory_batch}, {scale.theory_masks} masks; "
-        "measured once, on one batch and one start.*\n\n"
+        f"*Settings: LeNet at initialisation, {facts['data']}, a batch of {scale.theory_batch}, {scale.theory_masks} "
+        "masks; one batch and one initialisation.*\n\n"
         + "\n".join(f"- {line}" for line in facts["words"])
         + "\n\n"
         + _fed(facts)
@@ -115,9 +116,9 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
         + "\n\n"
     )
     losses, points = _slower(scale, find)
-    text += "Test loss half-way through the table's runs of LeNet, IID, first seed: " + losses + ".\n"
+    text += "Test loss half-way through the runs of LeNet in the table, IID, first seed: " + losses + ".\n"
     empty = sum(b > 0 for _, _, b in pairs)
-    note = f"at {empty} of {len(pairs)} rates the bound is above 0: it lets the loss rise, and says nothing"
+    note = f"at {empty} of {len(pairs)} rates the bound is above 0: it permits the loss to rise and is vacuous"
     return Page(
         text=text,
         figures={"variance-law.png": _draw(facts)},
@@ -125,7 +126,7 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
             *_lemma1(facts),
             verdict(
                 "bound-holds",
-                [Point(at=f"LeNet at its start, rate {rate:g}", certain=a <= b) for rate, a, b in pairs],
+                [Comparison(f"LeNet at initialisation, rate {rate:g}", certain=a <= b) for rate, a, b in pairs],
                 note,
             ),
             verdict("slower-with-rate", points),
@@ -135,15 +136,15 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
 
 
 def _fed(facts: dict[str, Any]) -> str:
-    """Tabulate what becomes of figure 3 if θ is what the theory says."""
+    """Tabulate the feasible rounds of figure 3 under the values of θ that the theory gives."""
     rows = [
         [name, f"{facts[key]['rate']:.2g}", *map(str, feasible)]
         for (name, key), feasible in zip(THETAS.items(), facts["fed"]["feasible"], strict=True)
     ]
     header = ["θ by", "θ", *(f"{deadline:g} s" for deadline in facts["fed"]["deadlines"])]
     return (
-        f"**θ fed to the allocator**: in how many of the {facts['fed']['rounds']} rounds of figure 3, LeNet, all "
-        "seeds, there are rates and shares for all devices. The figures take a θ of their own.\n\n"
+        f"**θ in the allocator**: number of the {facts['fed']['rounds']} rounds of figure 3 (LeNet, all seeds) that "
+        "are feasible for all devices. The figures use a different θ, given in their settings.\n\n"
         + markdown_table(header, rows)
         + "\n"
     )
@@ -152,12 +153,12 @@ def _fed(facts: dict[str, Any]) -> str:
 def _theta(facts: dict[str, Any]) -> Verdict:
     rounds, rows = facts["fed"]["rounds"], facts["fed"]["feasible"]
     (name, key), (ours, our_key) = THETAS.items()
-    point = Point(at=f"θ by {name}: {ENOUGH:.0%} of figure 3's rounds are feasible", certain=_enough(rows[0], rounds))
+    point = Comparison(f"θ by {name}: {ENOUGH:.0%} of figure 3's rounds are feasible", certain=_enough(rows[0], rounds))
     word = "can" if _enough(rows[1], rounds) else "cannot"
     note = (
-        f"can be fed means that {ENOUGH:.0%} of figure 3's rounds are feasible at every deadline; θ is "
-        f"{facts[key]['rate']:.2g}; by {ours}, which is not the paper's, it is {facts[our_key]['rate']:.2g} and {word} "
-        "be fed; one network at its start"
+        f"usable means that {ENOUGH:.0%} of figure 3's rounds are feasible at every deadline; θ is "
+        f"{facts[key]['rate']:.2g}; by {ours}, not in the paper, it is {facts[our_key]['rate']:.2g} and {word} be "
+        "used; one network at initialisation"
     )
     return verdict("theta", [point], note)
 
@@ -167,7 +168,7 @@ def _enough(feasible: list[int], rounds: int) -> bool:
 
 
 def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
-    """Ask what Lemma 1 says of one weight-level subnet's gradient: no bias, a bound on its variance; and the law."""
+    """Test Lemma 1 on the gradient of a weight-level subnet: no bias, bounded variance; and the variance law."""
     law = facts["laws"][0]
     curve, names = law["gradient"], ("measured", "error", "ratio", "bias_sq", "bias_sq_error")
     bound, biased, follows, shares = [], [], [], []
@@ -176,25 +177,27 @@ def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
         if rate > LARGEST:
             continue
         at = f"weight level, rate {rate:g}"
-        bound.append(Point(at=at, certain=measured <= most))
+        bound.append(Comparison(at, certain=measured <= most))
         bias_error = np.nan if bias_error is None else bias_error
-        biased.append(Point(at=at, estimate=(bias, bias_error), unit="of ‖bias‖²", digits=5, within=0.0))
+        biased.append(Comparison(at, estimate=(bias, bias_error), unit="of ‖bias‖²", digits=5, tolerance=0.0))
         relative = float(np.hypot(error / measured, curve["factor"]["error"] / curve["factor"]["value"]))
-        follows.append(Point(at=at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", within=RIGHT))
+        follows.append(Comparison(at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", tolerance=RIGHT))
         shares.append(bias / measured)
-    loose = f"by a factor of {min(m / v for m, v in zip(law['lemma1'], curve['measured'], strict=True)):,.0f} and more"
-    second = (
-        f"second order, which the lemma leaves out: ‖bias‖² is {min(shares):.0%} to {max(shares):.0%} of the spread"
-    )
+    ratios = [most / found for most, found in zip(law["lemma1"], curve["measured"], strict=True)]
+    loose = f"by a factor of at least {min(ratios):,.0f}"
+    share = f"{min(shares):.0%} to {max(shares):.0%}"
+    second = f"the bias is of second order, which the lemma neglects: ‖bias‖² is {share} of the spread"
     return [
         verdict("variance-bound", bound, loose),
         verdict("unbiased", biased, second),
-        verdict("variance-law", follows, f"right means within {RIGHT:.0%} of first order, on one batch at the start"),
+        verdict(
+            "variance-law", follows, f"right means within {RIGHT:.0%} of first order, on one batch at initialisation"
+        ),
     ]
 
 
-def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
-    """Compare test losses half-way through the table's runs: training losses are those of different subnets."""
+def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Comparison]]:
+    """Compare test losses half-way through the runs of the table; training losses are of different subnets."""
 
     def half(rate: float) -> list[float | None]:
         results = by_seed(find, config_of(scale, ROW, rate), scale.seeds)
@@ -203,8 +206,8 @@ def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Point]]:
     losses = {rate: half(rate) for rate in scale.rates}
     first = [f"{row[0]:.2f} at {rate:g}" for rate, row in losses.items() if row[0] is not None]
     points = [
-        Point(
-            at=f"test loss half-way, rate {high:g} against {low:g}",
+        Comparison(
+            label=f"test loss half-way, rate {high:g} against {low:g}",
             differences=matched(losses[high], losses[low]),
             unit="nats",
             pool="loss",
@@ -221,7 +224,7 @@ def _draw(facts: dict[str, Any]) -> Figure:
     figure, axes = panels([f"{law['level']} level: measured variance over first order" for law in facts["laws"]])
     for panel, law in zip(axes, facts["laws"], strict=True):
         for name, colour in zip(("gradient", "update"), SERIES, strict=False):
-            label = {"gradient": "g(ŵ)", "update": "m∘g(ŵ), what is sent"}[name]
+            label = {"gradient": "g(ŵ)", "update": "m∘g(ŵ), as sent"}[name]
             panel.plot(law["rate"], law[name]["ratio"], color=colour, marker="o", label=label)
         panel.axhline(1.0, color="grey", linestyle=":", label="the law")
         panel.set_xlabel("dropout rate γ")

@@ -1,7 +1,7 @@
-"""Theorem 1 along training: does ‖g‖², the squared gradient of the loss over all data, fall, and less so with dropout?
+"""Theorem 1 during training: does ‖g‖², the squared gradient of the loss over all data, fall, and less with dropout?
 
-It is measured on the global network between rounds, over all images that the run trains on, so that no batch's noise
-is in it. The runs are small, and made here: a finished run keeps its last network alone.
+It is measured on the global network between rounds, over all training images, so that it has no batch noise. The runs
+are small and made here, because a stored run has only its last network.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table, spread
 from reproduction.framework.scales import Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, Verdict, matched, verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RATES = (0.0, 0.2, 0.4)
 IMAGES, ROUNDS, EVERY = 2000, 30, 3
-"""At most so many images and rounds; measured before the first round and after every third."""
+"""Largest number of images and rounds; ‖g‖² is measured before the first round and after every third."""
 
 
 def runs(_: Scale) -> list[RunConfig]:
-    """None that are kept."""
+    """Return no runs: those made here are not stored."""
     return []
 
 
 def config_of(scale: Scale, rate: float, seed: int) -> RunConfig:
-    """Return a run of the figures, shorter and on fewer images."""
+    """Return a run of the figures with fewer rounds and images."""
     config = scale.settings["underfitting"].run(figure=True, rate=rate, seed=seed)
     rounds = min(ROUNDS, max(EVERY, config.rounds))
     limit = min(IMAGES, config.data.train_limit or IMAGES)
@@ -47,7 +48,7 @@ def along(config: RunConfig) -> list[float]:
     """Train, and return ‖g‖² of the global network before the first round and after every third."""
     from feddrop.simulation.run import Run
     from feddrop.subnets.parameters import load_into
-    from feddrop.theory import Point as Place
+    from feddrop.theory import EstimatePoint as Place
 
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder) / "run")
@@ -67,12 +68,12 @@ def along(config: RunConfig) -> list[float]:
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Measure ‖g‖² along training at every rate, with every seed."""
+    """Measure ‖g‖² during training at every rate, with every seed."""
     return {f"{rate:g}": [along(config_of(scale, rate, seed)) for seed in scale.seeds] for rate in RATES}
 
 
 def make(scale: Scale, _: Lookup, facts: dict[str, Any]) -> Page:
-    """Tabulate and draw ‖g‖² along training."""
+    """Tabulate and draw ‖g‖² during training."""
     config = config_of(scale, RATES[0], scale.seeds[0])
     halves = {rate: [_halves(row) for row in facts[f"{rate:g}"]] for rate in RATES}
     rows = [
@@ -82,9 +83,9 @@ def make(scale: Scale, _: Lookup, facts: dict[str, Any]) -> Page:
     text = of_runs("underfitting", config) + (
         f"‖g‖² of the global network over all {config.data.train_limit:,} training images, before the first round and "
         f"after every third; means over the first and the second half of the {config.rounds} rounds, and over all; "
-        "mean over seeds ± its standard error (seeds). In the picture, means over seeds and all that they span.\n\n"
+        "mean over seeds ± its standard error (seeds). The figure shows the mean and range over seeds.\n\n"
         + markdown_table(["γ", "first half", "second half", "all rounds"], rows)
-        + "\n\n![The gradient along training](gradient-norm.png)\n"
+        + "\n\n![The gradient during training](gradient-norm.png)\n"
     )
     return Page(text=text, figures={"gradient-norm.png": _draw(facts)}, verdicts=_verdicts(facts, halves))
 
@@ -100,8 +101,8 @@ def _means(facts: dict[str, Any], rate: float) -> list[float | None]:
 
 def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float]]]) -> list[Verdict]:
     falls = [
-        Point(
-            at=f"rate {rate:g}: first half of the rounds against the second",
+        Comparison(
+            label=f"rate {rate:g}: first half of the rounds against the second",
             differences=tuple(first - second for first, second in halves[rate]),
             unit="of ‖g‖²",
             digits=4,
@@ -110,15 +111,15 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
         for rate in RATES
     ]
     larger = [
-        Point(
-            at=f"mean over the rounds, rate {high:g} against {low:g}",
+        Comparison(
+            label=f"mean over the rounds, rate {high:g} against {low:g}",
             differences=matched(_means(facts, high), _means(facts, low)),
             unit="of ‖g‖²",
             digits=4,
         )
         for low, high in pairwise(RATES)
     ]
-    note = "the theorem bounds the mean over a run whose learning rate falls with its length, not the course of one run"
+    note = "the theorem bounds a mean over the run, with a learning rate that depends on its length; not its course"
     return [verdict("norm-falls", falls, note), verdict("norm-rate", larger)]
 
 
@@ -127,7 +128,7 @@ def _draw(facts: dict[str, Any]) -> Figure:
 
     from feddrop.report.style import SERIES
 
-    figure, axes = panels(["LeNet: ‖g‖²", "LeNet: mean of ‖g‖² so far, which the theorem bounds"])
+    figure, axes = panels(["LeNet: ‖g‖²", "LeNet: running mean of ‖g‖², which the theorem bounds"])
     for rate, colour in zip(RATES, SERIES, strict=False):
         rows = np.array(facts[f"{rate:g}"])
         rounds = EVERY * np.arange(rows.shape[1])
@@ -143,4 +144,4 @@ def _draw(facts: dict[str, Any]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("gradient-norm", "The gradient along training", "Theorem 1", runs, make, measure)
+EXPERIMENT = Experiment("gradient-norm", "The gradient during training", "Theorem 1", runs, make, measure)

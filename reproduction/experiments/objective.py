@@ -1,9 +1,8 @@
-"""Beyond the figures: is it the allocator's objective that decides how well a network learns, or just the mean rate?
+"""Beyond the figures: does the objective of the allocator determine accuracy, or just the mean rate?
 
-What dropout adds to Theorem 1's bound is the mean of Σ w/(1-γ), and this is what the allocator minimises. Runs in
-which all devices have *one* rate give a curve of accuracy over that rate; for them mean rate and objective say the
-same. A run with unequal rates, put on the curve of its own seed by its objective or by its mean rate, shows which of
-the two predicts it.
+Dropout adds the mean of Σ w/(1-γ) to the bound of Theorem 1, and the allocator minimises it. Runs in which all devices
+have the *same* rate give a curve of accuracy; for them, mean rate and objective are equivalent. A run with unequal
+rates, placed on the curve of its seed by its objective or by its mean rate, shows which of the two predicts it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from feddrop.compare import Comparison
 from feddrop.config import RunConfig
 from reproduction.experiments import dynamic
 from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds
@@ -21,21 +21,21 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import DEVICES, SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result, key_of
-from reproduction.framework.verdicts import Point, verdict
+from reproduction.framework.verdicts import verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ONE_RATE = {"underfitting": (0.0, 0.2, 0.5, 0.6, 0.65), "overfitting": (0.0, 0.1, 0.2, 0.3, 0.4)}
-"""The curve: rates whose objectives span 1 to 2.9 for LeNet, 1 to 1.7 for AlexNet."""
+"""Rates of the curve; their objectives span 1 to 2.9 for LeNet, 1 to 1.7 for AlexNet."""
 UNEQUAL = (
     (0.0,) * 8 + (0.75,) * 2,
     (0.1,) * 5 + (0.6,) * 5,
     (0.1,) * 9 + (0.9,),
 )
-"""Given rates: a few high among many low ones."""
+"""Given rates: a few high ones among many low ones."""
 LEAST_CURVE = 3
-"""A curve needs so many rates."""
+"""Least number of rates of a curve."""
 AXES = ("mean of Σ w/(1-γ) over the rounds", "mean rate γ")
 
 
@@ -66,29 +66,29 @@ def given(scale: Scale) -> list[RunConfig]:
 
 
 def groups(scale: Scale, scenario: str) -> dict[str, list[RunConfig]]:
-    """Return the IID runs with unequal rates, by what decides the rates.
+    """Return the IID runs with unequal rates, by what determined the rates.
 
-    Only rates and accuracies matter here, so that AlexNet's runs count however they are billed.
+    Only rates and accuracies matter here, so AlexNet's runs count under both ways of charging.
     """
-    found: dict[str, dict[str, RunConfig]] = {name: {} for name in (*SCHEMES.values(), "changing cell")}
+    found: dict[str, dict[str, RunConfig]] = {name: {} for name in (*SCHEMES.values(), "dynamic cell")}
     for costs in (None, "formula"):
         for spot in (*latency_spots(scale, scenario, costs), *bandwidth_spots(scale, scenario, costs)):
             for scheme, config in spot.runs.items():
                 found[SCHEMES[scheme]][key_of(config)] = config
         for _, by_partition in dynamic.points(scale, scenario, costs):
-            found["changing cell"][key_of(by_partition["iid"])] = by_partition["iid"]
+            found["dynamic cell"][key_of(by_partition["iid"])] = by_partition["iid"]
     unequal = {"given rates": given(scale)} if scenario == "underfitting" else {}
     return {name: list(group.values()) for name, group in found.items()} | unequal
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """The curve and the given rates, with every seed; the rest belongs to other figures."""
+    """Return the curve and the given rates with every seed; the other runs belong to other figures."""
     curves = [config for scenario in SCENARIOS for config in one_rate(scale, scenario)]
     return with_seeds([*curves, *given(scale)], scale.seeds)
 
 
 def dot(config: RunConfig, result: Result) -> Dot | None:
-    """Return where a run stands; None if it was saved without the objective."""
+    """Return the dot of a run; None if it was saved without the objective."""
     accuracy = 100.0 * result.accuracy
     if config.radio is None:
         rates = np.broadcast_to(np.asarray(config.rate, dtype=np.float64), DEVICES)
@@ -106,7 +106,7 @@ def dot(config: RunConfig, result: Result) -> Dot | None:
 
 
 def dots_of(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[list[Dot]]:
-    """Return where runs stand, by seed."""
+    """Return the dots of runs, by seed."""
     found: list[list[Dot]] = [[] for _ in scale.seeds]
     for config in configs:
         for row, result in zip(found, by_seed(find, config, scale.seeds), strict=True):
@@ -117,13 +117,13 @@ def dots_of(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[list[D
 
 
 def misses(curve: list[Dot], others: list[Dot], column: int) -> list[float]:
-    """Return accuracy minus what the curve says at each run's objective (0), rate (1) or squared objective (2)."""
+    """Return accuracy minus the curve at each run's objective (0), rate (1) or squared objective (2)."""
     x, y = zip(*sorted((one[column], one.accuracy) for one in curve), strict=True)
     return [one.accuracy - float(np.interp(one[column], x, y)) for one in others]
 
 
 def missed(curve: list[Dot], group: list[Dot]) -> list[tuple[float, ...]]:
-    """Return what a seed's curve misses each of its runs by, in all three ways; of the runs within its reach."""
+    """Return the distances of a seed's runs from its curve in all three ways; only of runs within its range."""
     if len(curve) < LEAST_CURVE:
         return []
     reach = max(one.objective for one in curve)
@@ -132,7 +132,7 @@ def missed(curve: list[Dot], group: list[Dot]) -> list[tuple[float, ...]]:
 
 
 def make(scale: Scale, find: Lookup) -> Page:
-    """Tabulate how far the curve misses runs with unequal rates, by objective and by mean rate, and draw both."""
+    """Tabulate and draw the distances of runs with unequal rates from the curve, by objective and by mean rate."""
     figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS for _ in AXES])
     text, points, rows = "", [], []
     for scenario, pair in zip(SCENARIOS, (axes[:2], axes[2:]), strict=True):
@@ -155,26 +155,27 @@ def make(scale: Scale, find: Lookup) -> Page:
         "Accuracy of runs with unequal rates, against the curve of the runs of the same seed with one rate for all "
         f"({', '.join(f'{rate:g}' for rate in ONE_RATE['underfitting'])} for LeNet, "
         f"{', '.join(f'{rate:g}' for rate in ONE_RATE['overfitting'])} for AlexNet; at least {LEAST_CURVE} of them): "
-        "root mean square of what the curve misses them by, in points, when a run is put on it by Σ w/(1-γ), by its "
-        "mean rate, or by K Σ w²/(1-γ); last, the mean by the first two, positive where runs end above the curve. Only "
-        "runs within the curve's reach are counted.\n\n"
+        "root mean square distance in percentage points if a run is placed by Σ w/(1-γ), by its mean rate, or by "
+        "K Σ w²/(1-γ); in the last column, the mean distance for the first two, positive above the curve. Only runs "
+        "within the range of the curve are counted.\n\n"
     )
-    text += markdown_table(["", "runs", "within reach", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)", "mean miss"], rows)
+    text += markdown_table(
+        ["", "runs", "within range", "Σ w/(1-γ)", "mean rate", "K Σ w²/(1-γ)", "mean distance"], rows
+    )
     text += "\n\n![Accuracy against the allocator's objective](objective.png)\n"
     note = (
-        "what the mean rate misses a run by, less what the objective does; mean over those of a seed's runs that all "
-        "seeds have"
+        "distance from the curve by mean rate minus that by objective; mean over the runs of a seed that all seeds have"
     )
     return Page(text=text, figures={"objective.png": figure}, verdicts=[verdict("objective", points, note)])
 
 
 def _with_all_seeds(scale: Scale, find: Lookup, configs: list[RunConfig]) -> list[RunConfig]:
-    """Return the configurations that were run with every seed: a mean over them differs by seed alone."""
+    """Return the configurations that were run with every seed, so that means over them differ only by seed."""
     return [config for config in configs if None not in by_seed(find, config, scale.seeds)]
 
 
 def mean_misses(scale: Scale, find: Lookup, scenario: str, name: str) -> list[str]:
-    """Write how far above the curve the runs of a group end on average, by objective and by mean rate."""
+    """Format the mean distance of a group above the curve, by objective and by mean rate."""
     curves = dots_of(scale, find, one_rate(scale, scenario))
     return _means(_all_missed(curves, dots_of(scale, find, groups(scale, scenario)[name]))) or ["not run"] * 2
 
@@ -187,12 +188,12 @@ def _means(every: list[tuple[float, ...]]) -> list[str]:
     return [f"{np.mean([one[column] for one in every]):+.2f}" for column in range(2)] if every else []
 
 
-def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Point:
-    """Ask whether the curve misses runs by less when they are put on it by the objective than by the mean rate."""
+def _closer(at: str, curves: list[list[Dot]], by: list[list[Dot]]) -> Comparison:
+    """Test whether runs are closer to the curve by objective than by mean rate."""
     found = [missed(curve, group) for curve, group in zip(curves, by, strict=True)]
     closer = tuple(float(np.mean([abs(one[1]) - abs(one[0]) for one in row])) for row in found if row)
     ran = sum(len(curve) >= LEAST_CURVE and bool(group) for curve, group in zip(curves, by, strict=True))
-    return Point(at=at, differences=closer, pool=at, ran=ran)
+    return Comparison(at, differences=closer, pool=at, ran=ran)
 
 
 def _flat(by_seed: list[list[Dot]]) -> list[Dot]:
@@ -220,4 +221,4 @@ def _draw(panel: Axes, dots: dict[str, list[Dot]], column: int) -> None:
     panel.set_xlabel(AXES[column])
 
 
-EXPERIMENT = Experiment("objective", "Accuracy against what the allocator minimises", "Theorem 1", runs, make)
+EXPERIMENT = Experiment("objective", "Accuracy against the objective of the allocator", "Theorem 1", runs, make)

@@ -1,4 +1,4 @@
-"""Figure 2: the Dirichlet(0.1) partition, a circle a device and class."""
+"""Figure 2: the Dirichlet(0.1) partition, one circle per device and class."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from reproduction.framework.scales import ALPHA, DEVICES, Scale
 
 
 def runs(_: Scale) -> list[RunConfig]:
-    """Nothing is trained."""
+    """Return no runs: nothing is trained."""
     return []
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Count the classes that every device gets in the non-IID runs of the first seed."""
+    """Count the samples of each class per device in the non-IID runs of the first seed."""
     dataset = data.load_dataset(scale.settings["underfitting"].data)
     labels = dataset.train_y.numpy()
     parts = data.partition(
@@ -34,7 +34,7 @@ def make(_: Scale, __: Lookup, facts: dict[str, Any]) -> Page:
     """Draw the partition."""
     sizes = [sum(row) for row in facts["counts"]]
     text = (
-        f"{facts['data']}: {len(facts['classes'])} classes on {DEVICES} devices, one Dirichlet({ALPHA:g}) draw a "
+        f"{facts['data']}: {len(facts['classes'])} classes on {DEVICES} devices, one Dirichlet({ALPHA:g}) draw per "
         f"class, first seed; devices hold {min(sizes):,} to {max(sizes):,} samples.\n\n![The Dirichlet "
         "partition](partition.png)\n"
     )

@@ -1,4 +1,4 @@
-"""Beyond the paper: power and clock chosen too. What it saves at every energy budget, and what training gains."""
+"""Beyond the paper: power and clock are chosen too. Cost of dropout by energy budget, and gain in accuracy."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddrop.allocation import Allocation, PowerProblem, allocate
+from feddrop.compare import LEAST_SEEDS, Answer, Comparison, matched
 from feddrop.config import Radio, RunConfig
 from feddrop.errors import InfeasibleError
+from feddrop.radio import build_cell
 from feddrop.seeds import derive
 from reproduction.experiments.cells import played, radio
 from reproduction.experiments.energy import configs as where_energy_binds
+from reproduction.experiments.joint_design import FORWARD_FLOPS, PARAMETERS
 from reproduction.experiments.resources import with_seeds
 from reproduction.experiments.rivals import alternate, at_part
 from reproduction.framework.drawing import legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
-from reproduction.framework.finding import FORWARD_FLOPS, PARAMETERS
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import LEAST_SEEDS, Answer, Point, matched, verdict
+from reproduction.framework.verdicts import verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +33,7 @@ CONTROLS = {
     "joint": ("rate, share, power and clock", ("rate", "share", "power", "cpu")),
 }
 BUDGETS_J = (700.0, 1500.0)
-"""Joules a device and round: at 700 energy holds every device at full speed, at 1500 about half of them."""
+"""Joules per device per round: at full speed, 700 limits every device and 1500 about half of them."""
 
 RIVALS: dict[str, tuple[str, Callable[[PowerProblem], Allocation]]] = {
     "full": ("the paper's, full power and clock", at_part),
@@ -46,15 +48,15 @@ CELLS: dict[str, Radio] = {
     "subband": Radio(noise="subband"),
     "urban macro": Radio(preset="urban-macro", bits_per_parameter=32.0),
 }
-"""The paper's cell under the three readings of its noise, and one of TR 38.901 with phones in it."""
+"""The paper's cell under three readings of its noise, and a cell of TR 38.901 with phones."""
 PARTS = (1.0, 0.5, 0.25, 0.15, 0.1)
-"""Budgets, as parts of what a device would spend at full power and clock over an equal share, without dropout."""
+"""Budgets as fractions of what a device spends at full power and clock with an equal share and no dropout."""
 SAMPLES, DROPPED, CALM = 2000, 0.15, 3
-"""Samples a device; the cost of dropout without a budget, which sets the deadline; rounds to average over."""
+"""Samples per device; the cost of dropout without a budget, which sets the deadline; rounds to average over."""
 
 
 def configs(scale: Scale) -> dict[tuple[float, str], RunConfig]:
-    """Return the run of every budget and scheme, with the first seed; the cell is that of the experiment ``energy``."""
+    """Return the run of every budget and scheme with the first seed, in the cell of the experiment ``energy``."""
     base = where_energy_binds(scale)["exact"]
     cell = base.radio or radio(scale.settings["underfitting"])
     return {
@@ -65,7 +67,7 @@ def configs(scale: Scale) -> dict[tuple[float, str], RunConfig]:
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """Every budget and scheme with every seed, the budget at which most is at stake first."""
+    """Return every budget and scheme with every seed, the smaller budget first."""
     chosen = configs(scale)
     return [
         config
@@ -75,7 +77,7 @@ def runs(scale: Scale) -> list[RunConfig]:
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Let every scheme allocate, without training: over budgets in several cells, and all rounds of the runs."""
+    """Allocate with every scheme: over budgets in several cells, and for all rounds of the runs."""
     small = scale.name == "smoke"
     setting = scale.settings["underfitting"]
     cells = {name: CELLS[name] for name in ("density", "literal")} if small else CELLS
@@ -90,14 +92,14 @@ def measure(scale: Scale) -> dict[str, Any]:
 
 
 def study(config: Radio, parts: tuple[float, ...], rounds: int) -> dict[str, Any]:
-    """Cost of dropout, Σ w γ/(1-γ), by budget and scheme, in one cell of ten devices that train LeNet.
+    """Return the cost of dropout, Σ w γ/(1-γ), by budget and scheme in one cell of ten devices that train LeNet.
 
     Returns:
-        ``deadline_s``; ``full_j``, what a device spends at full speed without dropout, on average; ``air_part``, the
-        part of that on the air; and for every scheme a row by budget: the mean cost over the rounds, None where a round
+        ``deadline_s``; ``full_j``, the mean joules of a device at full speed without dropout; ``air_part``, the
+        fraction of them spent on the air; and for every scheme the mean cost over the rounds by budget, None if a round
         is infeasible.
     """
-    cell = config.cell(DEVICES, SAMPLES, derive(0, "cell"))
+    cell = build_cell(config, DEVICES, SAMPLES, derive(0, "cell"))
     channels = [cell.draw(round_, derive(0, "channels")) for round_ in range(1, rounds + 1)]
     parameters, flops = PARAMETERS, FORWARD_FLOPS
 
@@ -113,7 +115,7 @@ def study(config: Radio, parts: tuple[float, ...], rounds: int) -> dict[str, Any
             return np.inf
 
     low, high = 1e-4, 1e4
-    for _ in range(24):  # to more than the three digits that are kept
+    for _ in range(24):  # more than the three digits that are kept
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if cost(at_part, middle) > DROPPED else (low, middle)
     deadline_s = float(f"{high:.3g}")
@@ -137,9 +139,9 @@ def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
     figure, axes = panels([f"{name}: cost of dropout Σ w γ/(1-γ)" for name in facts["study"]])
     text = (
         f"**Cost of dropout against the energy budget**, Σ w γ/(1-γ), ten devices that train LeNet on {SAMPLES:,} "
-        "samples each; budgets as parts of what a device would spend at full power and clock without dropout, "
-        f"deadlines such that without a budget the cost is {DROPPED:g}. Means over {CALM} rounds; – a round is "
-        "infeasible.\n\n"
+        "samples each. Budgets are fractions of what a device spends at full power and clock without dropout; "
+        f"deadlines are chosen such that without a budget the cost is {DROPPED:g}. Means over {CALM} rounds; – means "
+        "that a round is infeasible.\n\n"
     )
     for panel, (name, of) in zip(axes, facts["study"].items(), strict=True):
         _draw(panel, of)
@@ -184,15 +186,15 @@ def _draw(panel: Axes, of: dict[str, Any]) -> None:
     panel.set_xticks(of["parts"], [f"{part:g}" for part in of["parts"]])
     panel.set_yticks([0.2, 0.5, 1.0, 2.0, 5.0], ["0.2", "0.5", "1", "2", "5"])
     panel.minorticks_off()
-    panel.set_xlabel("energy budget, of what full speed would spend")
+    panel.set_xlabel("energy budget, fraction of full speed")
 
 
 def _accuracy(scale: Scale, find: Lookup, facts: dict[str, Any]) -> str:
-    """Test accuracy by budget and scheme, and their difference by seed."""
+    """Tabulate test accuracy by budget and scheme, and the differences by seed."""
     chosen = configs(scale)
     ends = {key: percents(by_seed(find, config, scale.seeds)) for key, config in chosen.items()}
     points = [
-        Point(at=f"{budget:g} J", differences=matched(ends[budget, "joint"], ends[budget, "paper"]), pool="accuracy")
+        Comparison(f"{budget:g} J", differences=matched(ends[budget, "joint"], ends[budget, "paper"]), pool="accuracy")
         for budget in BUDGETS_J
     ]
     rows = []
@@ -213,10 +215,10 @@ def _accuracy(scale: Scale, find: Lookup, facts: dict[str, Any]) -> str:
             )
     config = chosen[BUDGETS_J[0], "joint"]
     at = f"; T₀ = {config.radio.deadline_s:g} s, B = {config.radio.bandwidth_hz / 1e6:g} MHz" if config.radio else ""
-    header = ["budget", "chosen", "test accuracy, %", "joint above", "mean rate", "Σ w/(1-γ)", "held by energy"]
+    header = ["budget", "chosen", "test accuracy, %", "joint above", "mean rate", "Σ w/(1-γ)", "limited by energy"]
     return (
-        "**Accuracy against the energy budget**, mean over seeds ± its standard error (seeds); the difference is by "
-        "seed, ± the margin by which claims are judged.\n\n"
+        "**Accuracy against the energy budget**, mean over seeds ± its standard error (seeds); differences are "
+        "matched by seed, ± the margin used for claims.\n\n"
         + of_runs("underfitting", config, ["exact"], at)
         + markdown_table(header, rows)
         + "\n"
@@ -230,4 +232,4 @@ def _difference(answer: Answer) -> str:
     return f"{answer.mean:+.2f}{margin}"
 
 
-EXPERIMENT = Experiment("power", "Power and clock chosen too", "beyond it", runs, make, measure)
+EXPERIMENT = Experiment("power", "Power and clock chosen too", "beyond the paper", runs, make, measure)

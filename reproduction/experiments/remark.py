@@ -1,4 +1,4 @@
-"""Remark 1: what FedDrop, PruneFL and FedDST send and compute, by formula and in bytes of real frames."""
+"""Remark 1: traffic and FLOPs of FedDrop, PruneFL and FedDST, by formula and in bytes of real frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from feddrop import models, wire
-from feddrop.config import RunConfig, method_named
+from feddrop.compare import Comparison
+from feddrop.config import FedDrop, FedDST, Model, RunConfig
+from feddrop.methods import build_method
 from feddrop.methods.method import Payload, Setup
 from feddrop.models.flops import forward_flops
 from feddrop.radio import overheads
@@ -18,7 +20,7 @@ from feddrop.subnets.piece import Subnet, full_piece
 from reproduction.experiments.accuracy import Row, config_of
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
-from reproduction.framework.verdicts import Point, verdict
+from reproduction.framework.verdicts import verdict
 
 RATES = (0.1, 0.2, 0.4)
 SHAPE, CLASSES = (3, 32, 32), 100
@@ -27,26 +29,26 @@ TITLES = {"underfitting": "LeNet", "overfitting": "AlexNet"}
 
 
 class Traffic(NamedTuple):
-    """Bytes a device and round, on average over ΔR rounds."""
+    """Bytes per device per round, averaged over ΔR rounds."""
 
     down: float
     up: float
 
 
 def runs(_: Scale) -> list[RunConfig]:
-    """Nothing is trained."""
+    """Return no runs: nothing is trained."""
     return []
 
 
 def traffic(model: nn.Module, rate: float) -> dict[str, Traffic]:
-    """Return what each method sends, in bytes of real frames.
+    """Return the traffic of each method in bytes of real frames.
 
-    PruneFL has one mask for all devices, as FedDST has; a new one goes down, and the gradient of every weight comes up
-    in a frame of its own, once in ΔR rounds. Only the sizes matter here, so FedDST's mask stands for both.
+    PruneFL has one mask for all devices, as FedDST has. Once in ΔR rounds a new mask is sent down, and the gradient of
+    every weight is sent up in a separate frame. Only sizes matter here, so FedDST's mask is used for both.
     """
     start = parameters.from_model(model)
     setup = Setup(model=model, example=torch.zeros(1, *SHAPE), rounds=100, rates=[rate])
-    ours, method = (method_named(name).factory()(setup) for name in ("feddrop", "feddst"))
+    ours, method = (build_method(settings, setup) for settings in (FedDrop(), FedDST()))
     (job,) = method.plan(method.init(start), start, 1, {0: rate}, 0)
     dropped = _bytes(ours.cut(job), rate)
     sparse, masked = _bytes(method.cut(job), rate), _bytes(method.cut(job), rate, job.payload)
@@ -65,7 +67,7 @@ def _bytes(subnet: Subnet, rate: float, payload: Payload | None = None) -> int:
 
 
 def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
-    """Return what FedDrop and FedDST sent in the runs of the table: bytes a device and round, both ways together."""
+    """Return what FedDrop and FedDST sent in the runs of the table, in bytes per device per round, both ways."""
     found = {}
     for scenario, title in TITLES.items():
         for rate in scale.still_rates:
@@ -82,11 +84,11 @@ def as_trained(scale: Scale, find: Lookup) -> dict[str, tuple[float, float]]:
 
 def _model(scale: Scale, scenario: str) -> nn.Module:
     chosen = scale.settings[scenario].model
-    return models.build_model(models.Model(name=chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
+    return models.build_model(Model(chosen.name, width=chosen.width), models.Shapes.of(SHAPE, CLASSES), seed=0)
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    """Count bytes and FLOPs of both networks."""
+    """Count bytes and FLOPs for both networks."""
     found = []
     for scenario, title in TITLES.items():
         model = _model(scale, scenario)
@@ -113,35 +115,37 @@ def measure(scale: Scale) -> dict[str, Any]:
 
 
 def make(scale: Scale, find: Lookup, facts: dict[str, Any]) -> Page:
-    """Tabulate formula and measurement, and judge both what the remark counts and what our runs send."""
+    """Tabulate formula and measurement; judge what the remark counts and what our runs sent."""
     rows, trained, points = [], [], []
     for case in facts["cases"]:
         at = f"{case['network']}, γ = {case['rate']:g}"
         total = {entry["method"]: sum(entry["frames"]) for entry in case["methods"]}
         points += [
-            Point(at=f"{at}: all layers dropped, against {other}", certain=total["FedDrop"] < total[other])
+            Comparison(f"{at}: all layers dropped, against {other}", certain=total["FedDrop"] < total[other])
             for other in ("PruneFL", "FedDST")
         ]
         for entry in case["methods"]:
             cells = [_pair(f, m) for f, m in zip(entry["formula"], entry["frames"], strict=True)]
             rows.append([at, entry["method"], *(text for cell in cells for text in cell), f"{entry['flops']:,.0f}"])
     for at, (drop, dst) in as_trained(scale, find).items():
-        points.append(Point(at=f"{at}: as trained in the table, against FedDST", certain=drop < dst))
+        points.append(Comparison(f"{at}: as trained in the table, against FedDST", certain=drop < dst))
         trained.append([at, f"{drop:,.0f}", f"{dst:,.0f}", f"{drop / dst - 1:+.2%}"])
     header = ["", "method", "down, formula", "down, frames", "up, formula", "up, frames", "forward FLOPs"]
     text = (
-        f"Bytes a device and round, all layers dropped, FedDST's mask moving every ΔR = {ADJUST_EVERY} rounds; in "
-        "brackets, frames against formula. Frames hold biases whole and a header of 64 bytes, which the formula leaves "
-        "out; PruneFL's new mask must also reach the devices, which the remark does not count. PruneFL's frames are "
-        "real; it was not trained here.\n\n"
+        f"Bytes per device per round if all layers are dropped and FedDST's mask moves every ΔR = {ADJUST_EVERY} "
+        "rounds; in brackets, frames relative to the formula. Frames contain all biases and a header of 64 bytes, "
+        "which the formula omits. PruneFL's new mask must also reach the devices, which the remark does not count. "
+        "PruneFL's frames are real, but it was not trained here.\n\n"
         + markdown_table(header, rows)
-        + "\n\n**As trained in the table**, non-IID, first seed, FedDST with its paper's α, both ways together: on "
-        "AlexNet FedDrop drops fully-connected layers only, and FedDST's mask covers all, so that equal rates are not "
-        "equal sparsities there.\n\n"
+        + "\n\n**As trained in the table**, non-IID, first seed, FedDST with the α of its paper, both ways. On "
+        "AlexNet, FedDrop drops fully-connected layers only while FedDST's mask covers all, so equal rates are not "
+        "equal sparsities.\n\n"
         + (markdown_table(["", "FedDrop", "FedDST", "FedDrop sends more by"], trained) if trained else "Not run.")
         + "\n"
     )
-    note = "as trained, the rate counts over the layers that are dropped: on AlexNet that is not equal sparsity"
+    note = (
+        "as trained, the rate refers to the layers that are dropped: on AlexNet, equal rates are not equal sparsities"
+    )
     return Page(text=text, verdicts=[verdict("overhead", points, note)])
 
 

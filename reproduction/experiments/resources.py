@@ -1,4 +1,4 @@
-"""The runs of figures 3 to 5: from tight to loose cells, under every scheme."""
+"""The runs of figures 3 to 5: every scheme, from tight to loose cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spot(NamedTuple):
     Attributes:
         x: deadline in s, or bandwidth in MHz.
         runs: the run of each scheme, with the first seed.
-        seeds: with which it is run.
+        seeds: its seeds.
     """
 
     x: float
@@ -34,7 +34,7 @@ class Spot(NamedTuple):
 
 
 SpotsOf = Callable[[Scale, str], list[Spot]]
-"""Gives the points of a scenario."""
+"""Returns the points of a scenario."""
 
 
 def latency_spots(scale: Scale, scenario: str, costs: str | None = None) -> list[Spot]:
@@ -64,7 +64,7 @@ def bandwidth_spots(scale: Scale, scenario: str, costs: str | None = None) -> li
 
 
 def no_dropout(scale: Scale, scenario: str) -> RunConfig:
-    """Return the run without dropout: as much band as needed."""
+    """Return the run without dropout, which has no cell."""
     return scale.settings[scenario].run(figure=True)
 
 
@@ -74,7 +74,7 @@ def with_seeds(configs: Sequence[RunConfig], seeds: Sequence[int]) -> list[RunCo
 
 
 def runs_of(spots_of: SpotsOf) -> Callable[[Scale], list[RunConfig]]:
-    """Return what lists all runs of a figure: in each scenario the one without dropout, then those of its points."""
+    """Return a function that lists the runs of a figure: without dropout first, then those of its points."""
 
     def runs(scale: Scale) -> list[RunConfig]:
         found = []

@@ -1,7 +1,7 @@
-"""What the joint optimum of rate, share, power and clock is compared with, on equal terms.
+"""Rivals of the joint optimum of rate, share, power and clock.
 
-- :func:`at_part`: the paper's problem, every device at the same part of its highest power and clock;
-- :func:`alternate`: one block of variables at a time, until nothing moves;
+- :func:`at_part`: the paper's problem, every device at the same fraction of its highest power and clock;
+- :func:`alternate`: one block of variables at a time, until nothing changes;
 - ``allocate(problem, Equal())``: equal shares, with the best rate, power and clock for each.
 """
 
@@ -21,13 +21,13 @@ from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
 _STILL = 1e-10
-"""A turn that lowers the objective by less than this part of it counts as none."""
+"""Relative decrease of the objective below which an iteration counts as converged."""
 
 
 def at_part(problem: PowerProblem, part: float = 1.0) -> Allocation:
     """Solve the paper's problem: optimal rates and shares, power and clock at ``part`` of their highest.
 
-    What is fixed, or may not be that low, stays at the least it may be.
+    Values that are fixed or have a higher lower limit stay at that limit.
 
     Args:
         problem: one round, or a batch of rounds.
@@ -54,21 +54,21 @@ def at_part(problem: PowerProblem, part: float = 1.0) -> Allocation:
 
 
 def alternate(problem: PowerProblem, *, limit: int = 200) -> Allocation:
-    """Optimise in turn rate and share, then rate, power and clock, until neither lowers the objective.
+    """Optimise rate and share, then rate, power and clock, in turn until neither lowers the objective.
 
-    The usual way with such problems. It begins at full power and clock or, where that is infeasible, with equal shares.
-    Each turn is solved exactly, so that the objective never rises; it still stops short of the optimum: with shares
-    given, power and clock make deadline and energy hold a device together, and from there neither block alone leads on.
+    This is the usual approach to such problems. It starts at full power and clock or, if that is infeasible, with equal
+    shares. Each step is solved exactly, so the objective never rises. It still stops short of the optimum: for given
+    shares, power and clock make both deadline and energy tight, and from there neither block alone can improve.
 
     Args:
         problem: one round.
-        limit: most turns.
+        limit: largest number of iterations.
 
     Returns:
-        The allocation; ``iterations`` counts the turns, ``history`` has turn and objective, ``[turns, 2]``.
+        The allocation; ``history`` has iteration and objective, ``[iterations, 2]``.
 
     Raises:
-        InfeasibleError: there is no feasible point to begin with.
+        InfeasibleError: there is no feasible starting point.
     """
     if len(problem.shape) != 1:
         raise ConfigError(f"alternate takes one round; this problem has shape {list(problem.shape)}.")
@@ -93,36 +93,36 @@ def alternate(problem: PowerProblem, *, limit: int = 200) -> Allocation:
 
 
 def _paper(fixed: P1Problem, active: BoolArray) -> Allocation:
-    """The optimum of the paper's problem."""
+    """Return the optimum of the paper's problem."""
     if (why := diagnose(fixed)) is not None:
         raise InfeasibleError(why)
     if isinstance(fixed, SubbandProblem):
         return exact_subband.solve(fixed, active)
     found = exact.solve(fixed, active) if isinstance(fixed, Problem) else None
-    if found is None:  # only if rounding undid what was found
+    if found is None:  # only by rounding errors
         raise InfeasibleError(diagnose(fixed))
     return found
 
 
 def _paced(problem: PowerProblem, share: FloatArray, active: BoolArray) -> Allocation:
-    """The best rate, power and clock for these shares."""
+    """Return the best rates, powers and clocks for given shares."""
     return finish(problem, share=share, active=active, scheme="alternating", status=Status.FEASIBLE)
 
 
 def _chosen(found: Allocation, problem: PowerProblem) -> tuple[FloatArray, FloatArray]:
-    """Clocks and powers that can be divided by."""
+    """Return clocks and powers, positive also for inactive devices."""
     clock, power = (np.asarray(values, dtype=np.float64) for values in (found.cpu_hz, found.tx_power_w))
     return np.where(found.active, clock, problem.cpu_hz), np.where(found.active, power, problem.tx_power_w)
 
 
 def _of(
-    problem: PowerProblem, found: Allocation, cpu_hz: FloatArray, tx_power_w: FloatArray, method: str
+    problem: PowerProblem, found: Allocation, cpu_hz: FloatArray, tx_power_w: FloatArray, scheme: str
 ) -> Allocation:
-    """An answer to the paper's problem as one to the open one; its price is not that of the open problem."""
+    """Return a solution of the paper's problem as one of the joint problem, without its price."""
     return replace(
         found,
         problem=problem,
-        method=method,
+        scheme=scheme,
         status=Status.FEASIBLE,
         price=None,
         cpu_hz=np.where(found.active, cpu_hz, 0.0),

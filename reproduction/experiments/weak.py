@@ -1,25 +1,26 @@
-"""Beyond the figures: devices too weak to take part without dropout, whose data count only with it."""
+"""Beyond the figures: devices too weak to take part without dropout."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.resources import with_seeds
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, ended, markdown_table, percents
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
-from reproduction.framework.verdicts import Point, matched, verdict
+from reproduction.framework.verdicts import verdict
 
 WEAK, PATH_LOSS, WEAK_LOSS = 3, 1e-3, 1e-4
 CAP = 0.5
-"""A smaller θ: who would have to drop more in a round is left out of it."""
+"""A smaller θ: a device that would have to drop more is left out of the round."""
 WITHOUT = "without dropout"
 
 
 def configs(scale: Scale) -> dict[str, RunConfig]:
-    """Return every run by its name, with the first seed; the last is without dropout."""
+    """Return every run by name, with the first seed; the last is without dropout."""
     setting = scale.settings["underfitting"]
     losses = (PATH_LOSS,) * (DEVICES - WEAK) + (WEAK_LOSS,) * WEAK
     usual, fixed = (
@@ -34,7 +35,7 @@ def configs(scale: Scale) -> dict[str, RunConfig]:
 
 
 def runs(scale: Scale) -> list[RunConfig]:
-    """All with every seed."""
+    """Return all runs with every seed."""
     return with_seeds(list(configs(scale).values()), scale.seeds)
 
 
@@ -47,17 +48,17 @@ def make(scale: Scale, find: Lookup) -> Page:
     at = f"; T₀ = {config.radio.deadline_s:g} s, B = {config.radio.bandwidth_hz / 1e6:g} MHz" if config.radio else ""
     text = of_runs("underfitting, non-IID", config, ["exact", "fixed"], at)
     text += (
-        f"{WEAK} of {DEVICES} devices have a channel 10 dB worse, and data of their own; who cannot meet the deadline "
-        "at θ, or at rate 0 without dropout, is left out. Mean over seeds ± its standard error (seeds).\n\n"
-        + markdown_table(["", "test accuracy, %", "mean rate", "devices a round"], rows)
+        f"{WEAK} of {DEVICES} devices have a channel 10 dB worse; the data are non-IID. Devices that cannot meet the "
+        "deadline at θ, or at rate 0 without dropout, are left out. Mean over seeds ± its standard error (seeds).\n\n"
+        + markdown_table(["", "test accuracy, %", "mean rate", "devices per round"], rows)
         + "\n"
     )
     ends = {name: percents(results) for name, results in found.items()}
     without = ends.pop(WITHOUT)
     points = [
-        Point(at=f"{name}, against leaving out", differences=matched(mine, without)) for name, mine in ends.items()
+        Comparison(f"{name}, against leaving out", differences=matched(mine, without)) for name, mine in ends.items()
     ]
     return Page(text=text, verdicts=[verdict("weak-devices", points)])
 
 
-EXPERIMENT = Experiment("weak-devices", "Devices that only take part thanks to dropout", "Sec. III", runs, make)
+EXPERIMENT = Experiment("weak-devices", "Devices that take part only thanks to dropout", "Sec. III", runs, make)

@@ -1,0 +1,1 @@
+"""What the experiments share: scales, stored runs, claims, verdicts, the page."""

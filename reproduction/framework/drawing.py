@@ -1,4 +1,4 @@
-"""What the paper's figures share: panels side by side in the style of the reports."""
+"""Panels, error bars and legends of the figures, in the style of the reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
-    """Make a figure with one panel a title, two a row."""
+    """Make a figure with one panel per title, two per row."""
     from feddrop.report.style import MUTED, TEXT, WIDE, blank_figure, soften
 
     rows = (len(titles) + 1) // 2
@@ -26,7 +26,7 @@ def panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
 
 
 def draw_seeds(panel: Axes, x: Sequence[float], rows: Sequence[Sequence[float | None]], **style: Any) -> None:
-    """Draw the mean over seeds at every x, with a bar of its standard error; nothing where nothing was run."""
+    """Draw the mean over seeds at every x with its standard error; skip what was not run."""
     points = [(at, [v for v in row if v is not None]) for at, row in zip(x, rows, strict=True)]
     known = [
         (at, np.mean(row), np.std(row, ddof=1) / np.sqrt(len(row)) if len(row) > 1 else 0.0)
@@ -39,7 +39,7 @@ def draw_seeds(panel: Axes, x: Sequence[float], rows: Sequence[Sequence[float | 
 
 
 def not_run(panel: Axes) -> None:
-    """Say that there is nothing to draw."""
+    """Label an empty panel."""
     from feddrop.report.style import MUTED
 
     panel.set_axis_off()
@@ -47,7 +47,7 @@ def not_run(panel: Axes) -> None:
 
 
 def legend(panel: Axes, *, below: bool = False) -> None:
-    """Add a quiet legend, where there is anything to name; below the panel if lines fill all of it."""
+    """Add a legend if there are labels; below the panel if lines fill it."""
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 2} if below else {}
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize=8, **place)

@@ -1,4 +1,4 @@
-"""What an experiment of the paper is: the runs it needs, and what it makes of them."""
+"""An experiment: the runs it needs, and the page it makes of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Lookup = Callable[[RunConfig], Result | None]
-"""Finds the finished run of a configuration; None if it was not run."""
+"""Looks up the finished run of a configuration; None if it was not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What an experiment shows.
+    """The section of an experiment.
 
     Attributes:
-        text: Markdown; figures are referred to by name, e.g. ``![...](rounds-latency.png)``.
+        text: Markdown; it refers to figures by name, e.g. ``![...](rounds-latency.png)``.
         figures: by file name.
         verdicts: on the paper's claims.
     """
@@ -40,14 +40,13 @@ class Experiment(NamedTuple):
     """A table, figure or remark of the paper.
 
     Attributes:
-        name: on the command line.
-        title: in words.
-        where: in the paper.
-        runs: the training runs it needs, in order of importance.
-        make: turns finished runs into a page; what is missing is shown as not run. Where something is measured without
-            training, that is its third argument.
-        measure: measures that, as plain numbers; they are kept beside the runs, so that a page can be made again
-            anywhere.
+        name: name on the command line.
+        title: heading.
+        where: place in the paper.
+        runs: the training runs it needs, most important first.
+        make: turns finished runs into a page; missing ones are shown as not run. If there is a ``measure``, its result
+            is the third argument.
+        measure: measures what needs no training, as plain numbers; they are stored beside the runs.
     """
 
     name: str
@@ -59,23 +58,23 @@ class Experiment(NamedTuple):
 
 
 def by_seed(find: Lookup, config: RunConfig, seeds: Sequence[int]) -> list[Result | None]:
-    """Return the runs of a configuration with each of these seeds; None where it was not run."""
+    """Return the runs of a configuration, one per seed; None where it was not run."""
     return [find(replace(config, seed=seed)) for seed in seeds]
 
 
 def percents(results: Sequence[Result | None]) -> list[float | None]:
-    """Return test accuracies in %; None where there was no run."""
+    """Return test accuracies in %; None where a run is missing."""
     return [None if result is None else 100.0 * result.accuracy for result in results]
 
 
 def mean_of(values: Sequence[float | None]) -> float:
-    """Return the mean over the seeds that were run; NaN without any."""
+    """Return the mean over the seeds that were run; NaN if none was."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else math.nan
 
 
 def spread(values: Sequence[float | None], digits: int = 2) -> str:
-    """Write the mean over seeds, ± its standard error, and the number of seeds; empty where nothing was run."""
+    """Format the mean over seeds ± its standard error and the number of seeds; empty if nothing was run."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -84,7 +83,7 @@ def spread(values: Sequence[float | None], digits: int = 2) -> str:
 
 
 def ended(results: Sequence[Result | None]) -> list[str]:
-    """Write where runs of a cell end: accuracy with its spread, mean rate and devices a round."""
+    """Format how runs in a cell end: accuracy with its spread, mean rate, devices per round."""
     known = [result for result in results if result is not None]
     if not known:
         return ["not run", "", ""]
@@ -95,6 +94,6 @@ def ended(results: Sequence[Result | None]) -> list[str]:
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """Write a Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)

@@ -1,4 +1,4 @@
-"""Everything on one page: what was run, ours beside the paper's, and what became of each claim."""
+"""The page: our numbers beside those of the paper, and the outcome of every claim."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.storage.files import write_atomically
-from reproduction.framework import glance
-from reproduction.framework.experiment import Experiment, Page, markdown_table
-from reproduction.framework.published import CLAIMS, NOT_COVERED, Claim
-from reproduction.framework.scales import Scale
-from reproduction.framework.verdicts import (
+from feddrop.compare import (
     FAILS,
     FEW_SEEDS,
     HOLDS,
@@ -24,69 +19,73 @@ from reproduction.framework.verdicts import (
     UNDECIDED,
     YES,
     Answer,
-    Point,
-    Verdict,
+    Comparison,
+    outcome,
     reason,
-    sum_up,
-    verdict,
 )
+from feddrop.storage.files import write_atomically
+from reproduction.framework import claims_figure
+from reproduction.framework.experiment import Experiment, Page, markdown_table
+from reproduction.framework.published import CLAIMS, NOT_COVERED, Claim
+from reproduction.framework.scales import Scale
+from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TESTED = "property tests, see [the allocator](allocate.md)"
 _ALLOCATOR = (
-    verdict("convex", [Point(at="midpoints of random pairs of feasible points", certain=True)], _TESTED),
+    verdict("convex", [Comparison("midpoints of random pairs of feasible points", certain=True)], _TESTED),
     verdict(
         "channel-rate",
         [
-            Point(at="two devices that differ in both links alike", certain=True),
-            Point(at="a device whose links both improve", certain=True),
+            Comparison("two devices whose links differ by the same factor", certain=True),
+            Comparison("one device whose links both improve", certain=True),
         ],
-        f"{_TESTED}; if the downlink alone improves, the share may grow",
+        f"{_TESTED}; if only the downlink improves, the share may grow",
     ),
     verdict(
         "share-opposite",
         [
-            Point(at="a device whose costs stay the same", certain=True),
-            Point(at="two devices that differ in their data", certain=True),
-            Point(at="two devices that differ in their channel", certain=False),
+            Comparison("one device with constant costs", certain=True),
+            Comparison("two devices that differ in their data", certain=True),
+            Comparison("two devices that differ in their channel", certain=False),
         ],
-        f"{_TESTED}; a worse channel gets a larger share and a higher rate, as the claim before this one says",
+        f"{_TESTED}; a worse channel gets a larger share and a higher rate, as the previous claim says",
     ),
-    verdict("cpu-not-monotone", [Point(at="the paper's cell, where energy binds", certain=True)], _TESTED),
+    verdict("cpu-not-monotone", [Comparison("the paper's cell, where energy binds", certain=True)], _TESTED),
     verdict(
         "complexity",
         [
-            Point(at="a pass of the loop", certain=True),
-            Point(at="the whole loop: nothing bounds the number of passes", certain=False),
+            Comparison("one pass of the loop", certain=True),
+            Comparison("the entire loop: the number of passes is unbounded", certain=False),
         ],
         "the exact solver needs a handful of O(K) passes",
     ),
 )
-"""Claims about the allocator are settled by tests/test_allocate_claims.py and tests/test_paper.py, not by training."""
+"""Claims on the allocator, settled by tests/allocation/test_allocate_claims.py and reproduction/tests."""
 
 _RULE = (
-    "Runs that are compared share a seed; every seed gives one difference, positive as the claim says. With mean d "
-    "and standard error e over the seeds (spread pooled over the points of a claim that are of one kind; at least "
-    "that of rounding, where whole rounds are counted), the margin is m = t·e, t the two-sided 95 % point of "
-    "Student's distribution with the degrees of freedom of the pooled spread. A point says *yes* if d > m, *no* if d "
-    "< -m, and is *undecided* otherwise, and always with fewer than three seeds. Where two things are to be alike, "
-    "yes means |d| + m within the tolerance in the note, no |d| - m beyond it. A claim *holds* if every point says "
-    "yes, *does not hold* if a point says no and none yes, *holds in part* if some but not all say yes, and is "
-    "*undecided* otherwise. Why it is undecided stands beside it, and where nothing says no, why it holds in part "
-    "only: *within the noise* with three seeds or more, *few seeds* with fewer, *not reached* if fewer than three "
-    "seeds came to what is compared, *not run*. What has no chance in it, such as a count of bytes, says yes or no for "
-    "certain; what is estimated from many masks has twice its standard error for a margin. The number of points is not "
-    "corrected for: "
+    "Each claim is tested by one or more comparisons. Runs that are compared share a seed, so every seed gives one "
+    "difference, positive if it supports the claim. Let d be the mean over the seeds and e its standard error; the "
+    "spread is pooled over similar comparisons of a claim and, for counts of rounds, is at least that of rounding. The "
+    "margin is m = t·e, where t is the two-sided 95 % point of Student's distribution. A comparison says *yes* if d > "
+    "m, *no* if d < -m, and is *undecided* otherwise, and always with fewer than three seeds. If the claim is that two "
+    "things are alike, yes means that |d| + m is within the tolerance given in the note, no that |d| - m is beyond it. "
+    "A claim *holds* if every comparison says yes, *does not hold* if at least one says no and none says yes, *holds "
+    "in part* if some but not all say yes, and is *undecided* otherwise. The reason is given too: *within the noise* "
+    "with three or more seeds, *few seeds* with fewer, *not reached* if fewer than three seeds reached the level that "
+    "is compared, *not run*. Comparisons without randomness, such as a count of bytes, say yes or no with certainty; "
+    "estimates from many masks have a margin of twice their standard error. There is no correction for the number of "
+    "comparisons: "
 )
 MARKS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", UNDECIDED: "⚪"}
-_GLANCE = "claims.png"
-EVIDENCE = "The evidence, point by point"
+_FIGURE = "claims.png"
+EVIDENCE = "The evidence, comparison by comparison"
 
 
 class Judged(NamedTuple):
-    """A claim, and what its points say."""
+    """A claim and the answers of its comparisons."""
 
     claim: Claim
     answers: tuple[Answer, ...]
@@ -95,11 +94,11 @@ class Judged(NamedTuple):
     @property
     def outcome(self) -> str:
         """Holds, holds in part, undecided or does not hold."""
-        return sum_up([answer.says for answer in self.answers])
+        return outcome(self.answers)
 
     @property
     def shown(self) -> str:
-        """The outcome, and why where it is undecided; where nothing says no, why it holds in part only."""
+        """The outcome with the reason it is undecided, or holds only in part although no answer is no."""
         why = reason(self.answers)
         if self.outcome == PARTLY and NO not in [answer.says for answer in self.answers]:
             whys = {answer.why for answer in self.answers}
@@ -108,7 +107,7 @@ class Judged(NamedTuple):
 
     @property
     def tally(self) -> str:
-        """How many points say what, and where too few seeds point to."""
+        """How many comparisons give each answer, and the side that too few seeds point to."""
         words = [answer.why or answer.says for answer in self.answers]
         towards = sum(answer.leaning == YES for answer in self.answers)
         more = {FEW_SEEDS: f" (pointing to yes: {towards})"}
@@ -123,18 +122,18 @@ def write_pages(
     """Write ``paper.md`` and its pictures.
 
     Args:
-        pages: what each experiment shows.
+        pages: the page of each experiment.
         judged: the claims.
-        scale: at which scale.
-        out: folder; pictures go to its ``img/``.
-        command: what makes this page.
-        about: how much of it was run, and how long it took.
+        scale: the scale.
+        out: output folder; pictures go to its ``img/``.
+        command: the command that makes this page.
+        about: how many runs are finished, and how long they took.
     """
     parts = [
-        "# The paper, repeated\n",
-        f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, made by "
+        "# The paper, reproduced\n",
+        f"*Federated Dropout: Convergence Analysis and Resource Allocation*, at the scale `{scale.name}`, produced by "
         f"`{command} --scale {scale.name}`. {about}\n",
-        f"The paper prints numbers in its table alone; our figures are held to what its text says of its own. "
+        f"The paper prints numbers only in its table; our figures are compared with what its text says about its own. "
         f"{scale.note}\n",
         *_claims(judged),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
@@ -142,7 +141,7 @@ def write_pages(
     ]
     figures = {name: figure for page in pages.values() for name, figure in _drawn(page).items()}
     if judged:
-        figures[_GLANCE] = glance.draw([(one.claim.text, one.answers) for one in judged])
+        figures[_FIGURE] = claims_figure.draw([(one.claim.text, one.answers) for one in judged])
     for name, figure in figures.items():
         (out / "img").mkdir(parents=True, exist_ok=True)
         figure.savefig(out / "img" / f"paper-{name}", metadata={"Software": None})
@@ -152,7 +151,7 @@ def write_pages(
 
 
 def judge(pages: dict[Experiment, Page]) -> list[Judged]:
-    """Sum up what these experiments say of the paper's claims; what is only tested stands with all of them alone."""
+    """Collect what these experiments say of the paper's claims; claims on the allocator are added if all are run."""
     verdicts = [*_ALLOCATOR, *(verdict for page in pages.values() for verdict in page.verdicts)]
     names = {experiment.name for experiment in pages}
     everything = all(name in names for claim in CLAIMS for name in claim.by)
@@ -166,7 +165,7 @@ def judge(pages: dict[Experiment, Page]) -> list[Judged]:
 
 
 def counts(judged: Sequence[Judged]) -> str:
-    """Say how many claims came to which outcome."""
+    """Count the claims by outcome, in a sentence."""
     outcomes = [one.outcome for one in judged]
     return f"Of {len(judged)} claims: {', '.join(f'{MARKS[word]} {word} {outcomes.count(word)}' for word in MARKS)}."
 
@@ -179,12 +178,12 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
         for one in judged
     ]
     return [
-        "## What became of its claims\n",
+        "## Its claims\n",
         f"{counts(judged)}\n",
-        "A dot is a point at which a claim was asked: how many margins its difference is beyond 0, to the right as the "
-        "claim says. What is grey is within the noise; a square has no chance in it.\n",
-        f"![Every point of every claim](img/paper-{_GLANCE})\n",
-        markdown_table(["claim", "where", "outcome", "points", "note"], rows) + "\n",
+        "Each dot is one comparison: its difference in margins, positive if it supports the claim. Grey dots are "
+        "within the noise; squares involve no randomness.\n",
+        f"![Every comparison of every claim](img/paper-{_FIGURE})\n",
+        markdown_table(["claim", "where", "outcome", "comparisons", "note"], rows) + "\n",
         "### How claims are judged\n",
         f"{_RULE}{_by_chance(judged)}\n",
         "### What is not covered\n",
@@ -193,46 +192,46 @@ def _claims(judged: Sequence[Judged]) -> list[str]:
 
 
 def _with_chance(judged: Sequence[Judged]) -> list[tuple[Claim, Answer]]:
-    """Return every point that has chance in it, once: a claim may be another in other words."""
+    """Return every comparison that involves chance, once: two claims may share comparisons."""
     found: dict[int, tuple[Claim, Answer]] = {}
     for one in judged:
         for answer in one.answers:
-            if answer.point.certain is None:
-                found.setdefault(id(answer.point), (one.claim, answer))
+            if answer.comparison.certain is None:
+                found.setdefault(id(answer.comparison), (one.claim, answer))
     return list(found.values())
 
 
 def _by_chance(judged: Sequence[Judged]) -> str:
-    """Say how many of the points could say yes or no by chance alone."""
+    """Say how many comparisons would say yes or no by chance alone."""
     says = [answer.why or answer.says for _, answer in _with_chance(judged)]
     sure, asked = says.count(YES) + says.count(NO), says.count(YES) + says.count(NO) + says.count(IN_NOISE)
-    return f"of {asked} points that were judged so, {sure} say yes or no; {asked / 20:.0f} would without any effect."
+    return f"of {asked} comparisons judged so, {sure} say yes or no; about {asked / 20:.0f} would by chance alone."
 
 
 def _evidence(judged: Sequence[Judged]) -> list[str]:
     rows = []
     for claim, answer in _with_chance(judged):
         says = f"{answer.why}, points to {answer.leaning}" if answer.leaning else answer.why or answer.says
-        rows.append([claim.name, answer.point.at, *_numbers(answer), says])
+        rows.append([claim.name, answer.comparison.label, *_numbers(answer), says])
     if not rows:
         return []
     text = (
-        "Differences are in points of test accuracy where no unit is given, and positive as the claim says. ≥, ≤: one "
-        "side was not reached within the rounds, so that the truth lies further from 0. Without seeds: an estimate "
-        "from many masks.\n"
+        "Differences are in percentage points of test accuracy unless a unit is given, and positive if they support "
+        "the claim. ≥ and ≤ mark bounds: one side did not reach the level within its rounds, so the true difference is "
+        "further from 0. Rows without seeds are estimates from many masks.\n"
     )
-    header = ["claim", "point", "difference", "error", "margin", "seeds", "says"]
+    header = ["claim", "comparison", "difference", "error", "margin", "seeds", "says"]
     return [f"\n## {EVIDENCE}\n", text, markdown_table(header, rows) + "\n"]
 
 
 def _numbers(answer: Answer) -> list[str]:
-    """Write difference, error and margin, and the number of seeds; nothing where there is none."""
-    unit, digits = answer.point.unit, answer.point.digits
+    """Format difference, error, margin and number of seeds; empty if unknown."""
+    unit, digits = answer.comparison.unit, answer.comparison.digits
     mean, *others = (
         "" if math.isnan(value) else f"{value:{sign}.{digits}f}"
         for value, sign in ((answer.mean, "+"), (answer.error, ""), (answer.margin, ""))
     )
-    mean = f"{answer.point.bound} {mean}".strip()
+    mean = f"{answer.comparison.sign} {mean}".strip()
     return [f"{mean} {unit}" if mean and unit != "points" else mean, *others, str(answer.seeds or "")]
 
 
@@ -242,10 +241,10 @@ def _images(page: Page) -> str:
         if name in _drawn(page):
             text = text.replace(f"]({name})", f"](img/paper-{name})")
         else:
-            text = re.sub(rf"!\[[^]]*\]\({re.escape(name)}\)", "*No picture yet: nothing of it was run.*", text)
+            text = re.sub(rf"!\[[^]]*\]\({re.escape(name)}\)", "*No picture: none of its runs are finished.*", text)
     return text
 
 
 def _drawn(page: Page) -> dict[str, Figure]:
-    """Return the figures that show anything."""
+    """Return the figures that are not empty."""
     return {name: figure for name, figure in page.figures.items() if any(axes.has_data() for axes in figure.axes)}

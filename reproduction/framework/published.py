@@ -1,4 +1,4 @@
-"""The numbers and the claims of the paper itself, to stand ours beside."""
+"""The published numbers and claims of the paper."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TABLE: dict[tuple[str, str, str], tuple[float | None, ...]] = {
 
 
 class Claim(NamedTuple):
-    """Something the paper says that can be measured.
+    """A claim of the paper that can be measured.
 
     Attributes:
         name: short name.
-        text: what it says.
-        where: where it says so.
-        by: the experiments that judge it; none if it is about the allocator and settled by tests alone.
+        text: the claim.
+        where: place in the paper.
+        by: the experiments that judge it; empty if it is about the allocator and settled by tests.
     """
 
     name: str
@@ -42,20 +42,22 @@ CLAIMS = (
     ),
     Claim(
         "overfit-peaks",
-        "Overfitting: accuracy at rate 0.15 is above that at 0, and above that at 0.4.",
+        "Overfitting: accuracy at rate 0.15 is higher than at 0 and at 0.4.",
         "Table II",
         ("accuracy",),
     ),
     Claim(
         "overfit-all-layers",
-        "Overfitting, all layers dropped as in the paper, but ten local epochs: accuracy at 0.2 is above that at 0.",
+        "Overfitting, all layers dropped as in the paper, but ten local epochs: accuracy is higher at 0.2 than at 0.",
         "Table II",
         ("explain",),
     ),
-    Claim("beats-feddst", "LeNet, non-IID: FedDrop is above FedDST at every rate.", "Table II", ("accuracy",)),
+    Claim(
+        "beats-feddst", "LeNet, non-IID: FedDrop is more accurate than FedDST at every rate.", "Table II", ("accuracy",)
+    ),
     Claim(
         "feddst-alexnet",
-        "AlexNet, non-IID: FedDrop is above FedDST at rates 0.1 to 0.25, and below it from 0.3 on.",
+        "AlexNet, non-IID: FedDrop is more accurate than FedDST at rates 0.1 to 0.25, and less from 0.3 on.",
         "Table II",
         ("accuracy",),
     ),
@@ -75,13 +77,13 @@ CLAIMS = (
     ),
     Claim(
         "two-phases",
-        "Overfitting: rounds to converge fall in two phases as the latency grows (asked: is the first one steeper?).",
+        "Overfitting: rounds to converge fall in two phases as the latency grows (tested: is the first one steeper?).",
         "Fig. 3b",
         ("rounds-latency",),
     ),
     Claim(
         "less-time",
-        "Dropping more can shorten the time to converge: shorter rounds outweigh their number.",
+        "More dropout can shorten the time to converge: shorter rounds outweigh their larger number.",
         "Sec. III",
         ("rounds-latency",),
     ),
@@ -99,31 +101,31 @@ CLAIMS = (
     ),
     Claim(
         "accuracy-scheme",
-        "Accuracy of the proposed scheme is above the bandwidth-aware one.",
+        "The proposed scheme is more accurate than the bandwidth-aware one.",
         "Fig. 5",
         ("accuracy-latency",),
     ),
     Claim(
         "smaller-theta",
-        "Not the paper's: it stays above where θ, the largest rate, is 0.5 or 0.7 and not 0.9.",
+        "Ours: it is also more accurate if the bandwidth-aware one has a largest rate θ of 0.5 or 0.7, not 0.9.",
         "C4, Fig. 5",
         ("accuracy-latency",),
     ),
     Claim(
         "equal-split",
-        "Not the paper's: accuracy of the proposed scheme is above an equal split of the band.",
+        "Ours: the proposed scheme is more accurate than an equal split of the band.",
         "Fig. 5",
         ("accuracy-latency",),
     ),
     Claim(
         "accuracy-overfit",
-        "Overfitting: the proposed scheme is above the one without dropout.",
+        "Overfitting: the proposed scheme is more accurate than the one without dropout.",
         "Fig. 5b",
         ("accuracy-latency",),
     ),
     Claim(
         "accuracy-whole",
-        "The proposed scheme is above the one without dropout, whatever the scenario.",
+        "The proposed scheme is more accurate than the one without dropout in both scenarios.",
         "Sec. VI",
         ("accuracy-latency",),
     ),
@@ -136,20 +138,20 @@ CLAIMS = (
     ),
     Claim(
         "loose-equal",
-        "Under a loose deadline both schemes are almost equal, since both drop almost nothing.",
+        "Under a loose deadline both schemes are almost equally accurate, since both drop almost nothing.",
         "Fig. 5",
         ("accuracy-latency",),
     ),
-    Claim("iid-above", "Dynamic cell: accuracy with IID data is above non-IID data.", "Fig. 6", ("dynamic",)),
+    Claim("iid-above", "Dynamic cell: accuracy is higher with IID than with non-IID data.", "Fig. 6", ("dynamic",)),
     Claim("iid-faster", "Dynamic cell: non-IID data need more rounds for the same accuracy.", "Fig. 6", ("dynamic",)),
     Claim("iid-gap", "Dynamic cell: the gap between IID and non-IID grows with resources.", "Fig. 6", ("dynamic",)),
     Claim(
         "energy-scheme",
-        "Not the paper's: where energy binds as well, the proposed scheme is above random and equal shares.",
+        "Ours: if energy binds too, the proposed scheme is more accurate than random and equal shares.",
         "C2, Sec. III",
         ("energy",),
     ),
-    Claim("algorithm-optimal", "Algorithm 1 finds the optimum, also where energy binds.", "Sec. IV", ("energy",)),
+    Claim("algorithm-optimal", "Algorithm 1 finds the optimum, even if energy binds.", "Sec. IV", ("energy",)),
     Claim(
         "weak-devices",
         "Devices too weak to take part otherwise contribute thanks to dropout.",
@@ -158,23 +160,21 @@ CLAIMS = (
     ),
     Claim("overhead", "At equal sparsity FedDrop sends less than PruneFL and FedDST.", "Remark 1", ("overhead",)),
     Claim("unbiased", "A subnet's gradient is unbiased.", "Lemma 1", ("theory",)),
-    Claim("variance-bound", "Its variance is below (AG)² γ/(1-γ).", "Lemma 1", ("theory",)),
-    Claim("variance-law", "Not the paper's: it grows as γ/(1-γ).", "Lemma 1", ("theory",)),
-    Claim("bound-holds", "The loss changes by at most what the one-round bound says.", "Lemma 2", ("theory",)),
+    Claim("variance-bound", "The variance of that gradient is below (AG)² γ/(1-γ).", "Lemma 1", ("theory",)),
+    Claim("variance-law", "Ours: the variance grows as γ/(1-γ).", "Lemma 1", ("theory",)),
+    Claim("bound-holds", "The loss changes by at most the one-round bound.", "Lemma 2", ("theory",)),
     Claim("slower-with-rate", "LeNet: a larger rate means slower convergence.", "Theorem 1", ("theory",)),
-    Claim(
-        "norm-falls", "Not the paper's: ‖g‖² falls along one run, with dropout too.", "Theorem 1", ("gradient-norm",)
-    ),
-    Claim("norm-rate", "A larger rate keeps ‖g‖² larger.", "Theorem 1", ("gradient-norm",)),
+    Claim("norm-falls", "Ours: ‖g‖² falls during a run, with dropout too.", "Theorem 1", ("gradient-norm",)),
+    Claim("norm-rate", "‖g‖² is larger at a larger rate.", "Theorem 1", ("gradient-norm",)),
     Claim(
         "theta",
-        "θ, the largest rate at which the one-round bound promises a lower loss, can be fed to the allocator.",
+        "The allocator can use θ, the largest rate at which the one-round bound guarantees a lower loss.",
         "C4, Lemma 2",
         ("theory",),
     ),
     Claim(
         "objective",
-        "What dropout costs is decided by the mean of Σ w/(1-γ), which the allocator minimises, not by the mean rate.",
+        "The mean of Σ w/(1-γ), which the allocator minimises, determines the cost of dropout, not the mean rate.",
         "Theorem 1, Sec. IV",
         ("objective",),
     ),
@@ -191,9 +191,9 @@ CLAIMS = (
 )
 
 NOT_COVERED = (
-    "AlexNet at full size on all images, the paper's own: the scale `paper` has it. PruneFL is not trained; its "
-    "traffic is counted. Q = 256 bits for AlexNet: its frames are billed as measured. Noise taken literally, as a "
-    "variance: nothing is trained with it. The literal aggregation, rule `model`: it is shown, and judges nothing. "
-    "Convergence at large rates, which a footnote sees: our AlexNet with all layers dropped does not learn in these "
-    "rounds with one local epoch. Claims that say *not the paper's* are ours, about what it leaves open.",
+    "AlexNet at full size on all images, as in the paper, needs the scale `paper`. PruneFL is not trained; only its "
+    "traffic is counted. AlexNet is charged for its measured frames, not for Q = 256 bits per parameter. No run takes "
+    "the noise literally, as a variance. The literal aggregation, rule `model`, is shown but decides no claim. A "
+    "footnote reports convergence at large rates; our AlexNet with all layers dropped does not learn in these rounds "
+    "with one local epoch. Claims marked *ours* are not in the paper; they fill gaps that it leaves open.",
 )

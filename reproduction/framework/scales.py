@@ -1,7 +1,7 @@
-"""The three scales at which the paper is repeated: for a GPU, for two cores over a night, and for a test.
+"""The three scales of the reproduction: for a GPU, for two CPU cores, and for tests.
 
-``paper`` is the full thing. ``cpu`` trains LeNet at full size on all images; AlexNet has a quarter of its width and a
-tenth of the images, so that it overfits in minutes; the figures use fewer images and rounds. ``smoke`` uses the digits.
+``paper`` is full size. ``cpu`` trains LeNet at full size on all images, and AlexNet with a quarter of its width on a
+tenth of the images, so that it overfits within minutes; figures use fewer images and rounds. ``smoke`` uses the digits.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ DEVICES = 10
 ALPHA = 0.1
 SCENARIOS = ("underfitting", "overfitting")
 MOVING: dict[str, Any] = {"alpha": 0.5, "readjust_every": 5}
-"""FedDST with settings under which LeNet's mask moves when ten devices vote: the α that its code has by default, and
-twice as many readjustments. With its paper's α of 0.01 no weight is pruned by all ten, and the mask stays."""
+"""Settings of FedDST under which LeNet's mask moves with ten devices: the default α of its code, and twice as many
+readjustments. With the α of its paper, 0.01, no weight is pruned by all ten devices and the mask never moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained, and for how long.
+    """A network, its data and its training.
 
     Attributes:
         model: name and width.
         data: data set.
-        train_limit: training images in all; 0 for all there are.
+        train_limit: training images of the table; 0 for all.
         layers: which layers are dropped.
-        rounds: of the table.
+        rounds: rounds of the table.
         train: local SGD of the table.
-        figure_limit: training images of the figures.
-        figure_rounds: of the figures.
-        figure_train: local SGD of the figures: a constant learning rate, so that rounds to converge mean something.
+        figure_limit: training images of the figures; 0 for all.
+        figure_rounds: rounds of the figures.
+        figure_train: local SGD of the figures, with a constant learning rate so that rounds to converge are meaningful.
     """
 
     model: Model
@@ -90,20 +90,19 @@ class Scale:
     """How large the experiments are.
 
     Attributes:
-        name: of the scale.
-        settings: by scenario.
-        rates: of the table.
-        seeds: of everything that a verdict hangs on.
-        repeated: the rates of the table at which all seeds are run, by scenario and partition; at the others, only the
-            first is.
-        still_rates: sparsities of FedDST with its paper's settings; first seed.
-        moving_rates: sparsities at which FedDrop is judged against a FedDST whose mask moves; all seeds.
-        target_rates: mean rates at which the deadlines of the figures are set.
-        repeated_targets: those of them at which all seeds are run: a tight and a loose deadline.
-        band_factors: bandwidths of the figures, as multiples of 10 MHz; all seeds at the first and the last.
+        name: name of the scale.
+        settings: settings by scenario.
+        rates: rates of the table.
+        seeds: seeds of the runs that claims are judged by.
+        repeated: rates of the table that are run with all seeds, by scenario and partition; the others use the first.
+        still_rates: sparsities of FedDST with the settings of its paper; first seed.
+        moving_rates: sparsities at which FedDrop is compared with a FedDST whose mask moves; all seeds.
+        target_rates: mean rates for which the deadlines of the figures are chosen.
+        repeated_targets: the target rates that are run with all seeds: a tight and a loose deadline.
+        band_factors: bandwidths of the figures as multiples of 10 MHz; all seeds at the first and the last.
         theory_masks: masks drawn to measure a variance.
         theory_batch: images on which it is measured.
-        note: what a reader must know of this scale.
+        note: what a reader must know about this scale.
     """
 
     name: str
@@ -146,7 +145,7 @@ _SCALES = {
         settings={
             "underfitting": _lenet(rounds=100, figure_limit=0, figure_rounds=150),
             "overfitting": Setting(
-                model=Model(name="alexnet", init="he"),  # torch's own first weights do not learn
+                model=Model(name="alexnet", init="he"),  # with torch's initialisation it does not learn
                 data="cifar100",
                 train_limit=0,
                 layers="all",
@@ -201,8 +200,8 @@ _SCALES = {
         theory_masks=48,
         theory_batch=256,
         note=(
-            "LeNet has its full size; AlexNet a quarter of its width and 5,000 images, few enough to overfit. A LeNet "
-            "run of the table takes 11 minutes of an idle core, one of the figures 4, an AlexNet run 8 to 10."
+            "LeNet has its full size; AlexNet has a quarter of its width and 5,000 images, few enough to overfit. On "
+            "one idle core, a LeNet run takes 11 minutes for the table and 4 for a figure, an AlexNet run 8 to 10."
         ),
     ),
     "smoke": Scale(
@@ -234,12 +233,12 @@ _SCALES = {
         band_factors=(0.8, 1.25),
         theory_masks=2,
         theory_batch=40,
-        note="**This scale only shows that everything works; its outcomes mean nothing.**",
+        note="**This scale only shows that the code runs; its outcomes are meaningless.**",
     ),
 }
 NAMES = tuple(_SCALES)
 
 
 def scale(name: str) -> Scale:
-    """Return a scale by its name."""
+    """Return a scale by name."""
     return _SCALES[one_of("scale", name, NAMES)]

@@ -1,7 +1,7 @@
-"""Finished training runs, found again by their configuration: nothing is trained twice.
+"""Finished training runs, looked up by their configuration, so that no run is trained twice.
 
-A run is trained in a run folder of the work directory, where it can be resumed, and ends as one small JSON file of the
-store: configuration, version, and every round's numbers. Two figures that need the same run share it.
+A run is trained in a run folder of the work directory, where it can be resumed. When it is finished, its configuration,
+version and numbers of every round become one small JSON file of the store. Two figures that need the same run share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.config import RunConfig, from_table, to_table
+from feddrop.config import Execution, FedDrop, RunConfig, from_table, to_table
 from feddrop.errors import FeddropError, RunError
 from feddrop.storage import RunFolder
 from feddrop.storage.files import write_atomically
@@ -27,7 +27,7 @@ _SERIES = (
     *("push_bytes", "pull_bytes", "latency_s", "energy_j", "objective"),
 )
 LAST = 5
-"""An accuracy is read off as the mean over the last rounds: this many."""
+"""The accuracy of a run is the mean over this many last rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Result:
 
     Attributes:
         config: its configuration, as plain values.
-        version: the feddrop that made it.
-        series: numbers by round, ``[rounds]`` each: what the records hold of a round as a whole; ``mean_rate``,
-            ``devices``, the shares of them that deadline and energy hold, the slowest one's latency by the other way of
-            counting; and the method's own metrics.
-        wall_s: seconds it took.
+        version: version of feddrop that trained it.
+        series: one value per round for each name, ``[rounds]``: the totals of the record; ``mean_rate`` and
+            ``devices``; the shares of devices limited by deadline and energy; the latency of the slowest device by
+            measured costs and by formula; and the metrics of the method.
+        wall_s: seconds that training took.
     """
 
     config: dict[str, Any]
@@ -49,7 +49,7 @@ class Result:
     wall_s: float
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """One series as an array; NaN where a round has no value, or the run was saved without this series."""
+        """Return one series as an array; NaN where a round has no value or the run was saved without this series."""
         rounds = self.series.get(name) or [None] * len(self.series["test_accuracy"])
         return np.array([np.nan if v is None else v for v in rounds], dtype=np.float64)
 
@@ -60,18 +60,21 @@ class Result:
 
 
 def key_of(config: RunConfig) -> str:
-    """Return the name of a configuration: what decides the outcome, and nothing of how it is run.
+    """Return the name under which a run is stored: a hash of the settings that decide its outcome.
 
-    Only what differs from the defaults enters, so that a new option leaves the names of finished runs alone.
+    Only settings that differ from their defaults enter, so that a new setting does not rename finished runs. Where and
+    how a run is executed does not enter, except for the dtype of the values that travel.
     """
-    table = _chosen(config)
-    table["execution"] = config.execution.dtype
+    table = _chosen(config) | {"execution": _chosen(Execution(dtype=config.execution.dtype))}
+    if config.method != FedDrop():
+        table["method"] = {"name": config.method.name, **_chosen(config.method)}
     table.get("data", {}).pop("path", None)
+    table.pop("callbacks", None)
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def _chosen(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration dataclass that differ from its defaults, section by section."""
+    """Return the settings that differ from their defaults, section by section."""
     chosen: dict[str, Any] = {}
     defaults = type(config)()
     for item in dataclasses.fields(config):
@@ -82,11 +85,11 @@ def _chosen(config: Any) -> dict[str, Any]:
 
 
 class Store:
-    """The finished runs of one scale, one file each.
+    """The finished runs of one scale, one file per run.
 
     Args:
-        results: folder of the finished runs.
-        work: folder for run folders under way.
+        results: folder of finished runs.
+        work: folder of unfinished run folders.
     """
 
     def __init__(self, results: Path, work: Path) -> None:
@@ -105,13 +108,13 @@ class Store:
             result = Result(**json.loads(path.read_text()))
             same = key_of(from_table(RunConfig, result.config)) == path.stem
         except (ValueError, TypeError, FeddropError) as error:
-            raise RunError(f"{path} is not a result: {error}. Delete it, and it is trained again.") from None
-        if not same:  # a default has changed since
-            raise RunError(f"{path} is of another configuration. Delete it, and it is trained again.")
+            raise RunError(f"{path} is not a result: {error}. Delete it to train it again.") from None
+        if not same:  # e.g. a default has changed
+            raise RunError(f"{path} holds a run of another configuration. Delete it to train it again.")
         return result
 
     def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what was measured without training under a name; measured now if it never was."""
+        """Return the measurements stored under a name; measure and store them if there are none."""
         path = self.results / "facts" / f"{name}.json"
         if not path.exists():
             write_atomically(path, (json.dumps(measure(), indent=1) + "\n").encode())
@@ -122,11 +125,11 @@ class Store:
         return self.results / f"{key_of(config)}.json"
 
     def put(self, config: RunConfig) -> Result:
-        """Turn the finished run folder of a configuration into a result."""
+        """Store the finished run folder of a configuration as a result."""
         folder = self.folder(config)
         records = RunFolder(folder).records()
         if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
-            raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it, and it is trained again.")
+            raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it to train it again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
         series |= _of_devices([[d for d in record["devices"] if d["status"] == "ok"] for record in records])
         for name in sorted({name for record in records for name in record.get("metrics") or {}}):
@@ -143,7 +146,7 @@ class Store:
 
 
 def _of_devices(rounds: list[list[dict[str, Any]]]) -> dict[str, list[float | None]]:
-    """Sum up the devices that took part, round by round; what no device has is left out."""
+    """Aggregate the participating devices per round; leave out series that no device has."""
 
     def mean(values: list[float]) -> float | None:
         return float(np.mean(values)) if values else None

@@ -1,4 +1,4 @@
-"""The runs of the paper, trained where they are missing; finished ones go into the store."""
+"""Train the runs that are missing from the store."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from feddrop.config import RunConfig
 from feddrop.errors import RunError
-from feddrop.sweeps import Job, rounds_done, train_all
+from feddrop.sweeps import SweepJob, rounds_done, train_all
 from reproduction.framework.store import Store, key_of
 
 Watcher = Callable[[int, int], None]
-"""Told now and then how many rounds are done, and how many there are."""
+"""Progress callback: rounds done, rounds in total."""
 
 
 def sweep(
@@ -18,22 +18,22 @@ def sweep(
 ) -> None:
     """Train every configuration that is not in the store yet.
 
-    A run that fails does not keep the others from being trained; it is named when they are done.
+    A run that fails does not stop the others; it is reported at the end.
 
     Args:
-        configs: what is needed, in order of importance; repeated ones are trained once.
-        store: where results go.
-        workers: runs at a time, one thread each; None for as many as there is room for.
-        watch: is told of progress twice a second.
-        ray: None for the cores of this machine, else the address of a Ray.
+        configs: the runs, most important first; duplicates are trained once.
+        store: where results are stored.
+        workers: runs to train at the same time, one thread each; None for as many as fit.
+        watch: called with the progress twice a second.
+        ray: address of a Ray cluster; None to use the cores of this machine.
 
     Raises:
-        RunError: runs failed; it says which, and why.
+        RunError: runs failed; the message lists them with their errors.
     """
     wanted = {key_of(config): config for config in configs}
     total = sum(config.rounds for config in wanted.values())
     missing = {
-        str(store.folder(config)): Job(name=str(store.folder(config)), config=config, folder=store.folder(config))
+        str(store.folder(config)): SweepJob(name=str(store.folder(config)), config=config, folder=store.folder(config))
         for config in wanted.values()
         if store.get(config) is None
     }
@@ -49,6 +49,6 @@ def sweep(
             tick=lambda: watch(found + sum(map(rounds_done, missing.values())), total),
         )
     if failed:
-        told = [f"{name}: {reason}" for name, reason in failed.items()]
-        raise RunError("\n".join([f"{len(failed)} of {len(missing)} runs failed; the others are done.", *told]))
+        errors = [f"{name}: {reason}" for name, reason in failed.items()]
+        raise RunError("\n".join([f"{len(failed)} of {len(missing)} runs failed; the others are done.", *errors]))
     watch(total, total)

@@ -20,7 +20,7 @@ def _read_homes() -> dict[str, str]:
 
 _HOMES = _read_homes()
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The errors feddrop raises on purpose. Each message says what was given, what is allowed and what to do."""
+"""The exceptions of feddrop. Each message says what was given, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FeddropError(Exception):
-    """Base of every error that feddrop raises on purpose.
+    """Base class of all errors that feddrop raises.
 
     Example:
         >>> import feddrop
@@ -22,11 +22,11 @@ class FeddropError(Exception):
 
 
 class ConfigError(FeddropError, ValueError):
-    """A setting that cannot be used."""
+    """An invalid setting or argument."""
 
 
 class DataError(FeddropError):
-    """A data set that is missing or damaged."""
+    """A missing, damaged or inconsistent data set."""
 
 
 class SubnetError(FeddropError):
@@ -34,15 +34,15 @@ class SubnetError(FeddropError):
 
 
 class FrameError(FeddropError):
-    """Bytes that are not a valid frame for this network."""
+    """Bytes that are no valid frame for this network."""
 
 
 class TrainingError(FeddropError):
-    """Local training that went wrong on a device."""
+    """Local training that failed on a device."""
 
 
 class RunError(FeddropError):
-    """A run that cannot start, go on or be resumed."""
+    """A run that cannot start, continue or be resumed."""
 
 
 class InfeasibleError(FeddropError):
@@ -50,23 +50,23 @@ class InfeasibleError(FeddropError):
 
 
 class FeddropWarning(UserWarning):
-    """Something that works, and is probably not what was meant; one line that says what to do."""
+    """Something that works but is probably a mistake; the message says what to do."""
 
 
 def shortened(value: object, longest: int = 80) -> str:
-    """Return a value as Python writes it, cut where it gets too long for a message; whole numbers of any length."""
+    """Return the ``repr`` of a value, truncated for a message; integers may have any number of digits."""
     text = hex(value) if isinstance(value, int) and abs(value) > 10**longest else repr(value)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def clean(text: object, longest: int | None = None) -> str:
-    """Return text fit to be shown: one line, no control characters or terminal escapes, cut at ``longest``."""
+    """Return text as one printable line, without control characters or terminal escapes, cut at ``longest``."""
     line = "".join(c if c.isprintable() else " " for c in str(text)).strip()
     return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
 def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
-    """Return ``given`` if it is allowed; otherwise raise a ConfigError that names the nearest allowed word."""
+    """Return ``given`` if it is allowed; otherwise raise a ConfigError that suggests the nearest allowed word."""
     words = sorted(allowed)
     if given in words:
         return given
@@ -83,14 +83,14 @@ def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool
 
 
 def within(what: str, given: float, low: float, high: float) -> float:
-    """Return a number if it lies in ``[low, high]``, else raise a ConfigError that says so."""
+    """Return a number if it lies in ``[low, high]``; otherwise raise a ConfigError."""
     if low <= given <= high:
         return given
     raise ConfigError(f"{what} is {given}; it must be from {low} to {high}.")
 
 
 def named_object(name: str, what: str) -> Any:
-    """Import ``"package.module:object"``, which the setting ``what`` names."""
+    """Import ``"package.module:object"``, the value of the setting ``what``."""
     module, _, attribute = name.partition(":")
     try:
         found = import_module(module)
@@ -98,7 +98,7 @@ def named_object(name: str, what: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f'{what} is {name!r}, which cannot be imported: {error}. Write it as "package.module:name", of a package '
-            "that is installed or a module in the current folder."
+            f'{what} is {name!r}, which cannot be imported: {error}. Write "package.module:name", where the module is '
+            "installed or in the current folder."
         ) from None
     return found

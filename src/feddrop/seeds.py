@@ -1,11 +1,11 @@
-"""One root seed, every random stream.
+"""Derive every random stream from one root seed.
 
-Nothing is global and nothing is stored: whoever needs randomness derives it from the root seed and the labels that say
-what it is for, e.g. ``derive(root, "mask", round, device)``. So a resumed run needs no generator state, and a device
-regenerates its mask from a number.
+There is no global or stored state: each stream is derived from the root seed and labels that name its purpose, e.g.
+``derive(root, "mask", round, device)``. So a resumed run needs no generator state, and a device regenerates its mask
+from a number.
 
-Streams that must agree between machines are built from the raw 64-bit words of Philox-4x64-10 (a counter-based
-generator whose stream NumPy documents as stable) and integer arithmetic only; golden vectors in the tests pin them.
+Streams that must agree between machines use only integer arithmetic on the raw 64-bit words of Philox-4x64-10, a
+counter-based generator whose stream NumPy documents as stable; golden vectors in the tests pin them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Label = int | str
 def derive(root: int, *labels: Label) -> int:
     """Derive a 64-bit seed from a root seed and labels.
 
-    Every part is hashed (BLAKE2b, 8 bytes) with its type and length, so ``("a", "bc")`` and ``("ab", "c")`` differ, as
+    Every label is hashed (BLAKE2b, 8 bytes) with its type and length, so ``("a", "bc")`` and ``("ab", "c")`` differ, as
     do ``1`` and ``"1"``.
 
     Args:
         root: any non-negative integer.
-        *labels: what the stream is for: words and non-negative integers.
+        *labels: the purpose of the stream: strings and non-negative integers.
 
     Example:
         >>> import feddrop
@@ -43,30 +43,30 @@ def derive(root: int, *labels: Label) -> int:
         else:
             value = int(label)
             if value < 0:
-                raise ConfigError(f"A seed or label is {value}; it must be 0 or more.")
+                raise ConfigError(f"A seed or label is {value}; it must be at least 0.")
             tag, body = b"i", value.to_bytes(max(1, (value.bit_length() + 7) // 8), "little")
         digest.update(tag + len(body).to_bytes(4, "little") + body)
     return int.from_bytes(digest.digest(), "little")
 
 
 def philox_words(seed: int, count: int) -> npt.NDArray[np.uint32]:
-    """Return the first ``count`` 32-bit words of the Philox stream with this key: low half of each raw word first."""
+    """Return the first ``count`` 32-bit words of the Philox stream with this key, low half of each raw word first."""
     raw = _philox(seed).random_raw((count + 1) // 2)
     return raw.astype("<u8", copy=False).view("<u4")[:count]
 
 
 def permutation(seed: int, count: int) -> npt.NDArray[np.int64]:
-    """Return a random order of ``range(count)``: positions sorted by their Philox words, ties by position."""
+    """Return a random permutation of ``range(count)``: positions sorted by their Philox words, ties by position."""
     return np.argsort(philox_words(seed, count), kind="stable")
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Return a NumPy generator for draws that need no agreement between machines (fading, Dirichlet)."""
+    """Return a NumPy generator for draws that need not agree between machines (fading, Dirichlet)."""
     bits: Any = _philox(seed)
     return np.random.Generator(bits)
 
 
 def _philox(seed: int) -> np.random.Philox:
     if not 0 <= seed < 1 << 128:
-        raise ConfigError(f"seed is {seed}; it must be 0 or more, and below 2**128.")
+        raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**128.")
     return np.random.Philox(key=seed)

@@ -164,9 +164,8 @@ def test_primal_dual_with_other_settings(kind):
     best, usual = allocate(p).objective, allocate(p, PrimalDual())
     assert allocate(p, PrimalDual(tolerance=1e-7)).objective == pytest.approx(best, rel=1e-7)
     small = allocate(p, PrimalDual(steps=RelativeSteps(band=0.5, deadline=0.5, energy=0.5)))
-    paper = allocate(p, PrimalDual(steps=ConstantSteps(band=0.05, deadline=0.01, energy=0.01), max_passes=100_000))
     given = allocate(p, PrimalDual(start=FirstMultipliers(band=1.0, deadline=p.weight, energy=0.1)))
-    for found in (small, paper, given):
+    for found in (small, given):
         assert found.status is Status.CONVERGED
         assert found.iterations != usual.iterations
         assert found.objective == pytest.approx(best, rel=1e-4)
@@ -174,8 +173,11 @@ def test_primal_dual_with_other_settings(kind):
     frozen = allocate(p, PrimalDual(steps=lambda at: (at.mu, at.lam, at.nu), max_passes=20))
     assert frozen.status is Status.UNCONVERGED
     assert frozen.history[0, 2] == pytest.approx(frozen.history[1, 2], rel=0.1)
-    diminishing = ConstantSteps(band=0.1, deadline=0.1, energy=0.1, decay=0.5)
-    assert allocate(p, PrimalDual(steps=diminishing, max_passes=3)).iterations == 3
+    for decay in (0.0, 0.1):  # the paper's steps, which converge for one kind and circle the optimum for the other
+        steps = ConstantSteps(band=0.05, deadline=0.01, energy=0.01, decay=decay)
+        paper = allocate(p, PrimalDual(steps=steps, max_passes=2000))
+        assert (paper.status is Status.CONVERGED) == (kind == "mixed")
+        assert paper.objective == pytest.approx(best, rel=1e-3)
 
 
 @pytest.mark.parametrize(

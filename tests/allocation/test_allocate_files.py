@@ -20,7 +20,6 @@ from feddrop.radio import build_cell
 from feddrop.radio.files import as_json, as_text, load, rows
 from feddrop.report.allocation import allocation_figure as draw
 from feddrop.report.allocation import save_allocation_figure as save
-from reproduction.framework.finding import main as finding
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOML = """
@@ -147,9 +146,9 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         ("p.csv", "", "no devices"),
         ("p.csv", "comm_s,compute_s,upload_j,compute_j,deadline_s\n1,1,,1,9\n", "upload_j of device 0 is missing"),
         ("p.csv", "comm_s,compute_s,upload_j,compute_j,deadline_s\n1,1,1,1,soon\n", "deadline_s is .'soon'."),
-        ("c.toml", "[radio]\nbandwith_hz = 1.0\n", "Did you mean 'bandwidth_hz'"),
+        ("c.toml", "[radio]\nbandwith_hz = 1.0\n", "Did you mean 'radio.bandwidth_hz'"),
         ("c.toml", "[radio]\nbandwidth_hz = -1.0\n", "radio.bandwidth_hz is -1.0; it must be above 0"),
-        ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'devices'"),
+        ("c.toml", "[radio]\n[cell]\ndevice = 3\n", "Did you mean 'cell.devices'"),
         ("c.toml", "[radio]\n[model]\nparameters = 10\n", "forward_flops is None; it must be a number"),
         ("c.toml", "[radio]\nbandwidth_hz = 'wide'\n", "bandwidth_hz is 'wide'; it must be a number"),
         ("c.toml", "[radio]\npath_loss = 'far'\n", "radio.path_loss is 'far'; it must be a number or a list"),
@@ -160,7 +159,7 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         (
             "c.toml",
             f"[radio]\npath_loss_exponent = {'9' * 400}\n",
-            "path_loss_exponent has about 4.. digits; it must fit into 64 bits",
+            "path_loss_exponent has about 4.. digits",
         ),
         ("c.toml", "[radio]\n[model]\nparameters = [1, 2]\n", r"model.parameters is .*; it must be a number"),
         ("c.toml", "[radio]\n[cell]\nsamples = 0\n", "cell.samples is 0; at least one"),
@@ -172,7 +171,7 @@ def test_a_cell_says_how_to_allocate_and_flags_win(tmp_path):
         (
             "c.toml",
             f"[radio]\nbandwidth_hz = {'9' * 400}\n",
-            "bandwidth_hz has about 4.. digits; it must fit into 64 bits",
+            "bandwidth_hz has about 4.. digits; it must",
         ),
         ("c.toml", f"[radio]\nbandwidth_hz = {'9' * 5000}\n", "is not valid TOML: .* digits"),
         ("c.toml", f"[radio]\n[cell]\nseed = 0x{'f' * 5000}\n", "cell.seed has about 6... digits"),
@@ -244,15 +243,6 @@ def test_pictures_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="has no file extension"):
         save(allocate(problem), tmp_path / "split", names)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_finding_prints_and_draws(monkeypatch, capsys, tmp_path):
-    from reproduction.experiments import finding as module
-
-    monkeypatch.setattr(module.measure, "__kwdefaults__", {"cells": 2, "rounds": 2, "seed": 0})
-    finding(str(tmp_path / "f.png"))
-    assert "paper's table, literal noise" in capsys.readouterr().out
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_problem(tmp_path):

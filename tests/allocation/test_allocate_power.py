@@ -13,8 +13,7 @@ from feddrop.allocation import Fixed, PowerProblem, SubbandPowerProblem, allocat
 from feddrop.allocation.pace import hurry, needs, pace
 from feddrop.allocation.phi import inverse_log_phi, log_phi
 from feddrop.errors import ConfigError, InfeasibleError
-from feddrop.radio import Cell
-from reproduction.experiments.rivals import alternate, at_part
+from feddrop.radio import Cell, build_cell
 from support.power_cases import KINDS, conic_optimum, feasible, in_logs, one_of_power, power_problems, worst_breach
 
 DEVICES = (1, 2, 3, 10, 30, 100)
@@ -350,7 +349,8 @@ def test_least_shares_are_those_of_halving_where_computing_leaves_next_to_nothin
 
 
 def urban(budget_j, deadline_s):
-    cell = feddrop.Radio(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s).cell(10, 2000, 0)
+    radio = feddrop.Radio(preset="urban-macro", bits_per_parameter=32.0, deadline_s=deadline_s)
+    cell = build_cell(radio, 10, 2000, 0)
     cell = replace(cell, budget_j=np.full(10, budget_j), least_cpu_hz=np.zeros(10))
     return cell.problem(cell.draw(1, 0), parameters=69_656, forward_flops=1_318_560, choose=("power", "cpu"))
 
@@ -391,31 +391,6 @@ def test_the_quick_iteration_is_the_safe_one():
                 assert quick.objective == pytest.approx(safe.objective, rel=1e-10)
                 np.testing.assert_allclose(quick.share, safe.share, rtol=1e-6)
     assert settled > 36
-
-
-def test_rivals_are_feasible_and_never_better():
-    p = power_problems("energy", 6, 12, seed=31)
-    worst = 0.0
-    for one in (one_of_power(p, row) for row in range(12)):
-        best = allocate(one).objective
-        for rival in (at_part, lambda it: at_part(it, 0.5), alternate):
-            try:
-                found = rival(one)
-            except InfeasibleError:
-                continue
-            assert worst_breach(found, one) <= 1e-9
-            assert found.objective >= best * (1 - 1e-9)
-            if found.scheme == "alternating":
-                assert (np.diff(found.history[:, 1]) <= 0).all()
-                worst = max(worst, found.objective / best - 1)
-    assert worst > 0.02  # it stops short of the optimum
-    cell = Cell.paper(devices=3, seed=0, deadline_s=6.0, budget_j=60.0)
-    half = cell.problem(cell.draw(1, seed=0), parameters=69_656, forward_flops=1_318_560, choose=("power",))
-    assert at_part(half, 0.5).objective >= allocate(half).objective * (1 - 1e-9)  # the clock is fixed, not halved
-    with pytest.raises(ConfigError, match=r"part is 1\.5"):
-        at_part(one, 1.5)
-    with pytest.raises(ConfigError, match="one round"):
-        alternate(p)
 
 
 def test_a_device_at_a_kink_is_found_there():

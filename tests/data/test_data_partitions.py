@@ -208,7 +208,7 @@ def test_settings_are_checked_and_those_without_effect_named():
     assert Data(partition="quantity", alpha=0.5).notices() == []
     (line,) = Data(alpha=0.5).notices()
     assert line == (
-        "data.alpha is 0.5, which has no effect with data.partition = 'iid'; it is for data.partition = 'dirichlet' or "
+        "data.alpha is 0.5, which has no effect with data.partition = 'iid'; it needs data.partition = 'dirichlet' or "
         "'quantity'."
     )
     assert len(Data(alpha=0.5, classes_per_device=3).notices()) == 2

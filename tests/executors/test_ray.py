@@ -20,12 +20,9 @@ import pytest
 import torch
 
 import feddrop
-from feddrop.cli import app
-from feddrop.cli.failures import guarded
 from feddrop.config import Execution
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Parcel, Ray, actor, cluster
-from reproduction.experiments import scale, store_for, weak
 from support.executors import assert_same, remembering, rounds_with, serially, task_for
 from support.sweeps import deadly_loss
 from support.workers import Deadly, alive, descendants, gone
@@ -234,25 +231,6 @@ def test_two_at_once(own_ray, tiny, digits):
             Ray(task, 1, address="127.0.0.1:6379")
     with pytest.raises(RunError, match="closed"):
         list(one.compute([]))
-
-
-@pytest.mark.slow
-@with_ray
-def test_the_papers_runs_over_a_ray(own_ray, tmp_path, monkeypatch):
-    """The command trains them there, and what it saves are the results of one core."""
-    monkeypatch.chdir(tmp_path)
-    words = ["paper", "weak-devices", "--scale", "smoke", "--ray", "local", "--workers", "1"]
-    assert guarded(lambda: app(words, print_error=False, exit_on_error=False)) == 0
-    over_ray = store_for("smoke", Path("results"), Path("runs/paper"))
-    alone = store_for("smoke", tmp_path / "alone", tmp_path / "alone-work")
-    for config in weak.runs(scale("smoke")):
-        list(feddrop.Run(config, alone.folder(config)))
-        alone.put(config)
-        assert over_ray.get(config).series == alone.get(config).series
-    assert (
-        f"All {len(weak.runs(scale('smoke')))} training runs are finished"
-        in Path("runs/paper/smoke/paper.md").read_text()
-    )
 
 
 def listening(pids):

@@ -183,7 +183,7 @@ def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
 
 
 def test_krum_needs_enough_devices():
-    with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates a round; there are 3"):
+    with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates per round, but there are 3"):
         watched(Guard(krum=2), 1.0, 1.0, 1.0)
 
 

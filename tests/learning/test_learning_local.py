@@ -17,7 +17,7 @@ from feddrop.learning.losses import LOSSES, loss_named, measures_for
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter
 from feddrop.subnets.parameters import from_model, load_into
-from feddrop.subnets.piece import gather, scatter, full_piece
+from feddrop.subnets.piece import full_piece, gather, scatter
 
 LOSS = nn.functional.cross_entropy
 
@@ -189,9 +189,9 @@ def test_losses_by_name():
     assert float(LOSSES["bce"](outputs, targets)) == pytest.approx(
         float(nn.functional.binary_cross_entropy_with_logits(outputs.flatten(), targets))
     )
-    with pytest.raises(ConfigError, match="needs the same shape"):
+    with pytest.raises(ConfigError, match="needs equal shapes"):
         LOSSES["mse"](outputs, torch.zeros(5))
-    with pytest.raises(ConfigError, match=r"gives \(2, 3, 1\) for targets \(3, 2\)"):  # positions before samples
+    with pytest.raises(ConfigError, match=r"returns \(2, 3, 1\) for targets \(3, 2\)"):  # positions before samples
         LOSSES["mse"](torch.zeros(2, 3, 1), torch.zeros(3, 2))
     assert float(LOSSES["mse"](torch.zeros(2, 6), torch.ones(2, 3, 2))) == 1.0
     with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from feddrop.config import METHODS, RunConfig, Server
 from feddrop.config.server import OPTIMIZERS
 from feddrop.errors import ConfigError
-from feddrop.learning.means import Mean, MeanConfig
+from feddrop.learning.means import Mean
 from feddrop.learning.server import first_state, server_step
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, full_piece
@@ -80,16 +81,16 @@ def test_average_takes_the_mean_as_it_is():
     ("bad", "message"),
     [
         ({"optimizer": "fedadm"}, "Did you mean 'fedadam'"),
-        ({"lr": 0.1}, "server.lr has no effect"),
-        ({"optimizer": "fedavgm", "beta2": 0.5}, "server.beta2 has no effect"),
-        ({"trim": 0.2}, "server.trim has no effect"),
+        ({"lr": 0.1}, "server.lr is 0.1, which has no effect"),
+        ({"optimizer": "fedavgm", "beta2": 0.5}, "server.beta2 is 0.5, which has no effect"),
+        ({"trim": 0.2}, "server.trim is 0.2, which has no effect"),
         ({"mean": "trimmed", "trim": 0.5}, r"in \[0, 0\.5\)"),
         ({"optimizer": "fedadam", "momentum": 1.0}, r"in \[0, 1\)"),
         ({"optimizer": "fedadam", "tau": 0.0}, "above 0"),
-        ({"clip": 0.5}, "0, or 1 and more"),
-        ({"clip": math.nan}, "0, or 1 and more"),
+        ({"clip": 0.5}, "0 or at least 1"),
+        ({"clip": math.nan}, "server.clip is nan"),
         ({"krum": -1}, "at least 0"),
-        ({"min_devices": 0}, "at least 0 and 1"),
+        ({"min_devices": 0}, "at least 1"),
     ],
 )
 def test_bad_settings(bad, message):
@@ -111,7 +112,7 @@ AROUND += [("fedadam", method) for method in METHODS if method not in ("feddrop"
 @pytest.mark.parametrize(("optimizer", "method"), AROUND)
 def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimizer, method):
     """The merge of every round, then the formula; a network that is sparse stays so, and pruning is no gradient."""
-    rate = [] if getattr(METHODS[method][0], "rateless", False) else ["rate=0.5"]
+    rate = [] if METHODS[method].rateless else ["rate=0.5"]
     overrides = [f'server.optimizer="{optimizer}"', "server.lr=0.05", f"method.name={method}", *rate]
     overrides += OWN.get(method, [])
     config = RunConfig.from_toml(RUN, overrides)
@@ -119,13 +120,13 @@ def test_a_run_takes_the_steps_around_any_method(tmp_path, tiny, digits, optimiz
     weights = {name: p.numel() for name, p in tiny.named_parameters() if p.ndim >= 2}
     learned = [name for name, _ in tiny.named_parameters()]
     merged = []
-    inner = job._method.merge
+    inner = job.prepared.method.merge
 
     def merge(state, before, updates):
         merged.append(inner(state, before, updates))
         return merged[-1]
 
-    job._method = job._method._replace(merge=merge)
+    job.prepared = replace(job.prepared, method=job.prepared.method._replace(merge=merge))
     steps = {name: [(0.0, config.server.tau**2)] * w.numel() for name, w in job.params.items()}
     before = {name: w.flatten().tolist() for name, w in job.params.items()}
     for round_, _ in enumerate(job):
@@ -167,7 +168,7 @@ def test_means_are_plain_loops(kind, over, devices):
     chance = np.random.default_rng(devices)
     shape = (4, 7)
     like = {"w": torch.zeros(shape)}
-    mean = Mean(like, MeanConfig(kind=kind, trim=0.2), over=over)
+    mean = Mean(like, Server(mean=kind, **({"trim": 0.2} if kind == "trimmed" else {})), over=over)
     rows, weights = [], []
     pieces = list(random_pieces(chance, shape, devices))[0 if devices > 1 else 1 :]
     if devices == 1:
@@ -208,7 +209,7 @@ def test_means_are_plain_loops(kind, over, devices):
 @pytest.mark.parametrize("over", ["all", "holders"])
 @pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])
 def test_a_mean_of_nothing_changes_nothing(kind, over):
-    mean = Mean({"w": torch.ones(3)}, MeanConfig(kind=kind), over=over)
+    mean = Mean({"w": torch.ones(3)}, Server(mean=kind), over=over)
     assert torch.equal(mean.mean()["w"], torch.zeros(3))
 
 
@@ -226,7 +227,7 @@ def test_weights_are_any_numbers_and_none_at_all_is_no_change(over):
 @pytest.mark.parametrize("holders", [1, 2, 3, 5, 9, 10, 11])
 def test_one_of_three_holders_or_more_moves_nothing(kind, holders):
     """With the default trim, too, which is a tenth. Of one or two, nobody can tell the wrong one."""
-    mean = Mean({"w": torch.zeros(1)}, MeanConfig(kind=kind), over="holders")
+    mean = Mean({"w": torch.zeros(1)}, Server(mean=kind), over="holders")
     for value in [1e6] + [1.0] * (holders - 1):
         mean.add("w", torch.tensor([value]), full_piece((1,)), 1.0)
     assert (float(mean.mean()["w"]) == 1.0) == (holders >= 3)
@@ -236,7 +237,7 @@ def test_one_of_three_holders_or_more_moves_nothing(kind, holders):
 @pytest.mark.parametrize("over", ["all", "holders"])
 def test_means_of_float16_do_not_overflow(kind, over):
     """Values times samples, and samples alone, are soon beyond 65,504."""
-    mean = Mean({"w": torch.zeros(2, dtype=torch.float16)}, MeanConfig(kind=kind), over=over)
+    mean = Mean({"w": torch.zeros(2, dtype=torch.float16)}, Server(mean=kind), over=over)
     for value in (1.0, 2.0, 3.0):
         mean.add("w", torch.full((2,), value, dtype=torch.float16), full_piece((2,)), 40_000)
         mean.count(40_000)
@@ -244,7 +245,7 @@ def test_means_of_float16_do_not_overflow(kind, over):
 
 
 def test_a_trim_of_nothing_trims_nothing():
-    mean = Mean({"w": torch.zeros(1)}, MeanConfig(kind="trimmed", trim=0.0), over="holders")
+    mean = Mean({"w": torch.zeros(1)}, Server(mean="trimmed", trim=0.0), over="holders")
     for value in (1.0, 2.0, 9.0):
         mean.add("w", torch.tensor([value]), full_piece((1,)), 1.0)
     assert float(mean.mean()["w"]) == 4.0

@@ -189,7 +189,7 @@ def test_the_network_at_a_rate_is_what_a_device_of_that_rate_holds(net, small, t
         assert torch.equal(value, whole[name] * masks[name] if name in masks else whole[name])
     assert all(torch.equal(value, before[name]) for name, value in parameters.from_model(net).items())
     assert not cut.training
-    with pytest.raises(ConfigError, match=r"rate is 1\.0; a dropout rate must be"):
+    with pytest.raises(ConfigError, match=r"rate is 1\.0; it must be"):
         at_rate(setup, config, whole, 1.0)
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from feddrop import wire
-from feddrop.config import METHODS, MethodSettings, RunConfig, Server, Train, method_named
+from feddrop.config import METHODS, RunConfig, Server, Train, method_named
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError, RunError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.learning.means import MeanConfig
+from feddrop.methods import BUILDERS, build_method
 from feddrop.methods.method import Job, Setup, Update
 from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull, push, run_round
@@ -201,7 +201,7 @@ def test_local_training_moves_the_subnet_and_nothing_else(task, round_):
     merged, _ = method.merge(state, whole, iter([(job, update)]))
     for name, piece in update.subnet.items():
         dropped = ~(kept_mask(piece) | kept_mask(subnet[name]))
-        if task.factory.args[0].settings != method_named("feddrop", rule="model", count="bernoulli").settings:
+        if task.factory.args[0] != method_named("feddrop", rule="model", count="bernoulli"):
             assert torch.equal(merged[name][dropped], whole[name][dropped])
     again, remembered = method.local(subnet, values, job, batches(task, job), {})
     assert all(torch.equal(again.values[name], update.values[name]) for name in whole)
@@ -211,7 +211,7 @@ def test_local_training_moves_the_subnet_and_nothing_else(task, round_):
 def test_no_change_is_no_change(task):
     method = method_of(task)
     whole, state, jobs = start(method, task)
-    if getattr(task.factory.args[0].settings, "rule", "") == "model":
+    if getattr(task.factory.args[0], "rule", "") == "model":
         pytest.skip("what nobody holds becomes zero under this rule, as the paper has it")
     merged, after = method.merge(state, whole, ((job, unchanged(method, job)) for job in jobs))
     assert list(merged) == list(whole)
@@ -226,7 +226,7 @@ def test_no_change_is_no_change(task):
 def test_a_round_of_nobody_is_no_change(case, tiny, small, mean):
     """As where a method around this one leaves everybody out."""
     name, settings = case
-    method = method_of(task := task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings))
+    method = method_of(task := task_for(tiny, small, name, server=Server(mean=mean), **settings))
     whole, state, _ = start(method, task)
     merged, _ = method.merge(state, whole, iter(()))
     assert list(merged) == list(whole)
@@ -304,7 +304,7 @@ def test_what_was_not_asked_for_is_refused(task):
         other = torch.int32 if tensor.dtype != torch.int32 else torch.float32
         tampered["another type"] = update.payload | {name: tensor.to(other)}
     for payload in tampered.values():
-        with pytest.raises(FrameError, match=f"device {job.device} answered with payload"):
+        with pytest.raises(FrameError, match=f"device {job.device} returned the payload"):
             pull(method, rewritten(frame, update.subnet, payload=payload), job, method.cut(job))
 
 
@@ -327,7 +327,7 @@ def test_an_update_answers_its_job_and_nothing_else(task, field, value):
     held = len(task.parts[job.device])
     frame, _ = answered(device, method, whole, job)
     subnet = pull(method, frame, job, method.cut(job), num_samples=held).subnet
-    with pytest.raises(FrameError, match=f"answered with {field}"):
+    with pytest.raises(FrameError, match=f"returned {field}"):
         pull(method, rewritten(frame, subnet, **{field: value}), job, method.cut(job), num_samples=held)
 
 
@@ -345,7 +345,7 @@ def test_no_samples_is_no_update(task):
 @pytest.mark.parametrize("mean", ["trimmed", "median"])
 def test_robust_means_go_with_every_method(case, tiny, small, mean):
     name, settings = case
-    task = task_for(tiny, small, name, mean=MeanConfig(kind=mean), **settings)
+    task = task_for(tiny, small, name, server=Server(mean=mean), **settings)
     for result in rounds_of(task, 2):
         assert all(value.isfinite().all() for value in result.params.values())
         assert any(value.any() for value in result.params.values())
@@ -361,7 +361,7 @@ train = { lr = 0.1, batch_size = 16 }
 
 def config_of(case, *overrides):
     name, settings = case
-    rateless = getattr(METHODS[name][0], "rateless", False)
+    rateless = METHODS[name].rateless
     config = RunConfig.from_toml(RUN, [*([] if rateless else [f"rate={RATE}"]), *overrides])
     return replace(config, method=method_named(name, **settings))
 
@@ -389,7 +389,7 @@ def test_a_mask_needs_weights_that_are_learned(name):
     model = nn.Linear(4, 3)
     model.weight.requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to mask"):
-        method_named(name).factory()(Setup(model=model, example=torch.zeros(1, 4), rounds=30, rates=(RATE,)))
+        build_method(method_named(name), Setup(model=model, example=torch.zeros(1, 4), rounds=30, rates=(RATE,)))
 
 
 def same_outcome(one, two):
@@ -427,8 +427,8 @@ def test_worker_processes_give_the_same_bits(case, tmp_path, tiny, small):
 
 def test_settings_are_frozen_and_checked(case):
     name, settings = case
-    config = METHODS[name][0](**settings)
-    assert config == METHODS[name][0](**settings)
+    config = METHODS[name](**settings)
+    assert config == METHODS[name](**settings)
     with pytest.raises((AttributeError, TypeError)):
         config.anything = 1
     with pytest.raises(ConfigError, match=r"unknown key 'method\.nothing_of_the_kind'"):
@@ -438,17 +438,25 @@ def test_settings_are_frozen_and_checked(case):
 def test_a_method_is_one_line_of_the_table():
     with pytest.raises(ConfigError, match="Did you mean 'feddst'"):
         RunConfig.from_toml("method = 'feddts'")
-    with pytest.raises(ConfigError, match="must be a FedDST"):
-        MethodSettings(name="feddst", settings=method_named("feddrop").settings)
+    assert set(METHODS) == set(BUILDERS)
     assert RunConfig.from_toml("method = 'fedavg'").method == method_named("fedavg")
     with pytest.raises(ConfigError, match=r"method.alpha is 'much'; it must be a number"):
         RunConfig.from_toml("method = { name = 'feddst', alpha = 'much' }")
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        method_named("no.such.module:factory")
-    with pytest.raises(ConfigError, match="no function"):
-        method_named("math:pi")
-    with pytest.raises(ConfigError, match="does not take the settings"):
-        method_named("feddrop.methods.method:trained", colour="red")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("no.such.module:factory", "cannot be imported"),
+        ("math:pi", "does not take the settings"),
+        ("feddrop.methods.method:train_subnet", "does not take the settings"),
+        ("builtins:repr", "must return a feddrop.Method"),
+    ],
+)
+def test_a_custom_factory_that_does_not_fit_is_refused(tiny, factory, message):
+    settings = {"colour": "red"} if "feddrop" in factory else {}
+    with pytest.raises(ConfigError, match=message):
+        build_method(method_named(factory, **settings), Setup(model=tiny, example=torch.zeros(1, 1, 32, 32), rounds=3))
 
 
 def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
@@ -479,7 +487,7 @@ def test_no_variance_of_a_norm_falls_below_zero_by_rounding(tmp_path):
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():
         net[0].weight.mul_(torch.logspace(-2, 1.3, 16)[:, None])
-    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { wire = 'int8' }"
+    text = "rounds = 3\nrate = 0.0\ntrain = { batch_size = 4 }\ndata = { devices = 4 }\nexecution = { dtype = 'int8' }"
     job = Run(RunConfig.from_toml(text), tmp_path / "run", model=net, dataset=data)
     for record in job:
         assert math.isfinite(record.test_loss)
@@ -507,7 +515,6 @@ def test_an_update_is_frozen():
     update = Update(device=0, num_samples=1, loss=0.0, subnet={}, values={})
     with pytest.raises(AttributeError):
         update.loss = 1.0
-    assert Server().means() == MeanConfig()
 
 
 @pytest.mark.parametrize(("name", "rate"), [("feddrop", 0.9), ("heterofl", 0.9), ("fjord", 0.9), ("feddst", 0.5)])

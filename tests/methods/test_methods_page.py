@@ -94,9 +94,9 @@ def test_it_takes_the_radio_and_its_payload_is_counted(mine, level):
 
 def test_what_it_does_not_take_is_an_error_before_the_run(mine):
     with pytest.raises(feddrop.ConfigError, match="does not take the settings"):
-        feddrop.RunConfig.from_toml('method = { name = "mine:rounded", grains = 2 }')
+        feddrop.run(feddrop.RunConfig.from_toml('method = { name = "mine:rounded", grains = 2 }'), "run")
     with pytest.raises(feddrop.ConfigError, match="cannot be imported"):
-        feddrop.RunConfig.from_toml('method = "mine:squared"')
+        feddrop.run(feddrop.RunConfig.from_toml('method = "mine:squared"'), "run")
 
 
 @pytest.mark.slow

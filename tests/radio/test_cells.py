@@ -17,6 +17,7 @@ import pytest
 from feddrop.allocation import allocate
 from feddrop.config import Radio, RunConfig, from_table, to_table
 from feddrop.config.presets import PRESETS, SITES, noise_density
+from feddrop.config.radio import DEVICE_KINDS
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError
 from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
@@ -332,6 +333,11 @@ def test_who_has_a_lowest_clock():
     assert (paper.problem(paper.draw(1, 0), **LENET, choose=("cpu",)).least_cpu_hz == 0).all()
 
 
+def test_every_kind_and_group_is_declared():
+    assert (*KINDS, *GROUPS) == DEVICE_KINDS
+    assert tuple(MODELS) == tuple(SITES)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_power_at_the_highest_clock_is_what_was_measured(name):
     watts = {"phone-low": 2.1, "phone-mid": 1.2, "phone-high": 4.6, "pi-4": 5.6, "pi-5": 9.6, "jetson-nano": 10.0}
@@ -364,15 +370,15 @@ def test_what_a_microcontroller_cannot_do_is_explained():
     [
         ({"preset": "suburb"}, "radio.preset is 'suburb'"),
         ({"propagation": "uam"}, "radio.propagation is 'uam'; it must be one of"),
-        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without a model of propagation"),
+        ({"radius_m": 50.0}, "radio.radius_m is 50.0, which has no effect without radio.propagation"),
         ({"shadowing": False}, "radio.shadowing is False, which has no effect"),
         ({"indoor_share": 0.5}, "radio.indoor_share is 0.5, which has no effect"),
         ({"kappa": "drawn"}, "radio.kappa is 'drawn'; without radio.propagation it must be a number"),
         ({"preset": "urban-micro", "kappa": "dawn"}, "radio.kappa is 'dawn'"),
-        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: radio.propagation"),
+        ({"preset": "urban-micro", "path_loss": 1e-9}, "path_loss is 1e-09, which has no effect: path loss comes from"),
         ({"preset": "urban-micro", "gains_csv": "a.csv", "propagation": "umi"}, "gains_csv and radio.propagation"),
         ({"gains_array": "a.npy", "gains_csv": "a.csv"}, "gains_csv and radio.gains_array are both given"),
-        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "leave out radius_m"),
+        ({"preset": "urban-micro", "distances_m": (50.0,), "radius_m": 60.0}, "remove radio.radius_m"),
         ({"preset": "indoor", "noise_w_hz": 1e-19, "noise_figure_db": (5.0, 7.0)}, "give one of them"),
         ({"noise_figure_db": (5.0,)}, "it must be two numbers"),
         ({"noise_figure_db": (5.0, 7.0), "noise": "literal"}, 'radio.noise is "literal"'),
@@ -584,14 +590,14 @@ def test_gains_of_your_own_are_an_argument_of_a_run(tmp_path):
     job = Run(config, tmp_path / "c", gains=good)
     next(iter(job))
     np.testing.assert_array_equal(job.prepared.scheme.decide(2).channels.uplink, good[1])
-    with pytest.raises(Exception, match=r"started with gains of your own: feddrop.resume\(folder, gains=...\)"):
+    with pytest.raises(Exception, match=r"Give the same again: feddrop.resume\(folder, gains=...\)"):
         resume(tmp_path / "c")
     with pytest.raises(Exception, match="gains"):
         resume(tmp_path / "c", gains=poor)
     assert [r.objective for r in resume(tmp_path / "c", gains=good)] == [r.objective for r in ours]
     for settings, message in (
         (["rate=0.3"], "gains .* no effect"),
-        (["radio.preset=indoor"], "gains and radio.propagation are both given"),
+        (["radio.preset=indoor"], "radio.propagation are both given"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(RunConfig.from_toml("", [*SMALL, *settings]), tmp_path / "d", gains=good)

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from feddrop.cli.live import line, table
-from feddrop.config import Participation, Radio, RunConfig, method_named
+from feddrop.config import FedDrop, Participation, Radio, RunConfig
 from feddrop.errors import ConfigError
+from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.models import lenet
 from feddrop.models.flops import count_flops
-from feddrop.simulation.participation import Roster
 from feddrop.simulation.cell_rates import CellRates
-from feddrop.simulation.schemes import Workload
+from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.run import Run, resume, run
+from feddrop.simulation.schemes import Workload
 from feddrop.wire import frame_bytes
 
 ALL = ("rate", "share", "power", "cpu")
@@ -36,7 +37,7 @@ def work() -> Workload:
         samples=[900, 700, 1100, 800, 1000],
         parameters=69_656,
         flops=lambda kept: (flops.of(kept or {}).forward, 3.0 * flops.of(kept or {}).forward),
-        sizes=method_named("feddrop").factory()(setup).sizes,
+        sizes=build_method(FedDrop(), setup).sizes,
         dtype="float32",
     )
 
@@ -127,13 +128,13 @@ def test_a_run_records_and_shows_power_and_clock(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"control": ("share",)}, 'it must have "rate"'),
+        ({"control": ("share",)}, 'it must contain "rate"'),
         ({"control": ("rate", "rate")}, "at most once"),
-        ({"control": ("rate", "clock")}, "an entry of radio.control"),
-        ({"control": ALL, "scheme": "fixed"}, "power and cpu, which the scheme 'fixed' does not choose"),
-        ({"control": ALL, "scheme": "none"}, "the scheme 'none' does not choose"),
-        ({"control": ("rate", "share", "cpu"), "scheme": "primal-dual"}, "cpu, which the scheme 'primal-dual'"),
-        ({"control": ("rate",), "scheme": "random"}, 'without "share", which splits the band equally'),
+        ({"control": ("rate", "clock")}, r"radio.control\[1\] is 'clock'"),
+        ({"control": ALL, "scheme": "fixed"}, "power and cpu, which radio.scheme = 'fixed' does not choose"),
+        ({"control": ALL, "scheme": "none"}, "radio.scheme = 'none' does not choose"),
+        ({"control": ("rate", "share", "cpu"), "scheme": "primal-dual"}, "cpu, which radio.scheme = 'primal-dual'"),
+        ({"control": ("rate",), "scheme": "random"}, 'lacks "share", so the band is split equally'),
         ({"control": ("rate",), "scheme": "primal-dual"}, 'Add "share"'),
     ],
 )

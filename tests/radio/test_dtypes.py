@@ -11,7 +11,7 @@ import pytest
 
 from feddrop.allocation import Problem, allocate
 from feddrop.config import RunConfig
-from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.errors import InfeasibleError
 from feddrop.radio.dtypes import ERRORS, choose_dtypes
 from feddrop.simulation.run import Run, resume, run
 
@@ -123,16 +123,3 @@ def test_a_run_keeps_its_deadline_by_measured_bytes_and_resumes_to_the_bit(tmp_p
     for device in devices:
         assert device.latency_s <= 0.04
         assert device.pull_bytes < {"float32": 4.2, "float16": 2.2, "int8": 1.2}[device.dtype] * 16_000
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["rate=0.3"], r"without a \[radio\] section there is none"),
-        (["radio.costs=formula"], "has no effect: radio.costs is .formula"),
-        (["radio.scheme=fixed", "rate=0.3"], "has no effect: radio.scheme is 'fixed'"),
-    ],
-)
-def test_where_nothing_could_choose_it_is_an_error(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        RunConfig.from_toml("", ["execution.dtype=auto", *settings])

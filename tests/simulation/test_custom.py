@@ -62,7 +62,7 @@ def test_a_factory_redraws_the_first_weights_with_the_seed(tmp_path, small):
     with pytest.raises(ConfigError, match=r"returns a str; it must be a torch.nn.Module"):
         feddrop.Run(config(), tmp_path / "d", model=lambda seed: "net", dataset=small)
     for wrong, said in (("lenet", "'lenet'"), (nn.Linear, "the class Linear"), (lambda: "net", "function")):
-        with pytest.raises(ConfigError, match=f"model is .*{said}.*; it must be a torch.nn.Module"):
+        with pytest.raises(ConfigError, match=f"model is .*{said}.*; it must be a torch.nn.Module or a function"):
             feddrop.Run(config(), tmp_path / "d", model=wrong, dataset=small)
     next(iter(feddrop.Run(config(), tmp_path / "e", model=build, dataset=small)))
     with pytest.raises(ConfigError, match="model is 'lenet'"):
@@ -85,9 +85,9 @@ def odd(what, value):
         (odd("own", nn.Parameter(torch.ones(2, dtype=torch.complex64))), r"'own' .* is torch.complex64"),
         (odd("own", nn.Parameter(torch.ones(2, dtype=torch.bfloat16))), r"'own' .* is torch.bfloat16"),
         (odd("buffer", torch.ones(2, dtype=torch.bfloat16)), r"'buffer' .* is torch.bfloat16"),
-        (odd("buffer", torch.full((3, 3), -torch.inf).triu(1)), r"'buffer' .* not finite .* of a mask make a bool"),
+        (odd("buffer", torch.full((3, 3), -torch.inf).triu(1)), r"'buffer' .* not finite .* store a mask as bool"),
         (odd("own", nn.Parameter(torch.tensor([torch.nan]))), r"'own' .* not finite"),
-        (odd("buffer", torch.ones(1)).requires_grad_(False), "nothing of the network can be learned"),
+        (odd("buffer", torch.ones(1)).requires_grad_(False), "nothing in the network can be trained"),
     ],
 )
 def test_a_network_that_cannot_be_sent_or_learned_is_an_error_before_the_run(tmp_path, small, net, said):
@@ -140,9 +140,9 @@ def lame(part, change):
     [
         (
             lame("init", lambda *_: {"loss": 0.5}),
-            r"init gives the state \{'loss': 0.5\}; it must be a dictionary of tensors",
+            r"init returns the state \{'loss': 0.5\}; it must be a dictionary of tensors",
         ),
-        (lame("merge", lambda done, *_: (done[0], [1])), r"merge gives the state \[1\]"),
+        (lame("merge", lambda done, *_: (done[0], [1])), r"merge returns the state \[1\]"),
         (
             lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),
             "returns nothing for '1.weight'; expected torch.float32",
@@ -177,9 +177,9 @@ def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, sm
 @pytest.mark.parametrize(
     ("net", "said"),
     [
-        (nn.Linear(4, 2), r"gives \(1, 2\) for targets \(1,\) of 3 classes; .* Change the network's last layer"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"gives \(3,\) for targets \(1,\) of 3 classes"),
-        (nn.ModuleDict({"a": nn.Linear(4, 3)}), "the network gives a dict, and the loss takes a tensor"),
+        (nn.Linear(4, 2), r"returns \(1, 2\) for targets \(1,\) of 3 classes; .* Change the network's last layer"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"returns \(3,\) for targets \(1,\) of 3 classes"),
+        (nn.ModuleDict({"a": nn.Linear(4, 3)}), "the network returns a dict, but the loss needs a tensor"),
     ],
 )
 @pytest.mark.parametrize("where", ["train", "test"])
@@ -391,8 +391,8 @@ def by_sample(outputs, targets):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (by_sample, r"the loss gives a tensor of shape \(2,\); it must give the mean over the samples"),
-        (lambda outputs, targets: 1.0, "the loss gives 1.0, a float; it must give the mean over the samples"),
+        (by_sample, r"the loss returns a tensor of shape \(2,\); it must return the mean over the samples"),
+        (lambda outputs, targets: 1.0, "the loss returns 1.0, a float; it must return the mean over the samples"),
         (lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(), "the loss has no gradient"),
         (lambda outputs, targets: 1 / 0, r"the loss fails on a tensor of shape \(2, .*: ZeroDivisionError"),
     ],
@@ -420,7 +420,7 @@ def test_a_custom_method_may_learn_without_the_gradient_of_the_loss(tmp_path, ti
 
 @pytest.mark.parametrize(("metric", "gives"), [(by_sample, "a tensor of shape"), (lambda o, t: "a", "'a', a str")])
 def test_a_metric_that_is_no_number_is_an_error_before_the_run(tmp_path, tiny, small, metric, gives):
-    with pytest.raises(ConfigError, match=f"the metric 'mine' gives {gives}"):
+    with pytest.raises(ConfigError, match=f"the metric 'mine' returns {gives}"):
         feddrop.Run(config(), tmp_path / "run", model=tiny, dataset=small, metrics={"mine": metric})
     assert not (tmp_path / "run").exists()
 

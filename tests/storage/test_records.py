@@ -284,7 +284,7 @@ def test_a_damaged_line_with_no_checkpoint_before_it_says_which(tmp_path):
     text = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join([text[0], "\x00\n", *text[2:]]))
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunError, match="lacks rounds 1 to 6: line 2 is missing or damaged"):
+    with pytest.raises(RunError, match="does not hold rounds 1 to 6: line 2 is lost or damaged"):
         reopened(folder)
     assert (folder / "metrics.jsonl").read_bytes() == before
 

@@ -15,7 +15,7 @@ from feddrop.errors import ConfigError, SubnetError
 from feddrop.models import lstm, resnet18, transformer
 from feddrop.models.flops import count_flops
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.coupling import _OWN, register_rule, rule_of
+from feddrop.subnets.coupling import _CUSTOM, register_rule, rule_of
 from feddrop.subnets.cut import cutter, shrinker, sizer
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
@@ -244,7 +244,7 @@ def test_rules_for_operations_of_ones_own():
     try:
         assert assert_same(Own(), (4,)).groups == {"a": 6, "b": 8}
     finally:
-        _OWN.pop(0)
+        _CUSTOM.pop(0)
         rule_of.cache_clear()
     with pytest.raises(ConfigError, match="regular expression"):
         register_rule("(", elementwise)

@@ -106,10 +106,10 @@ def test_choice_of_layers(tiny):
 )
 def test_a_choice_of_layers_that_drops_nothing_is_refused(settings):
     model = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 4, 3), act=nn.ReLU(), out=nn.Conv2d(4, 3, 3)))
-    with pytest.raises(ConfigError, match="which drop nothing of this network at any rate") as caught:
+    with pytest.raises(ConfigError, match="which drops nothing from this network at any rate") as caught:
         cut_of(model, (1, 8, 8), **settings)
     able = "['conv']" if settings.get("level") == "unit" else "['conv', 'out']"
-    assert f"Name some of {able}, or write 'all'." in str(caught.value)
+    assert f"Name some of {able}, or use 'all'." in str(caught.value)
     cut_of(model, (1, 8, 8), layers=(), layer_rates={"out": 0.9})
 
 
@@ -130,7 +130,7 @@ def test_a_tied_weight_is_listed_once_and_goes_by_its_first_name():
     assert blueprint.weights == {"a.weight": "a", "out.weight": "out"}
     assert blueprint.biases == {"a.bias": "a", "b.bias": "a", "out.bias": "out"}
     for given in ({"layers": ("b",)}, {"layer_rates": {"b": 0.9}}):
-        with pytest.raises(ConfigError, match=r"'b', whose weights are those of 'a'\. Name that one"):
+        with pytest.raises(ConfigError, match=r"'b', which shares the weights of 'a'\. Name that layer"):
             cutter(blueprint, Subnets(**given))
 
 

@@ -30,7 +30,7 @@ def test_fast_choice_is_the_slow_one(seed, size, keep, count):
 
 
 def test_ties_go_to_the_lower_position(monkeypatch):
-    monkeypatch.setattr("feddrop.subnets.masks.words", lambda _, __: np.array([5, 3, 5, 5, 9, 5], np.uint32))
+    monkeypatch.setattr("feddrop.subnets.masks.philox_words", lambda _, __: np.array([5, 3, 5, 5, 9, 5], np.uint32))
     assert kept_positions(0, "x", 6, 0.5).tolist() == [0, 1, 2]
 
 

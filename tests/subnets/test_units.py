@@ -180,7 +180,7 @@ def test_wrong_units_are_refused():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     graph = trace(model, (4,))
     for bad in ([], [3, 1], [1, 1], [-1, 2], [2, 8], [[1], [2]]):
-        with pytest.raises(SubnetError, match=r"'0'.*0\.\.7"):
+        with pytest.raises(SubnetError, match=r"'0'.*0 to 7"):
             pieces_of(model, graph, {"0": np.array(bad, dtype=np.int64)})
     for size in (0, 9):
         with pytest.raises(SubnetError, match=f"{size} units"):

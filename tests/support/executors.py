@@ -21,14 +21,14 @@ RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
 
 
 class TwoInputs(nn.Module):
-    """Takes two halves of a picture, works in place, and draws random numbers, also when it is tested."""
+    """Takes two halves of a picture, works in place, and draws random numbers, even in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.upper, self.lower, self.out = nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 10)
 
     def forward(self, upper, lower):
-        upper.mul_(0.5)  # works in place: on a copy, or the data of all would change
+        upper.mul_(0.5)  # in place: without a copy, this would change the shared data
         return self.out(nn.functional.dropout(torch.relu(self.upper(upper) + self.lower(lower)), 0.1))
 
 

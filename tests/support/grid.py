@@ -1,4 +1,4 @@
-"""A grid in this process: nodes are ClientApps, their replies are there at once, or later, or never, or altered."""
+"""A grid in this process: nodes are ClientApps whose replies arrive at once, late, never, or altered."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class FakeGrid:
-    """What a ServerApp needs of a Grid; hooks let a test do harm.
+    """The part of a Grid that a ServerApp uses, with hooks for faults.
 
     Attributes:
-        online: which nodes are there, by Flower's number.
-        altered: (node, message, reply) -> replies that are sent instead, each (delay in seconds, message).
-        frames: bytes of arrays that passed, as Flower counts them, down and up.
+        online: connected nodes, by Flower's number.
+        altered: (node, message, reply) -> the replies to send instead, each (delay in seconds, message).
+        frames: bytes of arrays down and up, as Flower counts them.
     """
 
     def __init__(self, app, run_config: dict, node_configs: list[dict], *, seed: int = 7) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as a ServerApp's process has them
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a ServerApp's process
         self.app, self.run_config = app, dict(run_config)
         self.contexts: dict[int, Context] = {}
         self.online: set[int] = set()

@@ -1,4 +1,4 @@
-"""Readme and documentation as tests see them: blocks of code, and commands to type."""
+"""Blocks of code and commands in the readme and the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPAN = re.compile(rf"`((?:{'|'.join(PROGRAMS)}) [^`]+)`")
 
 
 class Block(NamedTuple):
-    """A block of code: its language, its text, and the text of the output that stands right below it, if any."""
+    """A block of code: its language, its text, and the output printed right below it, if any."""
 
     language: str
     text: str
@@ -35,8 +35,8 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 
 def commands(page: Path) -> list[tuple[str, str]]:
-    """All that a page tells a reader to type, in its order, each with the output that it promises."""
-    if page.suffix == ".toml":  # an example, whose first lines tell what to do with it
+    """The commands of a page in order, each with the output shown for it."""
+    if page.suffix == ".toml":  # an example, whose first lines show how to run it
         typed = re.finditer(r"^#(?: |.* {3})(feddrop [^:`\n]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
         return [(match[1].strip(), "") for match in typed]
     found = []

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from feddrop import wire
-from feddrop.config import Train, method_named
+from feddrop.config import Server, Train, method_named
 from feddrop.data import Dataset, from_arrays
 from feddrop.executors import Serial
-from feddrop.learning.means import MeanConfig
 from feddrop.methods import factory_of
 from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
@@ -36,7 +35,7 @@ def task_for(
     rates: Sequence[float] | None = (0.4, 0.4, 0.4),
     rounds: int = 4,
     train: Train = TRAIN,
-    mean: MeanConfig | None = None,
+    server: Server | None = None,
     parts: Sequence[torch.Tensor] | None = None,
     **settings: object,
 ) -> Task:
@@ -47,7 +46,7 @@ def task_for(
         rounds=rounds,
         train=train,
         rates=rates,
-        mean=mean or MeanConfig(),
+        server=server or Server(),
     )
     third = len(data.train_y) // 3
     sizes = [third + 7, third, len(data.train_y) - 2 * third - 7]

@@ -6,7 +6,7 @@ import sys
 
 
 def deadly_loss(folder, monkeypatch):
-    """Name a loss that kills its process once, when a run below this folder has two rounds, and the sign of it."""
+    """Name a loss that kills its process once, when a run in the folder has two rounds; return it with its marker."""
     struck = folder / "struck"
     (folder / "deadly.py").write_text(
         "import os, signal\n"
@@ -17,7 +17,7 @@ def deadly_loss(folder, monkeypatch):
         "    if not struck.exists() and any(run.read_bytes().count(b'\\n') == 2 for run in runs):\n"
         "        try:\n"
         "            struck.touch(exist_ok=False)\n"
-        "        except FileExistsError:  # another process was\n"
+        "        except FileExistsError:  # another process did it\n"
         "            return cross_entropy(output, target)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return cross_entropy(output, target)\n"

@@ -1,4 +1,4 @@
-"""Networks to cut by units, and the slow twin that a cut is compared with."""
+"""Networks to cut by units, and the slow oracle that a cut is compared with."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def cut(model: nn.Module, graph: UnitGraph, kept: dict[str, Index]) -> nn.Module
     """The smaller network, loaded as a device loads it."""
     pieces = pieces_of(model, graph, kept)
     small = shrink(model, graph, {group: len(index) for group, index in kept.items()})
-    whole = tensors(model)
+    params = tensors(model)
     for name, tensor in tensors(small).items():
-        tensor.data.copy_(to_device_shape(gather(whole[name], pieces[name]), pieces[name]) * pieces[name].scale)
+        tensor.data.copy_(to_device_shape(gather(params[name], pieces[name]), pieces[name]) * pieces[name].scale)
     return small
 
 
 def masked(model: nn.Module, graph: UnitGraph, kept: dict[str, Index]) -> nn.Module:
-    """The slow twin: the whole network, but nothing reads the dropped units, and they compute rubbish."""
+    """The slow oracle: the full network, in which nothing reads the dropped units, and they compute garbage."""
     twin = copy.deepcopy(model)
     noise = torch.Generator().manual_seed(0)
     for name, tensor in tensors(twin).items():

@@ -1,4 +1,4 @@
-"""Worker processes that die, and how tests find what is left of them."""
+"""Networks that kill their worker process, and functions that find processes left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def children():
 
 
 class Deadly(nn.Module):
-    """A network that takes its process along, or hangs it, wherever it meets a sample of 7s."""
+    """A network that kills or hangs its process when it trains on a sample of 7s."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Deadly(nn.Module):
 
 
 def descendants(pid):
-    """Every living process below one; zombies are gone."""
+    """The living descendants of a process, without zombies."""
     below = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

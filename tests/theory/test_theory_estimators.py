@@ -18,13 +18,13 @@ from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter, kept_units
 from feddrop.subnets.piece import gather, scatter
 from feddrop.subnets.units import shrink
-from feddrop.theory import Curve, Estimate, Point, curvature, measure_law, slope
+from feddrop.theory import Curve, Estimate, EstimatePoint, curvature, measure_law, slope
 from feddrop.theory.estimators import chunk_of, signs
 from feddrop.theory.variance import Masks
 
 
 @pytest.fixture(scope="module")
-def point() -> Point:
+def point() -> EstimatePoint:
     """A smooth network of 4-3-2 units on 12 samples, in double precision."""
     generator = torch.Generator().manual_seed(5)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
@@ -32,7 +32,7 @@ def point() -> Point:
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
-    return Point(model, x, torch.arange(12) % 2, dtype=torch.float64)
+    return EstimatePoint(model, x, torch.arange(12) % 2, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_curvature_error_bars_are_honest(point, hessian):
 def test_slope_is_a_loop_over_samples(point):
     gradients = []
     for x, y in zip(point._x, point._y, strict=True):
-        gradients.append(Point(point.model, x[None].repeat(2, 1), y.repeat(2), dtype=torch.float64).gradient())
+        gradients.append(EstimatePoint(point.model, x[None].repeat(2, 1), y.repeat(2), dtype=torch.float64).gradient())
     table = torch.stack(gradients)
     mean = table.mean(0)
     noise = float((table - mean).square().sum() / (len(table) - 1))
@@ -125,7 +125,7 @@ class LargeArrays(TorchDispatchMode):
 def test_slope_makes_no_second_array_of_all_gradients(point, monkeypatch):
     chunks = list(point.sample_gradients(6))
     want = slope(point, chunk=6)
-    monkeypatch.setattr(Point, "sample_gradients", lambda *_: iter(chunks))
+    monkeypatch.setattr(EstimatePoint, "sample_gradients", lambda *_: iter(chunks))
     with LargeArrays(6 * len(point.w)) as large:
         assert slope(point, chunk=6) == want
     assert large.made == 0
@@ -217,7 +217,7 @@ def test_first_order_is_true_where_every_weight_matters_little():
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) / 8)
-    wide = Point(model, torch.randn(64, 16, generator=generator), torch.arange(64) % 3)
+    wide = EstimatePoint(model, torch.randn(64, 16, generator=generator), torch.arange(64) % 3)
     law = measure_law(wide, "weight", [0.02], seed=4, masks=400, probes=200)
     for curve in (law.gradient, law.update):
         assert curve.ratio_error[0] < 0.04
@@ -263,13 +263,13 @@ def test_measured_variance_between_and_beyond_the_rates(point):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p: measure_law(p, "weight", [0.3, 0.1], seed=0), "rising"),
-        (lambda p: measure_law(p, "weight", [], seed=0), "rising"),
-        (lambda p: measure_law(p, "weight", [0.0, 0.1], seed=0), "excluded"),
+        (lambda p: measure_law(p, "weight", [0.3, 0.1], seed=0), "increasing"),
+        (lambda p: measure_law(p, "weight", [], seed=0), "increasing"),
+        (lambda p: measure_law(p, "weight", [0.0, 0.1], seed=0), r"in \(0, 1\)"),
         (lambda p: measure_law(p, "weights", [0.1], seed=0), "Did you mean 'weight'"),
         (lambda p: measure_law(p, "unit", [0.1], seed=0, masks=1), "at least 2"),
-        (lambda p: curvature(p, seed=0, probes=1), "2 probes"),
-        (lambda p: Point(p.model, p._x[:1], p._y[:1]), "two samples"),
+        (lambda p: curvature(p, seed=0, probes=1), "at least 1 and 2"),
+        (lambda p: EstimatePoint(p.model, p._x[:1], p._y[:1]), "two or more"),
     ],
 )
 def test_bad_input_is_named(point, call, message):

@@ -14,7 +14,7 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.models import build_model
 from feddrop.storage.checkpoints import save_checkpoint
 from feddrop.subnets.parameters import from_model
-from feddrop.theory import Point, Study, draw, lemma1, study
+from feddrop.theory import EstimatePoint, Study, draw, lemma1, study
 from feddrop.theory.studies import work
 
 RATES = (0.05, 0.3, 0.6)
@@ -28,7 +28,7 @@ def digits():
 @pytest.fixture(scope="module")
 def found(digits) -> tuple[Study, int]:
     model = build_model(Model(name="lenet", width=0.5), digits, seed=1)
-    point, ticks = Point(model, digits.train_x[:24], digits.train_y[:24]), []
+    point, ticks = EstimatePoint(model, digits.train_x[:24], digits.train_y[:24]), []
     result = study(
         point, seed=1, samples=[700, 737], rounds=50, rates=RATES, masks=4, probes=3, tick=lambda: ticks.append(1)
     )
@@ -48,7 +48,7 @@ def test_study_is_reproducible_and_leaves_the_network_alone(digits):
     model = build_model(Model(name="lenet", width=0.3), digits, seed=1)
     model.train()
     before = from_model(model)
-    point = Point(model, digits.train_x[:8], digits.train_y[:8])
+    point = EstimatePoint(model, digits.train_x[:8], digits.train_y[:8])
     torch.manual_seed(0)
     first, second = (
         study(point, seed=2, samples=[9], rounds=9, levels=("unit",), rates=(0.2,), masks=2, probes=2).to_json()
@@ -98,6 +98,12 @@ def test_picture_shows_every_level(found, tmp_path):
     assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory, monkeypatch):
+    """The command writes into the current folder."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
 def call(*arguments: str) -> None:
     app(["theory", *arguments], result_action="return_value")
 
@@ -119,7 +125,7 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(config.to_toml())
-    (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "own": []}))
+    (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "custom": []}))
     with pytest.raises(RunError, match="no checkpoint yet"):
         call("--checkpoint", str(run))
     model = build_model(Model(name="lenet", width=0.5), digits, seed=8)
@@ -135,7 +141,7 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     assert about["G"] == pytest.approx(float(w.norm()))
     assert (tmp_path / "out" / "theory.png").exists()
     save_checkpoint(run / "checkpoints", 6, {"params": {"own": torch.zeros(2)}})
-    with pytest.raises(RunError, match="network of your own"):
+    with pytest.raises(RunError, match="custom network"):
         call("--checkpoint", str(run), *SMALL)
 
 
@@ -159,7 +165,7 @@ def test_command_says_that_the_law_drops_all_layers(capsys, tmp_path, digits, su
 def a_run(folder, digits, config="", **about):
     """Write what the command reads of a run folder."""
     (folder / "config.toml").write_text(RunConfig.from_toml(f"[model]\nwidth = 0.3\n{config}").to_toml())
-    (folder / "run.json").write_text(json.dumps({"samples": [700, 738], "own": []} | about))
+    (folder / "run.json").write_text(json.dumps({"samples": [700, 738], "custom": []} | about))
     model = build_model(Model(name="lenet", width=0.3), digits, seed=8)
     save_checkpoint(folder / "checkpoints", 5, {"params": from_model(model)})
     return folder
@@ -172,9 +178,9 @@ def test_command_needs_the_samples_of_the_run(tmp_path, digits, samples):
 
 
 def test_command_measures_only_on_data_that_it_can_load(tmp_path, digits):
-    for own in ("data", "loss"):
-        run = a_run(tmp_path, digits, own=[own])
-        with pytest.raises(RunError, match=f"{own} of your own"):
+    for custom in ("data", "loss"):
+        run = a_run(tmp_path, digits, custom=[custom])
+        with pytest.raises(RunError, match=f"custom {custom}"):
             call("--checkpoint", str(run), *SMALL)
     for text in ("{", "[" * 5000):
         (run / "run.json").write_text(text)
@@ -189,7 +195,7 @@ def test_command_measures_the_network_and_the_loss_of_the_run(capsys, tmp_path, 
     network = 'model = { name = "mlp", layers = 3 }'
     config = RunConfig.from_toml(f'data.name = "diabetes"\n{network}\ntrain.loss = "{loss}"')
     (tmp_path / "config.toml").write_text(config.to_toml())
-    (tmp_path / "run.json").write_text(json.dumps({"samples": [177, 177], "own": []}))
+    (tmp_path / "run.json").write_text(json.dumps({"samples": [177, 177], "custom": []}))
     model = build_model(config.model, table, seed=8)
     save_checkpoint(tmp_path / "checkpoints", 5, {"params": from_model(model)})
     call("--checkpoint", str(tmp_path), "--level", "weight", "--json", *SMALL[:-1], "354")
@@ -202,8 +208,8 @@ def test_command_measures_the_network_and_the_loss_of_the_run(capsys, tmp_path, 
 def test_command_refuses_tokens(monkeypatch):
     tokens = torch.ones((4, 3), dtype=torch.int64)
     text = from_arrays(tokens, tokens, tokens, tokens, vocabulary=5)
-    monkeypatch.setattr("feddrop.theory.console.data.load", lambda *_, **__: text)
-    with pytest.raises(ConfigError, match="holds tokens"):
+    monkeypatch.setattr("feddrop.theory.console.load_dataset", lambda *_, **__: text)
+    with pytest.raises(ConfigError, match="consists of tokens"):
         call("--data", "shakespeare", "--model", "lstm", *SMALL)
 
 
@@ -216,11 +222,14 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--level", "layer"), "'weight', 'unit' or 'both'"),
+        (("--level", "layer"), "'both', 'unit', 'weight'"),
         (("--devices", "0"), "from 1 to"),
-        (("--rates", "0.5", "0.1"), "rising"),
+        (("--rates", "0.5", "0.1"), "increasing"),
         (("--batch", "1"), "from 2 to"),
-        (("--checkpoint", "run", "--model", "mlp", "--rounds", "5"), "--model and --rounds with --checkpoint"),
+        (
+            ("--checkpoint", "run", "--model", "mlp", "--rounds", "5"),
+            "--model and --rounds cannot be combined with --checkpoint",
+        ),
     ],
 )
 def test_command_explains_bad_input(arguments, message):

@@ -244,8 +244,8 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         rest=rest,
     )
     if not active.all():  # inactive devices stay at full speed with a demand of 0
-        nobody = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
-        full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in nobody.items()})
+        idle = {"alone": np.inf, "most": np.inf, "tilt": 1.0, "rest": -np.inf}
+        full = full._replace(**{name: np.where(active, getattr(full, name), value) for name, value in idle.items()})
     top = c.top(passes=3) - 4e-6  # the largest error of three passes
     return _Block(
         part=part,

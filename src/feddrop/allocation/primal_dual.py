@@ -102,7 +102,7 @@ class ConstantSteps:
 
     Pass t uses η / t^``decay``: 0 for constant steps, 0.5 for the usual diminishing ones. The multipliers are
     dimensionless (C1 and C2 are divided by T0 and E); λ_k and ν_k are of the order of the weight w_k. A relative
-    violation counts as at most 1.
+    violation counts as at most 1. Constant steps may circle around the optimum instead of converging.
     """
 
     band: float

@@ -1,4 +1,4 @@
-"""Folders for results, tried before anything that takes long."""
+"""Output folders, tested before long computations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from feddrop.errors import RunError
 
 
 def writable(folder: Path) -> Path:
-    """Make a folder and write into it once; what cannot hold results is an error now, not after the work."""
+    """Create a folder and return it; raise a RunError if files cannot be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".feddrop-") as trial:
@@ -17,6 +17,6 @@ def writable(folder: Path) -> Path:
             trial.flush()
     except OSError as error:
         raise RunError(
-            f"cannot write into {folder}: {error.strerror or error}. Name another folder with --out."
+            f"cannot write to {folder}: {error.strerror or error}. Choose another folder with --out."
         ) from None
     return folder

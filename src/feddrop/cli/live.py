@@ -1,4 +1,4 @@
-"""A run, live: a table and a progress bar on a terminal and in a notebook, plain lines anywhere else."""
+"""Show a run live: a table and a progress bar in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from feddrop.report.quantities import in_hertz, in_watts
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
 
-_ROWS = 10  # rounds shown at a time
+_ROWS = 10  # rounds shown
 _BARS = "▁▁▂▃▄▅▆▇█"
-_FEWEST, _MOST = 4, 40  # bars, one a device
+_FEWEST, _MOST = 4, 40  # bars, one per device
 _GAP = 2
 _NOTEBOOK_WIDTH = 110
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, one cell a record, and how soon it gives way (the largest number first)."""
+    """A column of the table: its heading, one cell per record, and its rank when columns are dropped, largest first."""
 
     name: str
     cells: list[str]
-    gives_way: int
+    rank: int
     style: str = ""
 
     @property
     def width(self) -> int:
-        """Characters that the widest cell takes, and the space behind it."""
+        """Width in characters, including the gap to the next column."""
         return max(map(cell_len, (self.name, *self.cells))) + _GAP
 
 
 def show_run(run: Run, console: Console | None = None) -> Iterator[Record]:
-    """Show a run round by round while passing its records on.
+    """Yield the records of a run and show them round by round.
 
     Args:
-        run: the run; iterate over what this returns in its place.
-        console: where to show it; the terminal or the notebook cell if None.
+        run: the run; iterate over the returned iterator, not over the run.
+        console: where to show it; by default the terminal or the notebook cell.
     """
     console = console or Screen()
     if console.is_jupyter:
@@ -69,7 +69,7 @@ def _on_terminal(run: Run, console: Console) -> Iterator[Record]:
 
 
 def _in_notebook(run: Run) -> Iterator[Record]:
-    """Show the same in a notebook cell, which needs neither widgets nor an extension."""
+    """Show the table in a notebook cell, without widgets or extensions."""
     from IPython.display import HTML, display
 
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False, force_terminal=True)
@@ -90,7 +90,7 @@ def _in_notebook(run: Run) -> Iterator[Record]:
 
 def _progress(run: Run, console: Console) -> Progress:
     wide = console.width >= 60
-    words = [TextColumn("·"), TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left")]
+    words = [TextColumn("·"), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left")]
     progress = Progress(
         *([TextColumn("[bold]round")] if wide else []),
         BarColumn(bar_width=40 if console.width >= 90 else None),
@@ -104,7 +104,7 @@ def _progress(run: Run, console: Console) -> Progress:
 
 
 def line(record: Record, rounds: int) -> str:
-    """Write a record as one plain line."""
+    """Return a record as one plain line."""
     cells = [f"round {record['round']:>{len(str(rounds))}}/{rounds}", f"train loss {_number(record['train_loss'])}"]
     if record["test_accuracy"] is not None:
         cells += [f"test accuracy {record['test_accuracy']:7.2%}"]
@@ -123,23 +123,23 @@ def line(record: Record, rounds: int) -> str:
 
 
 def table(records: Sequence[Record], width: int) -> Table:
-    """Draw rounds as a table of at most this width: what has no room is left out whole, no number is ever cut."""
+    """Return a table of at most this width; columns that do not fit are dropped, numbers are never cut."""
     columns = fitting(_columns(records), width)
     view = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0))
     for column in columns:
-        view.add_column(column.name, justify="left" if column.gives_way == 0 else "right", no_wrap=True)
+        view.add_column(column.name, justify="left" if column.rank == 0 else "right", no_wrap=True)
     for row in zip(*(column.cells for column in columns), strict=True):
         view.add_row(*(Text(cell, style=column.style) for cell, column in zip(row, columns, strict=True)))
     return view
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that have room, in their order; the bars of rates (0) take what room is left."""
-    kept = [column for column in columns if column.gives_way]
+    """Return the columns that fit, in order; the bars of rates (rank 0) take the remaining width."""
+    kept = [column for column in columns if column.rank]
     while len(kept) > 1 and sum(column.width for column in kept) > width:
-        kept.remove(max(kept, key=lambda column: column.gives_way))
+        kept.remove(max(kept, key=lambda column: column.rank))
     room = width - sum(column.width for column in kept) - _GAP
-    bars = next((column for column in columns if not column.gives_way), None)
+    bars = next((column for column in columns if not column.rank), None)
     longest = max(map(len, bars.cells), default=0) if bars else 0
     if bars is None or len(kept) < len(columns) - 1 or room < max(len(bars.name), min(longest, _FEWEST)):
         return kept
@@ -148,12 +148,12 @@ def fitting(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def _columns(records: Sequence[Record]) -> list[Column]:
-    """Return every column that these records have something for."""
+    """Return the columns that have a value in any of these records."""
 
-    def column(name: str, write: Callable[[Record], str | None], gives_way: int, style: str = "") -> list[Column]:
+    def column(name: str, write: Callable[[Record], str | None], rank: int, style: str = "") -> list[Column]:
         cells = [write(record) for record in records]
         there = any(cell is not None for cell in cells)
-        return [Column(name, [cell or "–" for cell in cells], gives_way, style)] if there else []
+        return [Column(name, [cell or "–" for cell in cells], rank, style)] if there else []
 
     def value(key: str, template: str) -> Callable[[Record], str | None]:
         return lambda record: None if record[key] is None else template.format(record[key])
@@ -197,13 +197,13 @@ def _rates(record: Record) -> list[float]:
 
 
 def _mean_power(record: Record) -> str | None:
-    """Write the mean power of the devices, where it was chosen."""
+    """Return the mean transmit power of the devices, if it was chosen."""
     found = [device["tx_power_w"] for device in record["devices"] if device.get("tx_power_w")]
     return in_watts(sum(found) / len(found)) if found else None
 
 
 def _mean_clock(record: Record) -> str | None:
-    """Write the mean clock of the devices, where it was chosen."""
+    """Return the mean clock of the devices, if it was chosen."""
     found = [device["cpu_hz"] for device in record["devices"] if device.get("cpu_hz")]
     return in_hertz(sum(found) / len(found)) if found else None
 

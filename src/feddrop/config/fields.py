@@ -171,7 +171,7 @@ class Settings:
 
 def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
     """Yield one line for each non-default setting that has no effect according to its declaration."""
-    for item, _ in declared(type(settings)):
+    for item in dataclasses.fields(settings):  # type: ignore[arg-type]
         limits, value = item.metadata.get("limits"), getattr(settings, item.name)
         if limits is None or limits.only_with is None or limits.strict != strict or value == default_of(item):
             continue

@@ -232,7 +232,7 @@ class FjORD(MethodSettings):
             yield "method.distill has no effect with a single width in method.widths. Remove it, or add widths."
 
     def widest(self, rate: float) -> int:
-        """Return the index of the widest width p ≤ √(1-γ), or 0 if there is none."""
+        """Return the index of the widest width p ≤ √(1-γ), or 0 if all are wider."""
         share = math.sqrt(1.0 - rate) + 1e-9
         return max(0, sum(width <= share for width in self.widths) - 1)
 

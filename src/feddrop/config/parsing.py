@@ -1,6 +1,6 @@
-"""Text files that people write, read with distrust: whatever their size, depth and encoding, an error is one line.
+"""Read text files from users: whatever their size, depth or encoding, an error is one line.
 
-The only module that parses what a user may have typed, pasted or been sent.
+The only module that parses text written by users.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from feddrop.errors import ConfigError
 
 LARGEST = 64 * 2**20
-"""Bytes of a file that are read at most: a device file or a mistaken name has no end."""
+"""Largest file that is read, in bytes; special files such as /dev/zero never end."""
 
 
 def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -> str:
@@ -24,46 +24,44 @@ def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -
 
     Args:
         path: the file.
-        what: what it is, for the error: "the configuration".
-        largest: bytes that it may have.
+        what: what it is, for errors, such as "the configuration".
+        largest: largest size in bytes.
     """
-    name = repr(os.fspath(path))
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 -- a name that is no path must fail here
+        with open(path, "rb") as file:  # noqa: PTH123 -- an invalid name must fail here
             data = file.read(largest + 1)
+        if len(data) <= largest:
+            return data.decode("utf-8-sig")
+        reason = f"it has more than {largest // 2**20} MB. Is it the right file"
     except OSError as error:
-        raise ConfigError(f"cannot read {what} {name}: {error.strerror}.") from None
-    except ValueError:
-        raise ConfigError(f"cannot read {what} {name}: this is not a name that a file can have.") from None
-    if len(data) > largest:
-        raise ConfigError(f"cannot read {what} {name}: it has more than {largest // 2**20} MB. Is it the right file?")
-    try:
-        return data.decode("utf-8-sig")
+        reason = error.strerror or str(error)
     except UnicodeDecodeError:
-        raise ConfigError(f"cannot read {what} {name}: it is not UTF-8 text. Save it as UTF-8.") from None
+        reason = "it is not UTF-8 text. Save it as UTF-8"
+    except ValueError:
+        reason = "invalid file name"
+    raise ConfigError(f"cannot read {what} {os.fspath(path)!r}: {reason}.")
 
 
 def user_path(name: str | os.PathLike[str]) -> Path:
-    """Return a path as a user wrote it, with ``~`` for a home."""
+    """Return a path with ``~`` expanded."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        where = repr(os.fspath(name))
-        raise ConfigError(f"{where} begins with a home that there is none of. Write the path out.") from None
+        raise ConfigError(f"unknown home directory in {os.fspath(name)!r}. Write out the path.") from None
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """Parse TOML; ``what`` names it in the error."""
+    """Parse TOML; ``what`` describes it in errors."""
     return dict(_parse(tomllib.loads, text.removeprefix("\ufeff"), what, "TOML"))
 
 
 def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
-    """Read a TOML file; ``what`` it is stands in the error, with its name."""
+    """Read a TOML file; ``what`` describes it in errors."""
     return parse_toml(read_text(path, what), f"{what} {os.fspath(path)!r}")
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Parse JSON; ``what`` names it in the error."""
+    """Parse JSON; ``what`` describes it in errors."""
     return _parse(json.loads, text.removeprefix("\ufeff"), what, "JSON")
 
 
@@ -71,15 +69,15 @@ def _parse(parse: Callable[[str], Any], text: str, what: str, kind: str) -> Any:
     try:
         return parse(text)
     except RecursionError:
-        raise ConfigError(f"{what} is not valid {kind}: tables or lists are nested too deeply.") from None
+        reason = "tables or lists are nested too deeply"
     except ValueError as error:
-        if "integer string conversion" in str(error):
-            raise ConfigError(f"{what} is not valid {kind}: it holds a number of thousands of digits.") from None
-        raise ConfigError(f"{what} is not valid {kind}: {error}.") from None
+        long = "integer string conversion" in str(error)
+        reason = "it has a number with thousands of digits" if long else str(error)
+    raise ConfigError(f"{what} is not valid {kind}: {reason}.")
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON knows it: numbers of NumPy as numbers, what is not finite as null."""
+    """Convert a value for JSON: NumPy values to plain ones, NaN and infinity to None."""
     if isinstance(value, Mapping):
         return {str(key): json_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -94,20 +92,20 @@ def json_value(value: Any) -> Any:
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
-    """Write a record as one line of JSON; NaN and infinity, which JSON has not, become null."""
+    """Return a record as one line of JSON; NaN and infinity become null."""
     return json.dumps(json_value(record), allow_nan=False).encode() + b"\n"
 
 
 def load_json(text: str | bytes) -> Any:
-    """Read JSON; NaN and infinity are None. Raises ValueError for whatever is not JSON, however it was made."""
+    """Parse JSON with NaN and infinity as None; raise ValueError if it is invalid."""
     try:
         return json.loads(text, parse_constant=lambda _: None)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of sections as one of dotted keys."""
+    """Flatten nested tables into one with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

@@ -68,8 +68,9 @@ class Radio(Settings):
         sight: whether a line of sight is ``"drawn"`` per device, or exists ``"always"`` or ``"never"``.
         shadowing: whether shadowing is drawn, once per run.
         indoor_share: probability that a device is inside a building, for ``"uma"`` and ``"umi"``.
-        gains_csv: a ``.csv`` file of measured gains that replace fading; see :func:`feddrop.radio.read_gains`.
-        gains_array: the same as a ``.npy`` or ``.npz`` file; see :func:`feddrop.radio.read_arrays`.
+        gains_csv: a ``.csv`` file of measured gains that replace fading, with the columns round (from 1), device (from
+            0), uplink and downlink, or uplink_db and downlink_db. Also set the noise.
+        gains_array: the same as an array ``[rounds, devices]`` or the output of Sionna, in a ``.npy`` or ``.npz`` file.
         devices_csv: a ``.csv`` file with one row per device and any of the columns cpu_hz, tx_power_w, cpu_constant,
             budget_j, circuit_j and distance_m; other values are drawn or taken from this section. Rows are in order of
             the devices unless there is a column device (from 0).

@@ -37,7 +37,7 @@ class Dataset:
         owner_names: name of every owner, or empty.
         num_classes: number of classes; 0 for regression.
         input_shapes: shape of every input of one sample.
-        target_shape: shape of one target: ``()`` one class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
+        target_shape: shape of one target: ``()`` for a class, ``(length,)`` for one per position, ``(k,)`` for numbers.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Dataset:
     vocabulary: int = 0
     owners: npt.NDArray[np.int64] | None = None
     owner_names: tuple[str, ...] = ()
-    num_classes: int = field(init=False)
-    input_shapes: tuple[tuple[int, ...], ...] = field(init=False)
-    target_shape: tuple[int, ...] = field(init=False)
+    num_classes: int = field(init=False, repr=False)
+    input_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+    target_shape: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         one_of("loss of the data set", self.loss, LOSSES)

@@ -1,1 +1,1 @@
-"""Learning: local steps, how updates are averaged, and what the server does with the mean."""
+"""Learning: local training, losses and measures, means of updates, server optimizers."""

@@ -1,4 +1,4 @@
-"""The minibatches of a device: any inputs, any targets."""
+"""The minibatches of a device, and the memory layout of their inputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from feddrop.seeds import derive, permutation
 Inputs = Tensor | tuple[Tensor, ...]
 
 _NARROW = 16
-"""Channels that a vector register holds, at most."""
+"""The largest number of channels that a vector register holds."""
 
 
 class LocalBatches:
-    """The minibatches of one device in one round: each epoch in a new order, drawn from the device's seed."""
+    """The minibatches of one device in one round; the order of each epoch is drawn from the device's seed."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class LocalBatches:
         *,
         lone: bool = True,
     ) -> None:
-        """Take the samples ``x[part], y[part]``; nothing is copied but the batch under way.
+        """Iterate over the samples ``x[part], y[part]``; only the current batch is copied.
 
-        Batch norm cannot train on one sample: without ``lone``, one that is left over joins the minibatch before it.
+        Batch norm cannot train on one sample: without ``lone``, a last minibatch of one joins the one before it.
         """
         self.num_samples = len(part)
         self._x, self._y, self._part, self._config, self._seed, self._device = x, y, part, config, seed, torch_device
@@ -49,7 +49,7 @@ class LocalBatches:
 
 
 def take_samples(x: Inputs, index: Tensor | slice, torch_device: torch.device | str) -> Inputs:
-    """Copy some samples to where they are computed with; a network that works in place never touches the data."""
+    """Copy samples to the torch device; the copy protects the data from networks that work in place."""
     if isinstance(x, tuple):
         return tuple(_taken(one, index, torch_device) for one in x)
     return _taken(x, index, torch_device)
@@ -62,16 +62,16 @@ def _taken(x: Tensor, index: Tensor | slice, torch_device: torch.device | str) -
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Lay images out with their channels last: the same numbers, and convolutions take up to a quarter less time."""
+    """Convert images to the channels-last layout, in which convolutions take up to a quarter less time."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 def safe_layout(model: nn.Module, x: Inputs) -> Inputs:
-    """Return inputs in the layout that a network can be trained in on a CPU.
+    """Return inputs in a layout in which the network can be trained on a CPU.
 
-    With channels last, oneDNN writes past its memory in the gradient of a 1 x 1 convolution with a stride, where fewer
-    channels go in than a vector register holds (its issue 6035): narrow ResNets crash, or learn nonsense. A network
-    that may have one, by the shapes of its weights, gets its channels first.
+    With channels last, oneDNN writes out of bounds in the gradient of a strided 1 x 1 convolution with fewer input
+    channels than a vector register holds (its issue 6035): narrow ResNets crash or learn nonsense. A network that may
+    have such a layer, judging by the shapes of its weights, gets its channels first.
     """
     if not any(p.ndim == 4 and p.shape[2:] == (1, 1) and p.shape[1] < _NARROW for p in model.parameters()):
         return x

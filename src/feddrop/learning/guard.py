@@ -1,7 +1,7 @@
-"""One device against all: updates that stand out are marked, and on demand clipped or left out.
+"""Mark updates that stand out, and optionally clip them or leave them out.
 
-The size of an update is the root mean square of its values, each divided by the scale that its piece was sent with, so
-that subnets of all rates can be compared; so is the distance of two.
+The size of an update is the root mean square of its values, each divided by the scale of its piece, so that subnets of
+different rates can be compared. Distances between updates are scaled in the same way.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from feddrop.errors import RunError
 from feddrop.subnets.piece import Subnet, scatter
 
 LARGEST = 1e6
-"""No honest update changes a weight by more; what is larger would overflow the network of all."""
+"""The largest change of a weight that is accepted; larger ones would overflow the network."""
 
 STANDS_OUT = 7.0
-"""An update so many times larger than the median of the last round, and of its own, is marked as suspicious; honest
-ones of rates from 0 to 0.9 were seen to be up to 5 times as large."""
+"""An update this many times larger than the median of the last round and of its own is marked as suspicious. Honest
+updates of rates from 0 to 0.9 were up to 5 times as large in experiments."""
 A_FEW = 3
-"""Updates from which on their median says what is usual in a round: one of them cannot move it."""
+"""The number of updates from which a round's median is used: a single one cannot move it."""
 
 U = TypeVar("U", bound=Any)
 Mark = Callable[[int, str], None]
 
 
 def size_of(update: Any) -> float:
-    """Return the root mean square over all values of an update, in the units of the network's weights."""
+    """Return the root mean square of an update's values, in the units of the network's weights."""
     count = sum(value.numel() for value in update.values.values())
     square = sum(
         (float(torch.linalg.vector_norm(value)) / update.subnet[name].scale) ** 2
@@ -42,10 +42,10 @@ def size_of(update: Any) -> float:
 
 
 class Guard:
-    """Watches the updates of a round as they come.
+    """Watches the updates of a round as they arrive.
 
     Attributes:
-        median: the median size of the last round's updates; NaN before the first. Saved with the run.
+        median: median size of the last round's updates; NaN before the first. Saved with the run.
     """
 
     def __init__(self, *, clip: float = 0.0, krum: int = 0, median: float = math.nan) -> None:
@@ -53,11 +53,11 @@ class Guard:
         self._clip, self._krum = clip, krum
 
     def watch(self, updates: Iterable[tuple[Any, U]], mark: Mark) -> Iterator[tuple[Any, U]]:
-        """Pass updates on, with their jobs; ``mark`` is told the device and what is wrong with its update.
+        """Pass jobs and updates on; call ``mark`` with the device and the reason if an update stands out.
 
-        What is usual is the larger of two medians, that of the last round and that of this one: where all devices move
-        far at once, as when FedDST moves its masks, nobody stands out. So what may have to be clipped is held until all
-        have come. A round of which some are to be left out is held whole.
+        Sizes are compared with the larger of two medians, that of the last round and that of this one: if all devices
+        move far at once, as when FedDST moves its masks, none stands out. So updates that may have to be clipped are
+        held until all have arrived. With multi-Krum, all updates of the round are held.
         """
         sizes: dict[int, float] = {}
         late: list[tuple[Any, U]] = []
@@ -89,8 +89,8 @@ class Guard:
         count, hostile = len(held), self._krum
         if count < 2 * hostile + 3:
             raise RunError(
-                f"server.krum is {hostile}, which needs at least {2 * hostile + 3} updates a round; there are {count}. "
-                "Lower it, or let more devices take part."
+                f"server.krum is {hostile}, which needs at least {2 * hostile + 3} updates per round, but there are "
+                f"{count}. Lower it, or let more devices take part."
             )
         apart = distances([(update.subnet, update.values) for _, update in held])
         scores = np.sort(apart, axis=1)[:, 1 : count - hostile - 1].sum(axis=1)
@@ -104,11 +104,11 @@ class Guard:
 def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the mean squared difference of every two updates over the entries that both hold, ``[K, K]``.
 
-    It is in the units of the network's weights, as :func:`size_of` is. Two that share nothing are as far apart as their
-    sizes say, as if the other's values were zero.
+    Units are those of :func:`size_of`. Two updates without common entries are as far apart as if each were compared
+    with zeros.
     """
     count = len(updates)
-    square, shared, own = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
+    square, shared, norms = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
     for name in updates[0][0]:
         rows = torch.stack(
             [scatter(values[name] / subnet[name].scale, subnet[name]).reshape(-1) for subnet, values in updates]
@@ -119,8 +119,8 @@ def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.nd
         squares = (rows * rows) @ masks.T
         square += (squares + squares.T - 2.0 * rows @ rows.T).numpy()
         shared += (masks @ masks.T).numpy()
-        own += (rows * rows).sum(dim=1).numpy()
-    sizes = own / np.maximum(1.0, np.diag(shared))
+        norms += (rows * rows).sum(dim=1).numpy()
+    sizes = norms / np.maximum(1.0, np.diag(shared))
     apart: np.ndarray[Any, np.dtype[np.float64]] = np.where(
         shared > 0, np.maximum(0.0, square) / np.maximum(1.0, shared), sizes[:, None] + sizes[None, :]
     )

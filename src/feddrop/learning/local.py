@@ -1,4 +1,4 @@
-"""Local training on one device: steps on a subnet, shared by every method; and measuring a network on samples."""
+"""Local training of a subnet, shared by all methods, and evaluation of a network on samples."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From outputs and targets to the mean loss."""
+"""Maps outputs and targets to the mean loss."""
 
 Objective = Callable[[nn.Module, Inputs, Tensor], Tensor]
-"""From a network, the inputs and the targets of a minibatch to its loss, for methods that do not run all of it."""
+"""Maps a network and the inputs and targets of a minibatch to its loss, for methods that run a part of the network."""
 
 Gradients = Mapping[str, Tensor]
-"""The gradient of a minibatch's loss by parameter, of all entries, dropped or not; those that it has."""
+"""The gradient of a minibatch's loss by parameter, dropped entries included; parameters without gradient are absent."""
 
 
 def call_model(model: nn.Module, x: Inputs) -> Tensor:
-    """Run a network on a batch; one of several inputs is given them one by one."""
+    """Call a network with a batch; several inputs are separate arguments."""
     x = safe_layout(model, x)
     out: Tensor = model(*x) if isinstance(x, tuple) else model(x)
     return out
@@ -45,18 +45,18 @@ def train_network(
 ) -> float:
     """Train a network in place and return the mean loss over the samples seen.
 
-    Where the subnet holds a tensor with zeros in between (weight level), gradients of dropped weights are zeroed before
-    every step. A dropped weight starts at zero and gets no gradient, so neither momentum nor weight decay moves it.
+    At the weight level, gradients of dropped weights are zeroed before every step. A dropped weight starts at zero and
+    gets no gradient, so neither momentum nor weight decay moves it.
 
     Args:
         model: the network.
-        subnet: what of every tensor is trained.
+        subnet: the piece of every tensor that is trained.
         batches: (inputs, targets).
-        config: how it is trained.
+        config: settings of local training.
         lr: learning rate.
-        loss: of outputs and targets.
-        objective: what is minimised in place of the loss of the network's outputs.
-        watch: is given the gradients of every minibatch, before anything is done to them.
+        loss: maps outputs and targets to the mean loss.
+        objective: minimised instead of the loss of the network's outputs.
+        watch: called with the gradients of every minibatch, before they are changed.
 
     Raises:
         TrainingError: the loss is not finite, or has grown a thousandfold.
@@ -81,7 +81,7 @@ def train_network(
                     g if g is None else g.add(w - w0, alpha=config.proximal)
                     for g, w, w0 in zip(gradients, weights, starts, strict=True)
                 ]
-            # Not in place: autograd may give two weights one gradient.
+            # Not in place: two weights may share a gradient tensor.
             gradients = [g if g is None or mask is None else g * mask for g, mask in zip(gradients, masks, strict=True)]
             step(weights, clip(gradients, config.clip_norm) if config.clip_norm else gradients)
         first = value.detach() if first is None else first
@@ -89,7 +89,7 @@ def train_network(
         seen += len(y)
     mean = float(total) / max(1, seen)
     if not math.isfinite(mean) or (first is not None and mean > GROWN * max(1.0, float(first))):
-        raise TrainingError(f"the training loss became {mean:.3g}: training diverged. Lower train.lr.")
+        raise TrainingError(f"the training loss is {mean:.3g}: training diverged. Lower train.lr.")
     return mean
 
 
@@ -98,7 +98,12 @@ def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of right answers; outputs ``[N, classes, ...]``, targets ``[N, ...]``, or shares as outputs."""
+    """Return the share of correct predictions.
+
+    Args:
+        outputs: scores ``[N, classes, ...]``.
+        targets: classes ``[N, ...]``, or probabilities shaped like the outputs.
+    """
     right = targets.argmax(1) if targets.is_floating_point() else targets
     return (outputs.argmax(1) == right).double().mean()
 
@@ -107,7 +112,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], measures: Mapping[str, Loss]
 ) -> tuple[dict[str, float], int]:
-    """Return the sum of every measure over these samples, and their number; a batch counts by its size."""
+    """Return the sum of every measure over the samples, and their number; batches are weighted by size."""
     model.eval()
     totals, seen = dict.fromkeys(measures, 0.0), 0
     for x, y in batches:

@@ -1,8 +1,8 @@
-"""Losses and measures by name, and the user's own."""
+"""Losses and measures by name, and checks of custom ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ def _bce(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Let targets ``[N]`` meet outputs ``[N, 1]``, which would otherwise broadcast to ``[N, N]`` without a word.
+    """Reshape targets ``[N]`` to outputs ``[N, 1]``; otherwise they would silently broadcast to ``[N, N]``.
 
-    Sides of 1 may be missing, and what belongs to a sample may be flat; nothing else is the same in another shape.
+    Dimensions of size 1 may be missing, and the targets of a sample may be flat; other shapes must agree.
     """
     if outputs.shape == targets.shape:
         return targets
@@ -34,8 +34,8 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     flat = min(outputs.ndim, targets.ndim) <= 2 and outputs.shape[:1] == targets.shape[:1]
     if outputs.numel() != targets.numel() or not (same or flat):
         raise ConfigError(
-            f"the network gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}; this loss needs the same "
-            "shape. Change the network's last layer, or use another loss."
+            f"the network returns {tuple(outputs.shape)} for targets {tuple(targets.shape)}; this loss needs equal "
+            "shapes. Change the network's last layer, or use another loss."
         )
     return targets.reshape(outputs.shape)
 
@@ -44,7 +44,7 @@ LOSSES: Mapping[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse
 
 
 def loss_named(name: str) -> Loss:
-    """Return a loss by its name, or by ``"package.module:function"``."""
+    """Return a loss by its name, or import ``"package.module:function"``."""
     if ":" in name:
         found: Loss = named_object(name, "train.loss")
         return found
@@ -52,42 +52,42 @@ def loss_named(name: str) -> Loss:
 
 
 def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
-    """Raise where what a network gives does not fit the targets; for a loss of the user's own see :func:`check_custom_loss`.
+    """Raise a ConfigError if a network's outputs do not fit the targets; custom losses are not checked.
 
     Args:
-        loss: of outputs and targets.
-        outputs: what the network gives for some samples.
-        targets: of these samples.
-        classes: number of classes that there are targets of.
+        loss: the loss.
+        outputs: the network's outputs for some samples.
+        targets: the targets of these samples.
+        classes: number of classes among all targets.
     """
     if loss not in LOSSES.values():
         return
     if not isinstance(outputs, Tensor):
         raise ConfigError(
-            f"the network gives a {type(outputs).__name__}, and the loss takes a tensor. Let the network give one, or "
-            "bring a loss of your own: feddrop.run(..., loss=...)."
+            f"the network returns a {type(outputs).__name__}, but the loss needs a tensor. Return one, or use a custom "
+            "loss: feddrop.run(..., loss=...)."
         )
     if loss is not nn.functional.cross_entropy:
-        loss(outputs, targets)
+        loss(outputs, targets)  # checks the shapes
         return
     shares = targets.is_floating_point()
     sides = outputs.shape if shares else (*outputs.shape[:1], *outputs.shape[2:])
     if sides != targets.shape or outputs.ndim < 2 or outputs.shape[1] < (0 if shares else classes):
         raise ConfigError(
-            f"the network gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}"
-            f"{'' if shares else f' of {classes} classes'}; cross-entropy takes [N, classes, ...] for classes "
-            "[N, ...], or for shares of the same shape. Change the network's last layer, or the targets."
+            f"the network returns {tuple(outputs.shape)} for targets {tuple(targets.shape)} of {classes} classes; "
+            "cross-entropy needs outputs [N, classes, ...] for classes [N, ...], or probabilities of the same shape. "
+            "Change the network's last layer, or the targets."
         )
 
 
 def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: bool) -> None:
-    """Raise where a loss of the user's own fails on some samples, or gives something else than their mean loss.
+    """Raise a ConfigError if a custom loss fails on some samples, or does not return their mean loss.
 
     Args:
-        loss: of outputs and targets; one of ours is not looked at.
-        outputs: what the network gives for some samples, with its graph.
-        targets: of these samples.
-        learned: whether it is what devices descend: then it must have a gradient.
+        loss: the loss; those of the package are not checked.
+        outputs: the network's outputs for some samples, with their graph.
+        targets: the targets of these samples.
+        learned: whether devices minimise it, so that it needs a gradient.
     """
     if loss in LOSSES.values():
         return
@@ -96,32 +96,34 @@ def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: boo
     except Exception as error:
         raise ConfigError(
             f"the loss fails on {_described(outputs)} and targets of shape {tuple(targets.shape)}: "
-            f"{type(error).__name__}: {error}. It must take what the network gives, and give the mean loss."
+            f"{type(error).__name__}: {error}. It must map outputs and targets to the mean loss."
         ) from error
+    for problem in _loss_problems(found, learned=learned):
+        raise ConfigError(problem)
+
+
+def _loss_problems(found: Any, *, learned: bool) -> Iterator[str]:
     if not isinstance(found, Tensor) or found.numel() != 1:
-        raise ConfigError(
-            f"the loss gives {_described(found)}; it must give the mean over the samples, a tensor of one number."
-        )
-    if learned and not found.requires_grad:
-        raise ConfigError(
-            "the loss has no gradient: it does not depend on what the network gives, or only by steps that torch "
-            "cannot differentiate, such as argmax, detach() or NumPy. Compute it from the outputs by torch alone."
+        yield f"the loss returns {_described(found)}; it must return the mean over the samples, a tensor of one number."
+    elif learned and not found.requires_grad:
+        yield (
+            "the loss has no gradient: it does not depend on the network's outputs, or only through operations that "
+            "torch cannot differentiate, such as argmax, detach() or NumPy. Compute it from the outputs with torch."
         )
 
 
 def check_metrics(metrics: Mapping[str, Loss], outputs: Any, targets: Tensor) -> None:
-    """Raise where a metric gives something else than a number; one that fails on few samples may do well on many."""
+    """Raise a ConfigError if a metric does not return a number; one that fails may still work on the full test set."""
     for name, metric in metrics.items():
         try:
             found = metric(outputs, targets)
-        except Exception:  # noqa: S112 -- the test set may be what it wants
+        except Exception:  # noqa: S112 -- it may need more samples
             continue
         try:
             float(found)
         except (TypeError, ValueError, RuntimeError):
-            raise ConfigError(
-                f"the metric {name!r} gives {_described(found)}; it must give one number, the mean over the samples."
-            ) from None
+            allowed = "it must return one number, the mean over the samples"
+            raise ConfigError(f"the metric {name!r} returns {_described(found)}; {allowed}.") from None
 
 
 def _described(value: Any) -> str:
@@ -131,7 +133,7 @@ def _described(value: Any) -> str:
 
 
 def measures_for(loss: Loss) -> dict[str, Loss]:
-    """Return what is measured on the test set by default: accuracy for classes, the absolute error for numbers."""
+    """Return the default measures on the test set: accuracy for classes, the mean absolute error for regression."""
     if loss is nn.functional.cross_entropy:
         return {"accuracy": accuracy}
     return {"mae": _l1} if loss in (_mse, _l1) else {}

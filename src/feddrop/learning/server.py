@@ -1,13 +1,13 @@
-"""What the server does with the mean of the updates: take it as it is, or as the gradient of a step of its own.
+"""Server optimizers: use the mean of the updates as it is, or as the gradient of a server step.
 
-The optimizers are those of adaptive federated optimisation: with Δ the change that the method's merge would make,
+The optimizers are those of adaptive federated optimisation: with Δ the change made by the method's merge,
 
     fedavgm      v = momentum·v + Δ,                                   w = w + lr·v
     fedadagrad   m = β₁m + (1-β₁)Δ,  v = v + Δ²,                       w = w + lr·m/(√v + τ)
     fedadam      m = β₁m + (1-β₁)Δ,  v = β₂v + (1-β₂)Δ²,               w = w + lr·m/(√v + τ)
     fedyogi      m = β₁m + (1-β₁)Δ,  v = v - (1-β₂)Δ²·sign(v - Δ²),    w = w + lr·m/(√v + τ)
 
-Norm statistics are no weights: they are taken as they are.
+Norm statistics are not weights: they are used as they are.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from feddrop.subnets.parameters import Params
 
 
 def first_state(config: Server, params: Params) -> Params:
-    """Return what the server's optimizer remembers before the first round: a moment or two of every weight.
+    """Return the initial state of the server's optimizer: one or two moments of every weight.
 
-    They are float32 at least: τ² and small changes squared are below what float16 can hold.
+    They are at least float32, since τ² and squares of small changes underflow in float16.
     """
     zeros = {name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for name, w in params.items()}
     if config.optimizer == "average":
@@ -42,14 +42,14 @@ def server_step(
     """Take a server step.
 
     Args:
-        config: which.
-        state: what the optimizer remembers.
+        config: the optimizer and its settings.
+        state: the optimizer's state.
         before: the parameters before the round.
-        after: the parameters that the method's merge gave.
-        weights: names of what is learned; the rest is taken as it is.
+        after: the parameters after the method's merge.
+        weights: names of the trained parameters; the others are taken from ``after``.
 
     Returns:
-        The new parameters, and what to remember.
+        The new parameters and the new state.
     """
     if config.optimizer == "average":
         return after, state

@@ -1,6 +1,6 @@
-"""Steps of local optimizers, equal to torch.optim's to the bit.
+"""Steps of local optimizers, bit-identical to those of torch.optim.
 
-Importing torch.optim brings torch's compiler along, two seconds a process; these few lines do not.
+Importing torch.optim would also import torch's compiler, which takes two seconds per process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sgd:
 
 
 class Adam:
-    """Adam, and AdamW, whose weight decay does not pass through the gradient."""
+    """Adam and AdamW, whose weight decay is not part of the gradient."""
 
     def __init__(self, config: Train, lr: float) -> None:
         self._config, self._lr = config, lr
@@ -68,7 +68,7 @@ class Adam:
 
 
 def clip(gradients: Sequence[Tensor | None], largest: float) -> list[Tensor | None]:
-    """Scale all gradients by one factor, so that their norm together is at most ``largest``."""
+    """Scale all gradients by one factor so that their joint norm is at most ``largest``."""
     norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
     if not norms:
         return list(gradients)

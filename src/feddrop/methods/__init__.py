@@ -1,7 +1,7 @@
 """Learning methods: the table of builders, and how a method is built from its settings.
 
 A method of the package is a settings class in ``config/methods.py``, a module here, and one line in ``BUILDERS``. A
-custom one is ``"package.module:factory"``, where ``factory(setup, **settings)`` returns a
+custom method is ``"package.module:factory"``, where ``factory(setup, **settings)`` returns a
 :class:`~feddrop.methods.method.Method`.
 """
 
@@ -47,29 +47,25 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
 
 
 def factory_of(settings: MethodSettings) -> MethodFactory:
-    """Return the function ``setup -> Method`` of a method; it can be pickled."""
+    """Return the function ``setup -> Method`` of these settings; it can be pickled."""
     return partial(build_method, settings)
 
 
 def checked_method(made: Any, what: str) -> Method:
-    """Return what a factory made if it is a method; otherwise raise a ConfigError."""
+    """Return the result of a factory if it is a method; otherwise raise a ConfigError."""
     if not isinstance(made, Method):
         raise ConfigError(f"{what} returns a {type(made).__name__}; a factory must return a feddrop.Method.")
     return made
 
 
 def _custom_factory(settings: CustomMethod) -> Callable[..., Any]:
-    """Import a custom factory and check that it takes its settings."""
+    """Import a custom factory and check that it accepts its settings."""
     factory: Any = named_object(settings.factory, "method.name")
-    if not callable(factory):
-        raise ConfigError(
-            f"method.name is {settings.factory!r}, which is not a function. Name a factory (setup, **settings) -> "
-            "Method."
-        )
     try:
         inspect.signature(factory).bind(None, **settings.settings)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"method {settings.factory!r} does not take the settings {dict(settings.settings)}: {error}."
+            f"method.name is {settings.factory!r}, which does not take the settings {dict(settings.settings)}: "
+            f"{error}. Name a factory (setup, **settings) -> Method."
         ) from None
     return factory  # type: ignore[no-any-return]

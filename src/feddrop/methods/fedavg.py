@@ -1,4 +1,4 @@
-"""Federated averaging: every device trains the whole network."""
+"""Federated averaging: every device trains the full network."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Federated dropout: a random subnet per device and round, at the rate the device was given.
+"""Federated dropout: a random subnet per device per round, at the device's rate.
 
-With rate 0 for every device this is exactly federated averaging. ``docs/method.md`` derives the three rules.
+With rate 0 for every device this is federated averaging. ``docs/method.md`` derives the three rules.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_feddrop(setup: Setup, config: FedDrop) -> Method:
                 mean.add(name, values, piece, update.num_samples)
             mean.count(update.num_samples)
         if config.rule == "model":
-            kept = frozen if mean.weight else params  # which a mean of zero-padded models would move
+            kept = frozen if mean.weight else params  # a mean of zero-padded models would change these
             return {**mean.mean(), **{name: params[name] for name in kept}}, state
         return {name: params[name] + step for name, step in mean.mean().items()}, state
 

@@ -1,9 +1,9 @@
-"""FedDST, federated dynamic sparse training: one sparse network for all devices, whose mask follows what they learn.
+"""FedDST, federated dynamic sparse training: one sparse network for all devices, whose mask adapts to their data.
 
-The global mask covers every weight, output layer included; biases and norms are kept whole, and kept weights are not
-rescaled. Devices train the masked network. Every few rounds each of them moves its mask: it prunes its smallest weights
+The global mask covers every weight, output layer included; biases and norms are not masked, and kept weights are not
+rescaled. Devices train the masked network. Every few rounds each device moves its mask: it prunes its smallest weights
 and grows as many where its gradient is largest; the server then prunes the union of their masks back to the sparsity.
-``docs/feddst.md`` tells what was chosen where the paper is silent. With sparsity 0 this is federated averaging.
+``docs/feddst.md`` lists the choices that the paper leaves open. With sparsity 0 this is federated averaging.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feddrop.config import FedDST
 from feddrop.errors import FrameError, TrainingError
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call_model
-from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, mark_largest, mask_jobs, mask_state, apply_masks
+from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
 from feddrop.methods.method import (
     Batches,
     Job,
@@ -41,52 +41,67 @@ from feddrop.subnets.piece import Subnet, from_device_shape
 
 
 def build_feddst(setup: Setup, config: FedDST) -> Method:
-    """Build FedDST; its sparsity S is the rate that all devices are given."""
-    sparsity = setup.one_rate("feddst")
-    layout = Layout(setup.model, sparsity, config)
-    rounds = setup.rounds
+    """Build FedDST; its sparsity S is the rate of all devices."""
+    it = _FedDST(setup, config)
+    return Method(
+        it.init, it.plan, it.layout.cut, it.local, it.merge, answer=it.answer, settle=it.settle, notes=it.notes
+    )
 
-    def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-        return setup.loss(outputs.softmax(1) if config.as_released else outputs, targets)
 
-    def init(start: Params) -> State:
-        masks = {name: mark_largest(np.abs(start[name].numpy()), layout.kept[name]) for name in layout.weights}
-        return mask_state(layout.joined(masks), informed=(), moved=0)
+class _FedDST:
+    """The functions of FedDST; its attributes never change."""
 
-    def plan(state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-        asks = {"mask": Spec("bool", (layout.size,))} if config.readjusts(round_, rounds) else {}
+    def __init__(self, setup: Setup, config: FedDST) -> None:
+        self.setup, self.config, self.rounds = setup, config, setup.rounds
+        self.layout = Layout(setup.model, setup.one_rate("feddst"), config)
+
+    def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.setup.loss(outputs.softmax(1) if self.config.as_released else outputs, targets)
+
+    def init(self, start: Params) -> State:
+        kept = self.layout.kept
+        masks = {name: mark_largest(np.abs(start[name].numpy()), kept[name]) for name in self.layout.weights}
+        return mask_state(self.layout.joined(masks), informed=(), moved=0)
+
+    def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
+        asks = {"mask": Spec("bool", (self.layout.size,))} if self.config.readjusts(round_, self.rounds) else {}
         return mask_jobs(state, round_, rates, seed, asks)
 
-    def local(pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
-        seen = _Remembering(batches)
-        update = train_subnet(setup, setup.model, pieces, values, job, seen, objective)
+    def local(self, pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
+        layout, model = self.layout, self.setup.model
+        seen = _LastBatch(batches)
+        update = train_subnet(self.setup, model, pieces, values, job, seen, self.objective)
         memory = {"mask": job.payload["mask"]}
-        if not config.readjusts(job.round, rounds):
+        if not self.config.readjusts(job.round, self.rounds):
             return update, memory
-        after = parameters.from_model(setup.model)  # before the gradient's forward pass, which moves norm statistics
-        slopes = _gradients(setup.model, seen.last, objective)
-        masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, config.alpha_at(job.round, rounds))
+        after = parameters.from_model(model)  # before the gradient's forward pass, which changes norm statistics
+        slopes = _gradients(model, seen.last, self.objective)
+        alpha = self.config.alpha_at(job.round, self.rounds)
+        masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, alpha)
         pieces = layout.pieces(masks)
-        moved = {name: from_device_shape(tensor_change(values[name], after[name]), piece) for name, piece in pieces.items()}
+        moved = {
+            name: from_device_shape(tensor_change(values[name], after[name]), piece) for name, piece in pieces.items()
+        }
         return replace(update, subnet=pieces, values=moved, payload={"mask": layout.joined(masks)}), memory
 
-    def answer(job: Job, payload: Payload) -> Subnet:
+    def answer(self, job: Job, payload: Payload) -> Subnet:
         if "mask" not in payload:
-            return layout.cut(job)
-        before, after = layout.split(job.payload["mask"]), layout.split(payload["mask"])
-        layout.check(before, after, config.alpha_at(job.round, rounds), job.device)
-        return layout.pieces(after)
+            return self.layout.cut(job)
+        before, after = self.layout.split(job.payload["mask"]), self.layout.split(payload["mask"])
+        self.layout.check(before, after, self.config.alpha_at(job.round, self.rounds), job.device)
+        return self.layout.pieces(after)
 
-    def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+    def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
+        layout = self.layout
         masks, informed = layout.split(state["mask"]), set(state["informed"].tolist())
         before = apply_masks(before, masks)
-        mean = setup.mean_of(before, over="holders")
+        mean = self.setup.mean_of(before, over="holders")
         readjusted, moved = False, 0
         for _, update in updates:
             for name, piece in update.subnet.items():
                 mean.add(name, update.values[name], piece, update.num_samples)
             readjusted |= "mask" in update.payload
-            informed.add(update.device)  # it answered, so it has the mask that it was sent
+            informed.add(update.device)  # it replied, so it has the mask
         after = {name: before[name] + step for name, step in mean.mean().items()}
         if readjusted:
             new = {name: prune(after[name].numpy(), mean.held[name].numpy(), layout.kept[name]) for name in masks}
@@ -95,20 +110,18 @@ def build_feddst(setup: Setup, config: FedDST) -> Method:
                 masks, informed = new, set()
         return apply_masks(after, masks), mask_state(layout.joined(masks), informed, moved=moved)
 
-    def settle(state: State, held: Params) -> Params:
-        return apply_masks(held, layout.split(state["mask"]))
+    def settle(self, state: State, held: Params) -> Params:
+        return apply_masks(held, self.layout.split(state["mask"]))
 
-    def notes(state: State) -> dict[str, float]:
+    def notes(self, state: State) -> dict[str, float]:
         return {"mask_moved": float(state["moved"])}
-
-    return Method(init, plan, layout.cut, local, merge, answer=answer, settle=settle, notes=notes)
 
 
 class Layout(MaskLayout):
-    """A mask whose number of active weights is the same at any time.
+    """A mask with a constant number of active weights.
 
     Attributes:
-        kept: active weights of every layer.
+        kept: number of active weights in every layer.
     """
 
     def __init__(self, model: nn.Module, sparsity: float, config: FedDST) -> None:
@@ -123,11 +136,11 @@ class Layout(MaskLayout):
         }
 
     def survivors(self, name: str, alpha: float) -> int:
-        """Return how many active weights of a layer are left when a share ``alpha`` of them is pruned."""
+        """Return the number of active weights left in a layer after a share ``alpha`` of them is pruned."""
         return kept_count(math.prod(self.weights[name]), (1.0 - self._sparsities[name]) * (1.0 - alpha))
 
     def moved(self, trained_: Params, masks: Masks, slopes: Params, alpha: float) -> Masks:
-        """Readjust every layer that is not dense; ``trained_`` gets the values that go with the new masks."""
+        """Readjust every layer that is not dense; the values in ``trained_`` are changed to match the new masks."""
         moved = dict(masks)
         for name, size in self.kept.items():
             if size == masks[name].size:
@@ -141,31 +154,31 @@ class Layout(MaskLayout):
         return moved
 
     def check(self, before: Masks, after: Masks, alpha: float, device: int) -> None:
-        """Raise unless a device could have moved its mask like this: as many active weights, few of them new."""
+        """Raise a FrameError unless a device can have moved its mask like this: as many active weights, few new."""
         for name, size in self.kept.items():
             new, active = int((after[name] & ~before[name]).sum()), int(after[name].sum())
             most = size - self.survivors(name, alpha)
-            least = size - most if self._anywhere else size  # the released code may grow what is active already
+            least = size - most if self._anywhere else size  # the released code may grow weights that are active
             if not least <= active <= size or new > most:
                 raise FrameError(
-                    f"device {device} answered with {active} active weights of {name}, {new} of them new; {size} and "
-                    f"at most {most} new ones were due."
+                    f"device {device} sent a mask with {active} active weights of {name}, {new} of them new; expected "
+                    f"{size}, at most {most} of them new."
                 )
 
 
 def layer_sparsities(
     shapes: Mapping[str, tuple[int, ...]], sparsity: float, how: str, *, as_released: bool = False
 ) -> dict[str, float]:
-    """Spread a sparsity over layers, so that its mean over all weights is what was asked for.
+    """Distribute a sparsity over layers such that its mean over all weights is S.
 
     ``"erk"``: the density 1 - s_l is proportional to (n_in + n_out + kernel sides) / (n_in · n_out · kernel size);
-    ``"er"`` leaves the kernel out of both. A layer whose density would exceed 1 is dense; the others make up for it.
+    ``"er"`` ignores the kernel in both. A layer whose density would exceed 1 is dense; the others compensate.
 
     Args:
         shapes: shapes of the weights, ``[out, in, *kernel]``.
         sparsity: mean share of zeros, S.
         how: ``"erk"``, ``"er"`` or ``"uniform"``.
-        as_released: scale 1 - (that ratio) to the mean S in place of the ratio itself, so layers come out nearly alike.
+        as_released: scale 1 - ratio instead of the ratio to the mean S, which makes the layers nearly equal.
     """
     if how == "uniform":
         return dict.fromkeys(shapes, sparsity)
@@ -195,18 +208,18 @@ def layer_sparsities(
 def readjust(
     weight: Floats, mask: Mask, gradient: Floats, *, survivors: int, kept: int, anywhere: bool = False
 ) -> tuple[Mask, Floats]:
-    """Move a layer's mask, as a device does: prune the smallest weights, grow where the gradient is largest.
+    """Move a layer's mask on a device: prune the smallest weights, grow where the gradient is largest.
 
     Args:
         weight: trained weights.
-        mask: where they are active.
-        gradient: of the last minibatch, over all weights.
-        survivors: active weights left by pruning.
-        kept: active weights after growth.
-        anywhere: whether growth may pick weights that survived, which are then zeroed (the published code).
+        mask: which weights are active.
+        gradient: gradient of the last minibatch, over all weights.
+        survivors: number of active weights after pruning.
+        kept: number of active weights after growth.
+        anywhere: whether growth may pick surviving weights, which are then zeroed (as in the released code).
 
     Returns:
-        The new mask, and the weights with zeros where they are grown or not active.
+        The new mask, and the weights with zeros where they are grown or inactive.
     """
     stays = mark_largest(np.where(mask, np.abs(weight), np.float32(-1)), survivors) & mask
     slope = np.abs(gradient) if anywhere else np.where(stays, np.float32(-1), np.abs(gradient))
@@ -215,21 +228,21 @@ def readjust(
 
 
 def prune(weight: Floats, held: Floats, kept: int) -> Mask:
-    """Prune the union of the devices' masks by magnitude, as the server does.
+    """Prune the union of the devices' masks by magnitude at the server.
 
-    Weights that were only grown are all zero: among them, those that most samples voted for come first.
+    Weights that were only grown are all zero; among them, those held by devices with more samples come first.
 
     Args:
         weight: averaged weights.
-        held: samples of the devices whose mask holds a weight.
-        kept: active weights left.
+        held: number of samples of the devices that hold each weight.
+        kept: number of active weights to keep.
     """
     union = held > 0
     return mark_largest(np.where(union, np.abs(weight), np.float32(-1)), kept, held) & union
 
 
-class _Remembering:
-    """Minibatches, of which the last one stays at hand."""
+class _LastBatch:
+    """Minibatches that keep the last one in ``last``."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches, self.num_samples = batches, batches.num_samples
@@ -242,7 +255,7 @@ class _Remembering:
 
 
 def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
-    """Return the gradient of a minibatch's loss in every weight, active or not."""
+    """Return the gradient of a minibatch's loss for every weight, active or not."""
     named = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
     found = torch.autograd.grad(loss(call_model(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
     return {

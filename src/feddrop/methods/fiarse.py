@@ -1,9 +1,9 @@
-"""FIARSE: a device trains the largest weights of the network, as many as its rate leaves room for.
+"""FIARSE: a device trains the largest weights of the network, as many as its rate allows.
 
-A weight takes part in a minibatch only while its magnitude is at least the threshold θ that the round began with, so
-that importance is learned with the weights: what sinks below θ is out, and what stands close above it moves faster.
-The network can be cut to any size afterwards (:func:`at_rate`). ``docs/fiarse.md`` tells what is theirs and what is
-ours. With rate 0 for every device it is federated averaging.
+A weight takes part in a minibatch only while its magnitude is at least the threshold θ of the round's start, so that
+importance is learned with the weights: weights below θ are inactive, and those just above it move faster. The trained
+network can be cut to any size (:func:`at_rate`). ``docs/fiarse.md`` lists the differences from the paper. With rate 0
+for every device it is federated averaging.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from feddrop.config import FIARSE
 from feddrop.learning.batches import Inputs, safe_layout
-from feddrop.methods.masking import Floats, MaskLayout, Masks, mark_largest, apply_masks
+from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
 from feddrop.methods.windows import average_over_holders
 from feddrop.subnets import parameters
@@ -32,7 +32,7 @@ from feddrop.subnets.piece import Subnet, from_device_shape, full_piece
 from feddrop.wire.sections import sections_bytes
 
 _NEXT_TO_NOTHING = 1e-18
-"""Nothing is below a θ of 0, and nothing that matters below this one, whose square float32 still holds."""
+"""The smallest θ used; its square does not underflow in float32, and smaller weights do not matter."""
 
 log = logging.getLogger("feddrop")
 
@@ -53,8 +53,8 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     def init(_: Params) -> State:
         if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
             log.warning(
-                f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest stay about as "
-                "they began, and tests are of the whole network. Give a device rate 0, or test feddrop.at_rate(...)."
+                f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest hardly change, "
+                "but the full network is tested. Give a device rate 0, or test feddrop.at_rate(...)."
             )
         return {}
 
@@ -66,8 +66,8 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
         floors = layout.thresholds(pieces, values)
 
         def objective(network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
-            own = dict(network.named_parameters())
-            large = {name: _large(own[name], floor) for name, floor in floors.items()}
+            named = dict(network.named_parameters())
+            large = {name: _large(named[name], floor) for name, floor in floors.items()}
             return setup.loss(functional_call(network, large, safe_layout(network, x)), y)
 
         return train_subnet(setup, setup.model, pieces, values, job, batches, objective=objective), memory
@@ -80,10 +80,10 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
 
 
 def at_rate(setup: Setup, config: FIARSE, params_: Params, rate: float) -> nn.Module:
-    """Return the network as a device of a rate holds it: its largest weights, and zeros.
+    """Return the network as a device of a given rate holds it: its largest weights, and zeros.
 
     Args:
-        setup: what the method was built for, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
+        setup: the setup of the method, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
         config: the method's settings.
         params_: the trained parameters.
         rate: γ.
@@ -95,29 +95,33 @@ def at_rate(setup: Setup, config: FIARSE, params_: Params, rate: float) -> nn.Mo
 
 
 class _Layout(MaskLayout):
-    """Which weights are the largest, at any rate."""
+    """Finds the largest weights at any rate."""
 
     def __init__(self, model: nn.Module, config: FIARSE) -> None:
         super().__init__(model)
         self._by_layer = config.threshold == "layer"
 
     def largest(self, held: Params, rate: float) -> Masks:
-        """Mark the largest weights, a share 1-γ of the network's or of each layer's."""
+        """Mark the largest weights: a share 1-γ of the network or of each layer."""
         sizes: dict[str, Floats] = {name: np.abs(held[name].numpy()) for name in self.weights}
         if self._by_layer:
-            return {name: largest(size, kept_count(size.size, 1.0 - rate)) for name, size in sizes.items()}
-        return self.parted(largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
+            return {name: mark_largest(size, kept_count(size.size, 1.0 - rate)) for name, size in sizes.items()}
+        return self.parted(mark_largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
 
     def payload(self, held: Params, rate: float) -> dict[str, Tensor]:
-        """Return what a device of a rate must be sent: one bit a weight; nothing where it holds them all."""
+        """Return the payload for a device of a given rate: one bit per weight, or nothing if it holds them all."""
         return {} if self._all(rate) else {"mask": self.joined(self.largest(held, rate))}
 
     def cut(self, job: Job) -> Subnet:
         """Return the subnet of a job."""
-        return {name: full_piece(shape) for name, shape in self._shapes.items()} if self._all(job.rate) else super().cut(job)
+        return (
+            {name: full_piece(shape) for name, shape in self._shapes.items()}
+            if self._all(job.rate)
+            else super().cut(job)
+        )
 
     def sizes(self, rate: float) -> Sizes:
-        """Return what a subnet of a rate costs, where every layer keeps its share."""
+        """Return the cost of a subnet of a given rate, for thresholds per layer."""
         kept = {
             name: kept_count(math.prod(shape), 1.0 - rate) if name in self.weights else math.prod(shape)
             for name, shape in self._shapes.items()
@@ -125,7 +129,7 @@ class _Layout(MaskLayout):
         return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}))
 
     def thresholds(self, pieces: Subnet, values: Params) -> dict[str, float]:
-        """Return θ of every weight that has one, from what a device holds: the smallest magnitude that was kept."""
+        """Return θ of every cut weight tensor: the smallest magnitude that the device holds."""
         cut = [name for name in self.weights if pieces[name].index is not None]
         among = self.weights if cut and not self._by_layer else cut
         held = {name: from_device_shape(values[name], pieces[name]) for name in among if pieces[name].size}
@@ -145,15 +149,15 @@ def _large(weight: Tensor, threshold: float) -> Tensor:
 
 
 class _Large(torch.autograd.Function):
-    """The weights of magnitude θ and more, and zeros.
+    """Replaces weights of magnitude below θ by zeros.
 
-    The gradient of those is multiplied by 1 + 2θ|w|/(|w|+θ)², which is 1.5 at θ and falls towards 1; the others have
-    none.
+    The gradient of the others is multiplied by 1 + 2θ|w|/(|w|+θ)², which is 1.5 at θ and falls towards 1; zeroed
+    weights have no gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, threshold: float) -> Tensor:
-        size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))  # squares are beyond float16
+        size = weight.abs().to(torch.promote_types(weight.dtype, torch.float32))  # squares underflow in float16
         active = size >= threshold
         factor = active * (1.0 + 2.0 * threshold * size / (size + threshold).square())
         ctx.save_for_backward(factor.to(weight.dtype))

@@ -1,9 +1,9 @@
-"""FjORD, ordered dropout: nested widths of one network, and every minibatch trains one of them.
+"""FjORD, ordered dropout: nested widths of one network, of which every minibatch trains one.
 
-A device holds the first units of every hidden layer, up to the widest share p_max that its rate leaves room for. Each
-of its minibatches draws one width p ≤ p_max, the same in all layers, and trains the first p of the units; so the
-network can be cut to any of the widths afterwards (:func:`at_width`). Activations have other statistics at every width:
-those of norms are kept apart. ``docs/fjord.md`` tells what is theirs and what is ours.
+A device holds the first units of every hidden layer, up to the largest share p_max that its rate allows. Each of its
+minibatches draws one width p ≤ p_max, the same in all layers, and trains the first p of the units; so the trained
+network can be cut to any of the widths (:func:`at_width`). Activations have different statistics at every width, so
+norm statistics are stored per width. ``docs/fjord.md`` lists the differences from the paper.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, gather, full_piece
+from feddrop.subnets.piece import Piece, Subnet, full_piece, gather
 from feddrop.subnets.units import shrink, unit_pieces
 from feddrop.wire.sections import sections_bytes
 
@@ -52,14 +52,14 @@ log = logging.getLogger("feddrop")
 
 
 def build_fjord(setup: Setup, config: FjORD) -> Method:
-    """Build FjORD. With the one width 1 it is federated averaging.
+    """Build FjORD. With the single width 1 it is federated averaging.
 
     Example:
         >>> from torch import nn, zeros
         >>> import feddrop
         >>> net = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3))
         >>> setup = feddrop.Setup(model=net, example=zeros(1, 8), rounds=3)
-        >>> method = feddrop.build_method(feddrop.FjORD(widths=(0.2, 0.6, 1.0), setup))
+        >>> method = feddrop.build_method(feddrop.FjORD(widths=(0.2, 0.6, 1.0)), setup)
         >>> {rate: method.sizes(rate).kept["0.weight"] for rate in (0.0, 0.5, 0.64, 0.99)}
         {0.0: 80, 0.5: 48, 0.64: 48, 0.99: 16}
     """
@@ -71,10 +71,10 @@ def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: 
     """Return the network at one of the widths, with the norm statistics of that width.
 
     Args:
-        setup: what the method was built for, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
+        setup: the setup of the method, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
         config: the method's settings.
         params_: the trained parameters.
-        state: what the method remembers.
+        state: the method's state.
         width: one of ``config.widths``.
     """
     if width not in config.widths:
@@ -90,14 +90,14 @@ def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: 
 
 
 class _Fjord:
-    """FjORD's functions; it holds nothing that changes."""
+    """The functions of FjORD; its attributes never change."""
 
     def __init__(self, setup: Setup, config: FjORD) -> None:
         self.setup, self.config = setup, config
         self.levels = [_Level(setup.model, setup.blueprint(), width) for width in config.widths]
 
     def init(self, start: Params) -> State:
-        self._say_what_is_not_trained()
+        self._warn_of_untrained_units()
         kept = {
             _key(number): _joined([gather(start[name], level.pieces[name]) for name in level.statistics])
             for number, level in enumerate(self.levels[:-1])
@@ -117,7 +117,7 @@ class _Fjord:
         level, top = self.levels[self.config.widest(job.rate)], self.config.widest(job.rate)
         if top == len(self.levels) - 1:
             return level.pieces
-        nothing = np.empty(0, np.int64)  # the network's own statistics are those of its full width
+        nothing = np.empty(0, np.int64)  # the parameters hold the statistics of the full width
         return {
             name: Piece(shape=piece.shape, index=nothing, sub_shape=(0,)) if name in level.statistics else piece
             for name, piece in level.pieces.items()
@@ -144,18 +144,18 @@ class _Fjord:
         return replace(update, payload=payload), memory
 
     def _objective(self, draws: _Draws, network: nn.Module, x: Inputs, y: Tensor) -> Tensor:
-        """Return the loss of a minibatch at the width it draws; distilling, that of p_max and of a narrower one."""
+        """Return the loss of a minibatch at a drawn width; with distillation, that of p_max and of a smaller width."""
         number = draws.next()
         if not self.config.distill or draws.top == 0:
             return self.setup.loss(self._outputs(network, number, draws.top, x), y)
         if y.is_floating_point():
-            raise TrainingError("method.distill needs targets that are classes; these are numbers. Remove it.")
+            raise TrainingError("method.distill needs classes as targets, but they are floats. Remove it.")
         wide = call_model(network, x)
         narrow = self._outputs(network, number, draws.top, x)
         return self.setup.loss(wide, y) + nn.functional.cross_entropy(narrow, wide.detach().softmax(1))
 
     def _outputs(self, network: nn.Module, number: int, top: int, x: Inputs) -> Tensor:
-        """Run the first units of a network: its tensors are cut, and gradients find their way back."""
+        """Run the first units of a network on views of its tensors, so that gradients reach them."""
         if number == top:
             return call_model(network, x)
         level = self.levels[number]
@@ -167,20 +167,23 @@ class _Fjord:
     def answer(self, job: Job, payload: Payload) -> Subnet:
         steps = payload["steps"]
         if int(steps.min()) < 0:
-            raise FrameError(f"device {job.device} says it took {steps.tolist()} steps at its widths.")
+            raise FrameError(
+                f"device {job.device} reports {steps.tolist()} steps at its widths; they must not be negative."
+            )
         for number in self._apart(len(steps) - 1):
             self._check_statistics(job, number, payload[_key(number)])
         return self.cut(job)
 
     def _check_statistics(self, job: Job, number: int, new: Tensor) -> None:
-        """Raise unless a device may have met activations of these statistics, by the same limit as weights have."""
-        who = f"device {job.device} answered with norm statistics at width {self.config.widths[number]:g}"
-        largest = float((new - job.payload[_key(number)]).abs().max())
-        if not largest <= LARGEST:
-            raise FrameError(f"{who} that change by {largest:.3g}: training diverged. Lower the learning rate.")
-        for name, part in self.levels[number].split(new).items():
-            if parameters.is_variance(name) and float(part.min()) < 0:
-                raise FrameError(f"{who} of which a variance is {float(part.min()):.3g}; it must be at least 0.")
+        """Raise a FrameError if norm statistics have a negative variance, or change by more than weights may."""
+        change = float((new - job.payload[_key(number)]).abs().max())
+        parts = self.levels[number].split(new).items()
+        least = min((float(part.min()) for name, part in parts if parameters.is_variance(name)), default=0.0)
+        if not change <= LARGEST or least < 0:
+            raise FrameError(
+                f"device {job.device} sent norm statistics at width {self.config.widths[number]:g} that change by "
+                f"{change:.3g}, with a smallest variance of {least:.3g}: training diverged. Lower the learning rate."
+            )
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         """Average every entry over the devices that hold it: those with p_max ≥ p, for what width p adds."""
@@ -190,10 +193,10 @@ class _Fjord:
         for _, update in updates:
             for name, piece in update.subnet.items():
                 mean.add(name, update.values[name], piece, update.num_samples)
-            own = update.payload["steps"]
-            steps[: len(own)] += own
-            for number in self._apart(len(own) - 1):
-                if own[number]:  # a width that no minibatch drew has nothing new to say
+            taken = update.payload["steps"]
+            steps[: len(taken)] += taken
+            for number in self._apart(len(taken) - 1):
+                if taken[number]:  # the statistics of a width without minibatches did not change
                     old = state[_key(number)]
                     change = update.payload[_key(number)] - old
                     mean.add(_key(number), change, full_piece(tuple(old.shape)), update.num_samples)
@@ -221,32 +224,32 @@ class _Fjord:
         return {"width": mean, **by_width}
 
     def _apart(self, top: int) -> list[int]:
-        """Return the numbers of the widths up to ``top`` whose norm statistics travel beside the values."""
+        """Return the indices of the widths up to ``top`` whose norm statistics are sent in the payload."""
         return [n for n, level in enumerate(self.levels[:-1]) if n <= top and level.statistics]
 
     def _asks(self, top: int) -> dict[str, Spec]:
         sizes = {_key(n): Spec("float32", (self.levels[n].statistics_size,)) for n in self._apart(top)}
         return {"steps": Spec("int32", (top + 1,)), **sizes}
 
-    def _say_what_is_not_trained(self) -> None:
+    def _warn_of_untrained_units(self) -> None:
         if self.setup.rates is None:
             return
         widest = self.config.widths[max(map(self.config.widest, self.setup.rates))]
         if widest < 1.0:
             log.warning(
-                f"no device trains more than width {widest:g}: the units beyond stay as they began, and tests are of "
-                "the whole network. Give a device rate 0."
+                f"no device trains more than width {widest:g}: the other units keep their initial values, but the full "
+                "network is tested. Give a device rate 0."
             )
 
 
 class _Level:
-    """A width of the network: how many units it has, and where its tensors lie in a wider one's.
+    """One width of the network.
 
     Attributes:
-        units: units of every group.
-        pieces: what it holds of every tensor.
-        slices: where its tensors lie in those of a wider network, all but statistics.
-        statistics: names and sizes of its norm statistics.
+        units: number of units in every group.
+        pieces: the piece of every tensor.
+        slices: the position of each tensor in that of a wider network, except for statistics.
+        statistics: names and sizes of the norm statistics.
     """
 
     def __init__(self, model: nn.Module, blueprint: Blueprint, width: float) -> None:
@@ -269,26 +272,28 @@ class _Level:
 
     @cached_property
     def network(self) -> nn.Module:
-        """A network of this width, made when first needed; at full width the model itself."""
+        """A network of this width, created on first use; at full width the model itself."""
         return self._model if self._width == 1.0 else shrink(self._model, self._graph, self.units)
 
     def split(self, flat: Tensor) -> Params:
-        """Return norm statistics by name from all of them one after another."""
+        """Split concatenated norm statistics by name."""
         parts = torch.split(flat, list(self.statistics.values()))
         return dict(zip(self.statistics, parts, strict=True))
 
     def moved(self, flat: Tensor, change: Tensor) -> Tensor:
-        """Return norm statistics after a change, all of them one after another; rounding takes none below 0."""
-        return torch.cat(list(parameters.without_negative_variances(self.split(flat), self.split(flat + change)).values()))
+        """Return concatenated norm statistics after a change; variances that rounding made negative are reset."""
+        return torch.cat(
+            list(parameters.without_negative_variances(self.split(flat), self.split(flat + change)).values())
+        )
 
 
 class _Draws:
-    """The widths of a device's minibatches in a round, drawn from its seed, and how often each was."""
+    """The widths of a device's minibatches in a round, drawn from its seed, and how often each was drawn."""
 
     def __init__(self, seed: int, config: FjORD, top: int) -> None:
         self.top, self.steps = top, [0] * (top + 1)
         self._distill = config.distill and top > 0
-        self._choices = top if self._distill else top + 1  # beside p_max, a narrower one learns from it
+        self._choices = top if self._distill else top + 1  # with distillation, a width below p_max learns from p_max
         self._seed, self._count = derive(seed, "width"), count()
 
     def next(self) -> int:
@@ -300,7 +305,7 @@ class _Draws:
 
 
 def _joined(statistics: list[Tensor]) -> Tensor:
-    """Write norm statistics one after another; they travel as float32, whatever the network computes in."""
+    """Concatenate norm statistics; they are sent as float32, whatever the network's dtype."""
     return torch.cat(statistics).float()
 
 

@@ -1,7 +1,7 @@
-"""One mask for all devices, over every weight: what methods with a sparse network of their own share.
+"""Masks over all weights, shared by methods whose network is sparse.
 
-The mask covers every weight, output layer included; biases, norms and what is frozen are kept whole. It
-travels as one bit a weight to devices that do not know it yet; those that do are sent a digest.
+A mask covers every weight, output layer included; biases, norms and frozen parameters are not masked. It is sent with
+one bit per weight; devices that already have it get a digest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Floats = npt.NDArray[np.float32]
 
 
 class MaskLayout:
-    """Which weights a mask covers, and how a mask becomes pieces.
+    """The weights that a mask covers, and how a mask becomes pieces.
 
     Attributes:
-        weights: shape of every weight that is learned, in the network's order.
-        size: weights in all, and so bits of a mask.
+        weights: shape of every trainable weight, in the network's order.
+        size: total number of these weights, and so bits of a mask.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,14 +40,14 @@ class MaskLayout:
         self.weights = {name: tuple(p.shape) for name, p in parameters.weights(model).items() if p.requires_grad}
         self.size = sum(math.prod(shape) for shape in self.weights.values())
         if not self.size:
-            raise ConfigError("the network has no weights that are learned, and so nothing to mask. Use 'fedavg'.")
+            raise ConfigError("the network has no trainable weights, so there is nothing to mask. Use 'fedavg'.")
 
     def joined(self, parts: Mapping[str, npt.NDArray[Any]]) -> Tensor:
-        """Write the arrays of all weights one after another, ``[size]``."""
+        """Concatenate the arrays of all weights, ``[size]``."""
         return torch.from_numpy(np.concatenate([parts[name].reshape(-1) for name in self.weights]))
 
     def parted(self, flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Undo :meth:`joined`."""
+        """Invert :meth:`joined`."""
         ends = np.cumsum([math.prod(shape) for shape in self.weights.values()])
         parts = np.split(flat, ends[:-1])
         return {name: part.reshape(shape) for (name, shape), part in zip(self.weights.items(), parts, strict=True)}
@@ -56,24 +56,25 @@ class MaskLayout:
         """Return the masks of all layers."""
         flat = mask.numpy().reshape(-1)
         if flat.size != self.size or flat.dtype != bool:
-            raise FrameError(f"a mask of {flat.size} bits; {self.size} were expected.")
+            raise FrameError(f"a mask has {flat.size} bits; expected {self.size}.")
         return self.parted(flat)
 
     def pieces(self, masks: Masks) -> Subnet:
-        """Return what is kept of every tensor."""
+        """Return the piece of every tensor."""
         return {
-            name: _piece(masks[name]) if name in self.weights else full_piece(shape) for name, shape in self._shapes.items()
+            name: _piece(masks[name]) if name in self.weights else full_piece(shape)
+            for name, shape in self._shapes.items()
         }
 
     def cut(self, job: Job) -> Subnet:
-        """Return the subnet of a job: what its mask keeps."""
+        """Return the subnet that a job's mask keeps."""
         if "mask" not in job.payload:
-            raise FrameError(f"device {job.device} was sent no mask, and remembers none.")
+            raise FrameError(f"device {job.device} received no mask and remembers none.")
         return self.pieces(self.split(job.payload["mask"]))
 
 
 def apply_masks(dense: Params, masks: Masks) -> Params:
-    """Return parameters with zeros where a mask has them."""
+    """Return the parameters with zeros outside the masks."""
     zero = torch.zeros(())
     return {
         name: torch.where(torch.from_numpy(masks[name]), w, zero) if name in masks else w for name, w in dense.items()
@@ -81,7 +82,7 @@ def apply_masks(dense: Params, masks: Masks) -> Params:
 
 
 def mask_jobs(state: State, round_: int, rates: Mapping[int, float], seed: int, asks: Mapping[str, Spec]) -> list[Job]:
-    """Return the jobs of a round: the state's mask, or a digest of it for those devices that are ``informed``."""
+    """Return the jobs of a round with the state's mask; devices that are ``informed`` remember it."""
     informed = set(state["informed"].tolist())
     return [
         replace(
@@ -95,7 +96,7 @@ def mask_jobs(state: State, round_: int, rates: Mapping[int, float], seed: int, 
 
 
 def mask_state(mask: Tensor, informed: Iterable[int], **numbers: int) -> State:
-    """Return what is remembered: the mask, the devices that know it, and whole numbers by name."""
+    """Return a state: the mask, the devices that have it, and named integers."""
     return {
         "mask": mask,
         "informed": torch.tensor(sorted(informed), dtype=torch.int64),
@@ -104,7 +105,7 @@ def mask_state(mask: Tensor, informed: Iterable[int], **numbers: int) -> State:
 
 
 def mark_largest(scores: Floats, count: int, then: Floats | None = None) -> Mask:
-    """Mark the ``count`` largest scores; ties go to the larger ``then``, and after that to the lower position."""
+    """Mark the ``count`` largest scores; ties go to the larger ``then``, and then to the lower position."""
     flat = scores.reshape(-1)
     if count <= 0 or count >= flat.size:
         return np.full(scores.shape, count > 0)

@@ -1,12 +1,12 @@
-"""The one interface: what a method of federated training over subnets is.
+"""The interface of a method for federated training over subnets.
 
 A method is a small tuple of pure functions; its state is passed in and out. The server calls ``init``, ``plan`` and
-``merge``, the device calls ``local``; both call ``cut``, and get the same subnet. Nothing in a method knows how devices
-are run, and nothing outside knows a method by name.
+``merge``, the device calls ``local``; both call ``cut`` and get the same subnet. A method does not know how devices are
+executed, and no other code depends on a particular method.
 
-What no seed regenerates (a mask that follows from the data, scores, statistics) is a named tensor in ``Job.payload``
-or ``Update.payload``: it travels in a section of the frame, is checked, and its bytes are counted. What a device is to
-know again in a later round goes into its memory, which ``local`` is given and gives back.
+Tensors that no seed can regenerate (masks that depend on data, scores, statistics) go into ``Job.payload`` or
+``Update.payload``: they are sent as sections of the frame, checked, and their bytes are counted. What a device must
+remember for later rounds goes into its memory, which ``local`` receives and returns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from feddrop.config import Train
+from feddrop.config import Server, Train
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Gradients, Loss, Objective, train_network
-from feddrop.learning.means import Mean, MeanConfig
+from feddrop.learning.means import Mean
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
@@ -30,17 +30,17 @@ from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape
 
 State = dict[str, Tensor]
-"""What a method remembers at the server between rounds: tensors by name, so that it can be saved safely."""
+"""The state of a method at the server between rounds: tensors by name, so that it can be saved safely."""
 
 Memory = dict[str, Tensor]
-"""What one device remembers between rounds, likewise."""
+"""The memory of one device between rounds, likewise."""
 
 Payload = Mapping[str, Tensor]
-"""Named tensors that travel beside the values."""
+"""Named tensors that are sent along with the values."""
 
 
 class Spec(NamedTuple):
-    """What a payload tensor must be: its dtype, as the wire names it, and its shape."""
+    """The required dtype (by name) and shape of a payload tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,17 +48,17 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one device is to do in one round.
+    """The task of one device in one round.
 
     Attributes:
         round: round, from 1.
         device: device number, from 0.
-        seed: the device's seed for this round: every random choice of this device in this round comes from it.
+        seed: the device's seed for this round, from which all its random choices are derived.
         rate: dropout rate γ.
-        payload: what the device must know besides, and no seed regenerates.
-        remembered: names in ``payload`` that the device has in its memory from an earlier round: a digest travels in
-            their place, so that a device which remembers something else notices.
-        asks: what the update must carry in its payload; known to the server, which refuses anything else.
+        payload: tensors that the device needs and no seed can regenerate.
+        remembered: names in ``payload`` that the device has in its memory; a digest is sent instead, so that a device
+            with another tensor notices.
+        asks: the payload that the update must have; the server refuses any other.
     """
 
     round: int
@@ -72,15 +72,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one device sends back.
+    """The reply of one device.
 
     Attributes:
         device: device number.
-        num_samples: samples trained on, |D_k|.
+        num_samples: number of samples trained on, |D_k|.
         loss: mean training loss.
-        subnet: what the values belong to.
+        subnet: the subnet that the values belong to.
         values: change of every tensor of the subnet, flat kept values ``[size]``.
-        payload: what the job asked for besides.
+        payload: the tensors that the job asked for.
     """
 
     device: int
@@ -92,7 +92,7 @@ class Update:
 
 
 class Batches(Protocol):
-    """The minibatches of one device in one round, all local epochs one after another."""
+    """The minibatches of one device in one round, over all local epochs."""
 
     num_samples: int
 
@@ -103,15 +103,15 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a subnet of some rate costs, so that the radio can promise a deadline.
+    """Upper bounds on the cost of a subnet at some rate, from which the radio computes deadlines.
 
     Attributes:
-        kept: values of every tensor that travel down, and up where nothing else is said.
-        push_bytes: bytes of payload sections down, at most.
-        pull_bytes: bytes of payload sections up, at most.
-        work: what a device computes, at most, as a multiple of training these values once; more than 1 for methods that
-            run a minibatch more than once.
-        answered: values of every tensor that travel up, at most, where they are others than those that travel down.
+        kept: number of values of every tensor sent to the device, and back unless ``answered`` is given.
+        push_bytes: bytes of payload sections sent to the device.
+        pull_bytes: bytes of payload sections sent back.
+        work: computation as a multiple of training these values once; above 1 for methods that run a minibatch more
+            than once.
+        answered: number of values of every tensor sent back, if different.
     """
 
     kept: Mapping[str, int]
@@ -122,20 +122,21 @@ class Sizes:
 
 
 class Method(NamedTuple):
-    """The functions that make a method; the last four may be left out.
+    """The functions of a method; the last four are optional.
 
     Attributes:
         init: ``params -> state``.
-        plan: ``(state, params, round, rates, seed) -> jobs``; rates by device number, only of devices that take part;
-            seed is the run's root seed.
+        plan: ``(state, params, round, rates, seed) -> jobs``; rates by number of the devices that take part; seed is
+            the run's root seed.
         cut: ``job -> subnet``, the same at server and device.
         local: ``(subnet, values, job, batches, memory) -> (update, memory)``; values in the device's shapes.
-        merge: ``(state, params, jobs and updates) -> (params, state)``; they arrive one by one and are never all held.
-        sizes: ``rate -> Sizes``, which must not grow with the rate; None where the method takes no rates from a radio.
-        answer: ``(job, payload) -> subnet``: checks what a device sent besides its values and says which subnet the
-            values belong to; raises FrameError. Without it, they belong to the subnet of the job.
-        settle: ``(state, params) -> params``: what the method holds of these parameters, for methods whose network is
-            itself sparse; called after a server step.
+        merge: ``(state, params, jobs and updates) -> (params, state)``; updates arrive one by one and are never all
+            held.
+        sizes: ``rate -> Sizes``, which must not grow with the rate; None if the method cannot take rates from a radio.
+        answer: ``(job, payload) -> subnet``: checks the payload of an update and returns the subnet of its values;
+            raises FrameError. Without it, this is the subnet of the job.
+        settle: ``(state, params) -> params``: masks the parameters after a server step, for methods whose network is
+            sparse itself.
         notes: ``state -> numbers`` for the record of the round.
     """
 
@@ -152,17 +153,17 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a method is built for; a factory is ``(setup, settings) -> Method``.
+    """What a method is built from; a factory is ``(setup, settings) -> Method``.
 
     Attributes:
-        model: the network; a template, and the place where whole subnets are trained.
-        example: inputs of one sample, ``[1, ...]``: what tracing and counting run through the network.
-        rounds: rounds in all.
-        train: local training.
+        model: the network: a template, in which subnets of full shape are trained.
+        example: inputs of one sample, ``[1, ...]``, for tracing and counting.
+        rounds: total number of rounds.
+        train: settings of local training.
         loss: ``(outputs, targets) -> mean loss``.
-        rates: the rates that the user gave, one a device; None where a radio decides them.
-        mean: how updates are averaged.
-        seed: the run's root seed, for what is drawn outside of ``plan``: ``derive(setup.seed, "my draws", round)``.
+        rates: the user's rates, one per device; None if the radio decides them.
+        server: settings of the server, such as the kind of mean.
+        seed: the run's root seed, for draws outside ``plan``: ``derive(setup.seed, "my draws", round)``.
     """
 
     model: nn.Module
@@ -171,12 +172,12 @@ class Setup:
     train: Train = field(default_factory=Train)
     loss: Loss = nn.functional.cross_entropy
     rates: Sequence[float] | None = None
-    mean: MeanConfig = field(default_factory=MeanConfig)
+    server: Server = field(default_factory=Server)
     seed: int = 0
     _known: list[Blueprint] = field(default_factory=list, repr=False, compare=False)
 
     def blueprint(self) -> Blueprint:
-        """Return what cutting needs to know of the network; read off once, also for copies of this setup."""
+        """Return the network's blueprint, which is read once, also for copies of this setup."""
         if not self._known:
             self._known.append(Blueprint(self.model, self.example))
         return self._known[0]
@@ -187,21 +188,20 @@ class Setup:
 
     def mean_of(self, like: Params, *, over: str) -> Mean:
         """Return an empty mean of updates, ``over`` ``"all"`` devices or the ``"holders"`` of each entry."""
-        return Mean(like, self.mean, over=over)
+        return Mean(like, self.server, over=over)
 
     def one_rate(self, method: str) -> float:
-        """Return the one rate that all devices were given, for methods that know only one."""
-        if self.rates is None:
+        """Return the rate of all devices, for methods that need it to be the same."""
+        if self.rates is None or len(set(self.rates)) != 1:
+            source = "[radio] sets one rate per device" if self.rates is None else "rate differs between devices"
             raise ConfigError(
-                f"[radio] decides a rate for every device, and {method!r} has one for all. Remove [radio]."
+                f"{source}, but {method!r} needs the same for all. Give rate as one number, without [radio]."
             )
-        if len(set(self.rates)) != 1:
-            raise ConfigError(f"rate differs between devices, and {method!r} has one for all. Give one number.")
         return self.rates[0]
 
 
 def plan_jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-    """Return the plain jobs of a round, in device order, each with a seed of its own."""
+    """Return the jobs of a round without payload, in device order, each with its derived seed."""
     return [
         Job(round=round_, device=device, seed=derive(seed, "device", round_, device), rate=rate)
         for device, rate in sorted(rates.items())
@@ -209,9 +209,9 @@ def plan_jobs(round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
 
 
 def checked_state(state: State, what: str) -> State:
-    """Return what a method's function ``what`` gave as its state if it can be saved, else raise a RunError."""
+    """Return the state that a method's function ``what`` returned if it can be saved; otherwise raise a RunError."""
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise RunError(f"the method's {what} gives the state {shortened(state)}; it must be a dictionary of tensors.")
+        raise RunError(f"the method's {what} returns the state {shortened(state)}; it must be a dictionary of tensors.")
     return state
 
 
@@ -227,11 +227,11 @@ def train_subnet(
     objective: Objective | None = None,
     watch: Callable[[Gradients], None] | None = None,
 ) -> Update:
-    """Load a subnet's values into a network of its shapes, train it, and return how far it has moved.
+    """Load a subnet's values into a network of its shapes, train it, and return the change.
 
-    ``loss`` stands in place of the setup's; ``objective`` and ``watch`` are those of
-    :func:`feddrop.learning.local.train_network`. What no value travels of (norm statistics of another width) stays as the
-    network has it.
+    ``loss`` replaces that of the setup; ``objective`` and ``watch`` are those of
+    :func:`feddrop.learning.local.train_network`. Tensors without values (norm statistics of another width) keep those
+    of the network.
     """
     parameters.load_into(network, {name: value for name, value in values.items() if value.numel()})
     mean = train_network(
@@ -246,16 +246,18 @@ def train_subnet(
     )
     after = parameters.from_model(network)
     moved = {
-        name: from_device_shape(tensor_change(values[name], after[name]), piece) if values[name].numel() else torch.empty(0)
+        name: from_device_shape(tensor_change(values[name], after[name]), piece)
+        if values[name].numel()
+        else torch.empty(0)
         for name, piece in subnet.items()
     }
     return Update(device=job.device, num_samples=batches.num_samples, loss=mean, subnet=subnet, values=moved)
 
 
 def tensor_change(sent: Tensor, after: Tensor) -> Tensor:
-    """Return how far a tensor moved from what was sent, as the network holds it: float16 may round what int8 sent."""
+    """Return the change of a tensor from the value sent, rounded to the network's dtype as the network was."""
     return after - sent.to(after.dtype).to(sent.dtype)
 
 
 MethodFactory = Callable[[Setup], Method]
-"""Builds a method; picklable, so that worker processes can build their own."""
+"""Builds a method; it can be pickled, so that worker processes can build the method too."""

@@ -1,16 +1,16 @@
-"""PruneFL: one sparse network for all devices, whose size follows from what a weight is worth and what it costs.
+"""PruneFL: one sparse network for all devices, whose size follows from the gain and the cost of each weight.
 
-Devices train the masked network and add up what every weight, active or not, would have done for the loss: its squared
-gradient. Every few rounds they send these scores, and the server adjusts the mask: of each layer the smallest weights
-may go, and of those and the pruned ones it keeps whatever gains more per second than the network as it stands. In the
-first stage one device does this alone, so that the others begin with a network that is small already.
-``docs/prunefl.md`` tells what was chosen where the paper is silent.
+Devices train the masked network and accumulate a score for every weight, active or not: its squared gradient. Every few
+rounds they send these scores, and the server adjusts the mask: among the smallest weights of each layer and the pruned
+ones, it keeps those that gain more per second than the rest of the network. In the first stage one device does this
+alone, so that the others start with a network that is small already. ``docs/prunefl.md`` lists the choices that the
+paper leaves open.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -22,18 +22,18 @@ import torch
 from feddrop.config import PruneFL
 from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
-from feddrop.methods.masking import Floats, MaskLayout, Masks, mark_largest, mask_jobs, mask_state, apply_masks
+from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
 from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, train_subnet
 from feddrop.models import flops
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet
 
 STEADY_CHANGE = 0.1
-"""The first stage ends when the number of active weights changed by no more than this share ..."""
+"""The first stage ends when the number of active weights changes by at most this share ..."""
 STEADY_ADJUSTMENTS = 5
-"""... in so many adjustments in a row."""
+"""... in this many consecutive adjustments."""
 BITS = 64
-"""A weight travels down and up, 32 bits each."""
+"""A weight is sent to the device and back, with 32 bits each."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -47,7 +47,10 @@ def build_prunefl(setup: Setup, config: PruneFL) -> Method:
         >>> config.method.first_rounds
         10
     """
-    _check(setup, config)
+    for layer in config.layer_costs:
+        setup.blueprint().droppable_layer(layer, "a layer of method.layer_costs")
+    for problem in _problems(setup, config):
+        raise ConfigError(problem)
     it = _Prunefl(setup, config)
     return Method(
         it.init, it.plan, it.layout.cut, it.local, it.merge, answer=it.answer, settle=it.settle, notes=it.notes
@@ -55,12 +58,12 @@ def build_prunefl(setup: Setup, config: PruneFL) -> Method:
 
 
 class _Prunefl:
-    """PruneFL's functions; it holds nothing that changes."""
+    """The functions of PruneFL; its attributes never change."""
 
     def __init__(self, setup: Setup, config: PruneFL) -> None:
         self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
         self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
-        self._counted = cache(lambda: flops.count_flops(setup.model, setup.example))  # when the server first adjusts
+        self._counted = cache(lambda: flops.count_flops(setup.model, setup.example))  # only the server needs it
 
     def init(self, _: Params) -> State:
         mask = torch.ones(self.layout.size, dtype=torch.bool)
@@ -74,7 +77,7 @@ class _Prunefl:
         jobs = mask_jobs(state, round_, dict.fromkeys(devices, pruned), seed, self._asked if due else {})
         if not due:
             return jobs
-        # The server alone knows when the first stage has ended: so devices are told when their scores are due.
+        # Only the server knows when the first stage has ended, so it asks the devices for their scores.
         return [replace(job, payload={**job.payload, "due": torch.ones(1, dtype=torch.bool)}) for job in jobs]
 
     def local(
@@ -84,13 +87,13 @@ class _Prunefl:
 
         def watch(gradients: Gradients) -> None:
             for name, g in gradients.items():
-                wide = g.to_dense().to(torch.promote_types(g.dtype, torch.float32))  # squares are beyond float16
+                wide = g.to_dense().to(torch.promote_types(g.dtype, torch.float32))  # float16 is too narrow for squares
                 sums[name] = sums[name] + wide if name in sums else wide.clone()
 
         update = train_subnet(self.setup, self.setup.model, pieces, values, job, batches, watch=watch)
         scores, others = _scores(self.layout, sums, update.num_samples)
         mask = job.payload["mask"]
-        if "scores" in memory and torch.equal(memory["mask"], mask):  # under another mask they were worth other things
+        if "scores" in memory and torch.equal(memory["mask"], mask):  # scores of another mask are discarded
             scores, others = memory["scores"] + scores, memory["others"] + others
         if "due" in job.payload:
             return replace(update, payload={"scores": scores, "others": others}), {"mask": mask}
@@ -98,7 +101,7 @@ class _Prunefl:
 
     def answer(self, job: Job, payload: Payload) -> Subnet:
         if any(bool((tensor < 0).any()) for tensor in payload.values()):
-            raise FrameError(f"device {job.device} answered with scores below 0; they are squares.")
+            raise FrameError(f"device {job.device} sent negative scores; they must be squares.")
         return self.layout.cut(job)
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
@@ -110,7 +113,7 @@ class _Prunefl:
             for name, piece in update.subnet.items():
                 mean.add(name, update.values[name], piece, update.num_samples)
             mean.count(update.num_samples)
-            informed.add(update.device)  # it answered, so it has the mask that it was sent
+            informed.add(update.device)  # it replied, so it has the mask
             found.add(job, update)
         after = {name: before[name] + step for name, step in mean.mean().items()}
         adjusts = self.config.adjusts(found.round, int(state["began"])) and bool(found.scores.any())
@@ -135,7 +138,7 @@ class _Prunefl:
         )
 
     def _numbers(self, state: State, old: Masks, new: Masks, round_: int, *, adjusts: bool) -> dict[str, int]:
-        """Return what is remembered of a round, and whether it ends the first stage."""
+        """Return the numbers of a round for the state; ``began`` is set if the round ends the first stage."""
         began, steady = int(state["began"]), int(state["steady"])
         grown = sum(int((new[name] & ~old[name]).sum()) for name in old)
         pruned = sum(int((old[name] & ~new[name]).sum()) for name in old)
@@ -156,7 +159,7 @@ class _Prunefl:
 
 @dataclass(slots=True)
 class _Found:
-    """What the devices of a round found, added up as they answer."""
+    """The sums of the devices' scores and sample counts in a round."""
 
     scores: Doubles
     others: float = 0.0
@@ -182,23 +185,23 @@ def adjust(
     removable: float,
     most: int,
 ) -> Masks:
-    """Return the mask that gains most per second: what is sure to stay, and of the candidates whatever raises the gain.
+    """Return the mask with the largest gain per second: weights certain to stay, and candidates that raise the gain.
 
-    A candidate is one of a layer's smallest active weights, or one that is pruned. With the sums over all that is kept
+    A candidate is one of a layer's smallest active weights, or a pruned weight. With sums over all weights kept,
 
         gain = (Σ score + others) / (Σ cost + overhead),
 
-    candidates are taken by falling score / cost, while that is more than the gain of what is kept so far.
+    candidates are added by falling score / cost, as long as this exceeds the gain of the weights kept so far.
 
     Args:
-        weights: magnitudes of every weight, by tensor.
-        masks: which are active.
-        scores: what each would do for the loss, likewise.
-        costs: seconds a weight, by tensor.
-        others: score of what is never pruned.
-        overhead: seconds that no weight adds to.
+        weights: magnitudes of the weights, by tensor.
+        masks: which weights are active.
+        scores: squared gradients of the weights, by tensor.
+        costs: seconds per weight, by tensor.
+        others: score of the parameters that are never pruned.
+        overhead: seconds per round independent of the weights.
         removable: share of a layer's active weights that are candidates.
-        most: active weights at the end, at most, unless those that are sure to stay are more.
+        most: largest number of active weights, unless more are certain to stay.
     """
     stays = {}
     for name, mask in masks.items():
@@ -210,7 +213,7 @@ def adjust(
     cost = np.concatenate([np.full(mask.size, costs[name]) for name, mask in masks.items()])
     candidates = np.flatnonzero(~kept)
     order = candidates[np.argsort(-(score / cost)[candidates], kind="stable")]
-    # What is gained, and what it costs, before each candidate in turn.
+    # Total score and cost before each candidate.
     gain = others + score[kept].sum() + np.cumsum(score[order]) - score[order]
     seconds = overhead + cost[kept].sum() + np.cumsum(cost[order]) - cost[order]
     worth = score[order] / cost[order] > gain / seconds
@@ -221,7 +224,7 @@ def adjust(
 
 
 def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squares of a round's summed gradients times the samples: of every weight, and of the rest together."""
+    """Return squares of a round's summed gradients times the samples: per weight, and in total for other parameters."""
     squares = {name: (g.cpu() ** 2 * num_samples).float() for name, g in sums.items()}
     scores = {
         name: squares[name].numpy() if name in squares else np.zeros(shape, np.float32)
@@ -232,7 +235,7 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
 
 
 def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: float) -> dict[str, float]:
-    """Return the seconds that a weight of every tensor adds to a round in which a device trains on so many samples."""
+    """Return the seconds per weight of every tensor that a device spends in a round with this many samples."""
     costs = {}
     for name, layer in setup.blueprint().weights.items():
         work = counted.by_weight[name].training / counted.sizes[name]
@@ -241,26 +244,22 @@ def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: fl
     return costs
 
 
-def _check(setup: Setup, config: PruneFL) -> None:
-    """Raise where PruneFL has nothing to do, or is given what it cannot take."""
+def _problems(setup: Setup, config: PruneFL) -> Iterator[str]:
+    """Find settings with which PruneFL cannot run, or would do nothing."""
     if setup.rates is None:
-        raise ConfigError("[radio] decides a rate for every device, and 'prunefl' finds its own size. Remove [radio].")
-    for layer in config.layer_costs:
-        setup.blueprint().named(layer, "a layer of method.layer_costs")
+        yield "[radio] sets one rate per device, but 'prunefl' determines its size itself. Remove [radio]."
+        return
     if config.first_device >= len(setup.rates):
-        raise ConfigError(
-            f"method.first_device is {config.first_device}, and there are {len(setup.rates)} devices; it must be from "
-            f"0 to {len(setup.rates) - 1}."
-        )
+        yield f"method.first_device is {config.first_device}; it must be from 0 to {len(setup.rates) - 1}."
     first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
     first = first or config.first_rounds + config.adjust_every
     if first > setup.rounds:
-        raise ConfigError(
-            f"'prunefl' would adjust its mask for the first time in round {first}, and there are {setup.rounds}. "
-            "Lower method.adjust_every or method.first_rounds, or run more rounds."
+        yield (
+            f"'prunefl' would first adjust its mask in round {first}, but the run has {setup.rounds}. Lower "
+            "method.adjust_every or method.first_rounds, or run more rounds."
         )
     if config.first_rounds >= setup.rounds:
-        raise ConfigError(
-            f"method.first_rounds is {config.first_rounds}, and there are {setup.rounds} rounds: all devices but one "
-            "would never train. Lower it, or run more rounds."
+        yield (
+            f"method.first_rounds is {config.first_rounds}, but the run has {setup.rounds} rounds, so only one device "
+            "would train. Lower it, or run more rounds."
         )

@@ -1,7 +1,7 @@
 """HeteroFL and FedRolex: a device trains a window of the units of every hidden layer.
 
-HeteroFL's window is always the first units; FedRolex's moves on by one unit a round, and wraps around. Devices of one
-rate have the same window. ``docs/windows.md`` tells what is theirs and what is ours.
+HeteroFL's window always starts at the first unit; FedRolex's moves by one unit per round and wraps around. Devices of
+the same rate have the same window. ``docs/windows.md`` lists the differences from the papers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params, is_statistic
 from feddrop.subnets.piece import Index, Subnet
-from feddrop.subnets.probe import random_state_kept, example_inputs, tensors_in, twin
+from feddrop.subnets.probe import example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import UnitGraph
 
 log = logging.getLogger("feddrop")
@@ -42,7 +42,7 @@ def build_fedrolex(setup: Setup, config: Windows) -> Method:
 
 
 def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
-    """Build a method whose window starts at the first unit, and may move on by one unit a round."""
+    """Build a method whose window starts at the first unit and may move by one unit per round."""
     blueprint, subnet = setup.blueprint(), config.subnets()
     cut_at, sizes_at = unit_cutter(blueprint, subnet), sizer(blueprint, subnet)
     graph = blueprint.units
@@ -51,7 +51,7 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     def init(_: Params) -> State:
         if setup.rates is not None:
             widest = kept_units(graph, cut_at(min(setup.rates), partial(window, 0)))
-            _say_what_nobody_holds(graph, widest, setup.rounds - 1 if moves else 0)
+            _warn_of_untrained_units(graph, widest, setup.rounds - 1 if moves else 0)
         return {}
 
     def plan(_: State, __: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -74,12 +74,12 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
 
 
 def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:
-    """Return what makes a smaller network divide by the share of units that is left, as theirs do in training.
+    """Return the function that makes a smaller network divide by the share of units kept, as in both papers.
 
-    What a hidden layer gives is divided. A depthwise or grouped convolution reads the very units that it makes, divided
-    already: that is undone before it. Before a norm with running statistics dividing would be in vain, since the norm
-    takes it out again, and it would spoil the statistics: there a window that moves, whose units stand for all, has the
-    layers that read them divide; one that does not is left as it is.
+    The output of a hidden layer is divided. A depthwise or grouped convolution reads the units that it produces, which
+    are divided already, so its input is multiplied back. Before a norm with running statistics, division has no effect
+    on the output but falsifies the statistics: there a moving window divides in the layers that read the units, and a
+    fixed window not at all.
     """
     model, graph = setup.model, setup.blueprint().units
     normed = {axis.group for name, axes in graph.axes.items() if is_statistic(name) for axis in axes}
@@ -90,8 +90,8 @@ def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, i
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         for layer, group in makers:
             factor, module = graph.groups[group] / sizes[group], network.get_submodule(layer)
-            whole = model.get_submodule(layer)
-            if isinstance(whole, _ConvNd) and whole.groups > 1:
+            full = model.get_submodule(layer)
+            if isinstance(full, _ConvNd) and full.groups > 1:
                 module.register_forward_pre_hook(partial(_read, 1.0 / factor), with_kwargs=True)
             module.register_forward_hook(partial(_given, factor))
         for layer, group in readers:
@@ -102,9 +102,9 @@ def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, i
 
 
 def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str], bool]) -> list[tuple[str, str]]:
-    """Return the modules that make ("out") or read ("in") units of the chosen groups, and the group.
+    """Return the modules that produce ("out") or read ("in") units of the chosen groups, with the group.
 
-    Tied weights have several. A weight that is not used by a module of its own, called as one, has no place for a hook.
+    Tied weights have several. A weight used outside the module that owns it has no place for a hook.
     """
     uses = [
         (name, user, axis.group)
@@ -115,47 +115,46 @@ def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str]
     ]
     for name, user, _ in uses:
         weight, module = model.get_parameter(name), model.get_submodule(user)
-        own = any(p is weight for p in module.parameters(recurse=False))
-        if not (own and isinstance(module, nn.Linear | _ConvNd)):
+        owned = any(p is weight for p in module.parameters(recurse=False))
+        if not (owned and isinstance(module, nn.Linear | _ConvNd)):
             raise SubnetError(
-                f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), and windows scale what "
-                "nn.Linear and convolution modules give or read when they are called. Call such a module, as in "
-                "self.layer(x), or use the method 'feddrop'."
+                f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), but windows can only scale "
+                "calls of nn.Linear and convolution modules. Call a module, as in self.layer(x), or use 'feddrop'."
             )
     return list(dict.fromkeys((user, group) for _, user, group in uses))
 
 
 def _check_calls(setup: Setup, layers: Collection[str]) -> None:
-    """Raise where a layer of the user's own kind takes or gives anything but one tensor: what would be divided?"""
+    """Raise a SubnetError if a custom layer takes or returns anything but one tensor, which could not be divided."""
     copy = twin(setup.model)
 
     def check(layer: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or len(list(tensors_in((args, kwargs)))) != 1:
             raise SubnetError(
-                f"layer {layer!r} is called with several tensors, or gives a {type(output).__name__}; windows divide "
-                "what a layer reads or gives, which must be one tensor. Change it, or use the method 'feddrop'."
+                f"layer {layer!r} takes several tensors or returns a {type(output).__name__}; windows scale layers "
+                "that take and return one tensor. Change it, or use the method 'feddrop'."
             )
 
-    own = [layer for layer in layers if not type(copy.get_submodule(layer)).__module__.startswith("torch.nn.")]
-    for layer in own:
+    custom = [layer for layer in layers if not type(copy.get_submodule(layer)).__module__.startswith("torch.nn.")]
+    for layer in custom:
         copy.get_submodule(layer).register_forward_hook(partial(check, layer), with_kwargs=True)
-    if own:
+    if custom:
         with torch.no_grad(), random_state_kept(copy):
             copy(*example_inputs(copy, setup.example, 2))
 
 
-def _say_what_nobody_holds(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:
-    """Warn of units that no window gets to, given the units of the widest and how far it moves in all rounds."""
+def _warn_of_untrained_units(graph: UnitGraph, widest: Mapping[str, int], moved: int) -> None:
+    """Warn of units outside all windows, given the units of the widest window and how far it moves in all rounds."""
     unheld = sum(max(0, units - widest[group] - moved) for group, units in graph.groups.items())
     if unheld:
         log.warning(
-            f"{unheld} of {sum(graph.groups.values())} hidden units are in no window of any device and round: they "
-            "stay as they began, and tests are of the whole network. A device at rate 0 has all, without layer_rates."
+            f"{unheld} of {sum(graph.groups.values())} hidden units are in no device's window in any round: they keep "
+            "their initial values, but the full network is tested. A device with rate 0 and no layer_rates trains all."
         )
 
 
 def average_over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
-    """Average each entry over the devices that held it; what nobody held stays as it is."""
+    """Average each entry over the devices that held it; entries without holders do not change."""
     mean = setup.mean_of(params, over="holders")
     for _, update in updates:
         for tensor, piece in update.subnet.items():
@@ -164,7 +163,7 @@ def average_over_holders(setup: Setup, params: Params, updates: Iterable[tuple[J
 
 
 def window(start: int, _: str, units: int, share: float) -> Index | None:
-    """Return the units of a window that begins at ``start`` and wraps around, sorted; None if it is all of them."""
+    """Return the sorted units of a window that starts at ``start`` and wraps around; None for all units."""
     kept = kept_count(units, share)
     return None if kept == units else np.sort((start + np.arange(kept)) % units)
 

@@ -108,7 +108,7 @@ def _target(runs: Sequence[RunLog]) -> tuple[float, str]:
     target = float(np.min([run.accuracy[1] for run in runs]))
     if not np.isfinite(target) or len(runs) < 2:
         return float("nan"), ""
-    return target, f"Every run reached {in_percent(target)}, the target; the last columns show what that took."
+    return target, f"Every run reached {in_percent(target)}, the target. The last columns show the cost of reaching it."
 
 
 def _results(groups: Sequence[Group], target: float) -> Html:

@@ -17,7 +17,7 @@ from feddrop.report.style import SERIES
 
 DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D")
-_SEED_ENDING = re.compile(r"[-_ ./,]*(seed|s)?[-_=]?\d*$")
+_SEED_ENDING = re.compile(r"([-_ ./,]+(seed|s)?|seed)[-_=]?\d*$")
 _SEED_IN_A_SWEEP = re.compile(r"(^|,)seed=\d+(?=,|$)")
 
 

@@ -56,15 +56,13 @@ def section(title: str, lead: str, *children: Html) -> Html:
 
 
 def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
-    """Return a row of headline numbers, each given as label, number and note."""
-    return el(
-        "dl",
-        *(
-            el("div", el("dt", label), el("dd", _number(number), class_="number"), el("dd", note, class_="note"))
-            for label, number, note in items
-        ),
-        class_=class_,
-    )
+    """Return headline numbers, each given as label, number and note, in one row of six or in even rows."""
+    entries = [
+        el("div", el("dt", label), el("dd", _number(number), class_="number"), el("dd", note, class_="note"))
+        for label, number, note in items
+    ]
+    rows = -(-len(entries) // 6) or 1
+    return el("dl", *entries, class_=class_, style=f"--columns: {-(-len(entries) // rows)}")
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:

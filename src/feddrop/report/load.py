@@ -122,11 +122,11 @@ def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
     for part in filter(None, parted):
         sizes.setdefault(part[2], set()).add(part[1])
     spans = {rest: f"{min(all_, key=float)} to {max(all_, key=float)}" for rest, all_ in sizes.items() if len(all_) > 1}
-    told = (
+    reasons = (
         f"{spans[part[2]]} {part[2]}" if part and part[2] in spans else mark
         for mark, part in zip(marks, parted, strict=True)
     )
-    return dict(Counter(clean(reason, LONGEST_REASON) for reason in told).most_common())
+    return dict(Counter(clean(reason, LONGEST_REASON) for reason in reasons).most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:

@@ -26,10 +26,10 @@ from feddrop.report.style import (
     TEXT,
     WIDE,
     figure_height,
+    integer_ticks,
     new_figure,
     number_devices,
     row_height,
-    whole_ticks,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _draw(axes: Axes, image: Floats, rounds: Ints, devices: Ints) -> None:
         axes.hlines(np.arange(1, len(devices)) - 0.5, left, right, color=SURFACE, linewidth=1.2)
     if len(rounds) <= 40:
         axes.vlines(rounds[1:] - half, -0.5, len(devices) - 0.5, color=SURFACE, linewidth=1.2)
-    whole_ticks(axes)
+    integer_ticks(axes)
     number_devices(axes, devices, "y")
 
 

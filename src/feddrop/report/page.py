@@ -103,6 +103,7 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
     note = "pushed and pulled"
     if np.isfinite(run.saving):
         note = f"{in_percent(abs(run.saving))} {'less' if run.saving >= 0 else 'more'} than full float32 models"
+        note = "as much as full float32 models" if abs(run.saving) < 0.0005 else note
     yield "Traffic", in_bytes(float(run.traffic.sum())), note
     if np.isfinite(run.mean_rate):
         low, high = float(np.nanmin(run.values("rate"))), float(np.nanmax(run.values("rate")))
@@ -263,9 +264,8 @@ def _setup(run: RunLog) -> Html:
     tables = {key: value for key, value in run.config.items() if isinstance(value, dict) and value}
     loose = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
     machine = {key: run.info[key] for key in ("feddrop", "python", "torch", "cpu") if run.info.get(key) is not None}
-    panels = [
-        settings_panel(key, value) for key, value in ({"run": loose} | tables | {"versions": machine}).items() if value
-    ]
+    sections = {"run": loose} | tables | {"environment": machine}
+    panels = [settings_panel(key, value) for key, value in sections.items() if value]
     command = run.info.get("command")
     again = Html("")
     if command:

@@ -19,10 +19,10 @@ from feddrop.report.style import (
     SERIES,
     TEXT,
     WIDE,
+    integer_ticks,
     new_figure,
     number_devices,
     soften,
-    whole_ticks,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _wide_figure(table: Ints, names: Sequence[str]) -> Figure:
         upright = max(map(len, names)) * size / 100 > cell  # a letter is about 0.7 of its size wide
         axes.set_xticks(range(classes), names, rotation=90 * upright, fontsize=size, parse_math=False)
     else:
-        whole_ticks(axes, "class")
+        integer_ticks(axes, "class")
     number_devices(axes, np.arange(devices), "y")
     totals = axes.inset_axes((1.01, 0.0, 0.09, 1.0), sharey=axes)
     sums = table.sum(axis=1)

@@ -31,7 +31,7 @@ def cells_figure(devices: int = 200, seed: int = 0) -> Figure:
     for name, colour in SHOWN.items():
         gain_db = np.sort(10.0 * np.log10(_dropped(name, 4000, seed).gain))
         axes[-1].plot(gain_db, np.linspace(0, 1, len(gain_db)), color=colour, label=name)
-    axes[-1].axvline(-99.0, color=INK, lw=0.8, ls=":", label="gain in the paper")
+    axes[-1].axvline(-99.0, color=INK, lw=0.8, ls=":", label="effective gain in the paper")
     axes[-1].set_xlabel("mean gain, antennas included, dB")
     axes[-1].set_ylabel("share of devices below")
     axes[-1].set_title("gains")

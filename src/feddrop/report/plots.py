@@ -22,11 +22,11 @@ from feddrop.report.style import (
     EndLabel,
     draw_line,
     end_labels,
+    integer_ticks,
     new_figure,
     number_devices,
     round_axis,
     row_height,
-    whole_ticks,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def participation_figure(run: RunLog) -> Figure:
     else:
         axes.bar(place, times, width=0.68, color=SERIES[0], alpha=0.85)
     axes.set_ylim(0, max(1.12 * float(times.max()), 1))
-    whole_ticks(axes, "", side="y")  # the title names it
+    integer_ticks(axes, "", side="y")  # the title names it
     axes.set_xlim(min(-0.5, len(times) / 2 - 3.5), max(len(times) - 0.5, len(times) / 2 + 2.5))
     number_devices(axes, run.devices)
     return figure
@@ -80,7 +80,7 @@ def bytes_figure(run: RunLog) -> Figure:
         axes.stairs(full / scale, edges, baseline=None, color=INK, linewidth=1.2 if len(full) <= 100 else 0.6)
         labels.append(EndLabel(end, float(full[-1] / scale), "full models", INK))
     axes.set_ylim(bottom=0)
-    whole_ticks(axes)
+    integer_ticks(axes)
     axes.margins(x=0)
     end_labels(axes, labels)
     return figure
@@ -141,7 +141,7 @@ def device_figure(run: RunLog, field: DeviceField) -> Figure:
         axes.stairs(limit, edges, baseline=None, color=SERIES[1], linewidth=1.6)
         last = float(limit[np.isfinite(limit)][-1])
         end_labels(axes, [EndLabel(float(edges[-1]), last, LIMITS[field], SERIES[1])])
-    axes.set_ylim(0, max(1.12 * float(np.nanmax([*high, *limit])), 1e-3))
+    axes.set_ylim(0, 1.12 * float(np.nanmax([*high, *limit])) or 1.0)
     axes.set_xlim(min(-0.5, len(devices) / 2 - 3.5), max(len(devices) - 0.5, len(devices) / 2 + 2.5))
     number_devices(axes, devices)
     return figure

@@ -120,7 +120,7 @@ def soften(axes: Axes) -> None:
 
 def round_axis(axes: Axes, rounds: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
     """Set up the x-axis for these rounds, with a small margin."""
-    whole_ticks(axes)
+    integer_ticks(axes)
     first, last = float(rounds[0]), float(rounds[-1])
     room = min(0.5, 0.015 * (last - first)) or 0.5
     axes.set_xlim(first - room, last + room)
@@ -136,7 +136,7 @@ def number_devices(axes: Axes, devices: np.ndarray[tuple[int], np.dtype[np.int64
     axis.set_label_text("device", fontsize=TEXT, color=MUTED)
 
 
-def whole_ticks(axes: Axes, label: str = "round", side: str = "x") -> None:
+def integer_ticks(axes: Axes, label: str = "round", side: str = "x") -> None:
     """Use integer ticks on the x-axis, or on the axis named by ``side``."""
     from matplotlib.ticker import MaxNLocator
 

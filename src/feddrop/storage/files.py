@@ -33,7 +33,6 @@ _ADVICE = {
     errno.EPERM: "permission denied. Change the permissions, or choose another folder",
     errno.ENOENT: "its folder is gone. If it was renamed, rename it back; otherwise start again elsewhere",
     errno.EEXIST: "it is a file. Choose another folder",
-    errno.ENOTDIR: "a folder above it is a file. Choose another folder",
     errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
     errno.ELOOP: "it is a link. Remove the link, or choose another folder",
 }
@@ -55,8 +54,11 @@ def make_folder(path: Path) -> None:
     with os_errors("make the folder", path):
         for folder in (*reversed(path.parents), path):
             if not folder.is_dir():
-                folder.mkdir(exist_ok=True)
+                with suppress(FileExistsError):
+                    folder.mkdir()
                 sync_folder(folder.parent)
+        if not path.is_dir():
+            raise FileExistsError(errno.EEXIST, "it is a file")
 
 
 def is_folder(path: Path) -> bool:

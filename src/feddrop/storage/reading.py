@@ -29,7 +29,7 @@ def read_bytes(folder: Path, name: str, default: bytes | None = None) -> bytes:
         except (FileNotFoundError, NotADirectoryError):
             if default is not None:
                 return default
-    raise RunError(f"{clean(folder)} has no {name}. Give a run folder, as written by `feddrop run --out DIR`.")
+    raise RunError(f"{clean(folder)} has no {name}: not a run folder. Give one that `feddrop run --out DIR` wrote.")
 
 
 def read_config(folder: Path) -> RunConfig:

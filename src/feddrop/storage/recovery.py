@@ -83,7 +83,7 @@ def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoi
         return changed, ends[changed.round - 1]
     problem = ""
     if last:
-        problem = f"metrics.jsonl in {where} lacks rounds 1 to {last}: line {len(ends) + 1} is missing or damaged"
+        problem = f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is lost or damaged"
     elif len(ends) > 1 or (rounds and rounds[-1] > 1):  # a kill may come between first record and first checkpoint
         problem = f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read"
     if problem:

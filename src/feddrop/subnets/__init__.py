@@ -1,1 +1,1 @@
-"""Subnets: what is kept of a network (masks, units), and how it travels (frames)."""
+"""Subnets: parameters, blueprints, masks, units, and how a subnet is cut from a network."""

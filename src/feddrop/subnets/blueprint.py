@@ -1,4 +1,4 @@
-"""What cutting needs to know of a network, read off once and shared."""
+"""The structure of a network that cutting needs, read once and shared."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from feddrop.subnets.units import UnitGraph
 
 
 class Blueprint:
-    """The tensors of a network, what may be dropped of them, and its units, which are found when first asked for.
+    """The tensors of a network, which of them can be dropped, and its units, which are traced on first use.
 
-    Weights are what :func:`feddrop.subnets.parameters.weights` says: matrices and more, also those of recurrent layers and
-    embeddings. Norms are always kept, biases unless they are asked for.
+    Weights are those of :func:`feddrop.subnets.parameters.weights`: tensors of two or more dimensions, including those
+    of recurrent layers and embeddings. Norms are never dropped, biases only on request.
 
     Attributes:
         shapes: shape of every parameter and float buffer, in the network's order.
-        weights: the tensors that may be dropped, each once, with the name of the layer they belong to.
-        biases: the vectors of those layers, likewise.
-        linear: the names of the fully-connected layers.
-        layers: names of the layers that may be dropped.
-        tied: layers without weights of their own, and the one whose weights they share.
+        weights: layer of every droppable weight, by tensor name; shared weights appear once.
+        biases: layer of every vector of those layers, likewise.
+        linear: names of the fully-connected layers.
+        layers: names of the droppable layers.
+        tied: for layers that share all their weights, the layer that owns them.
     """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
-        """Read a network; it is left as it was.
+        """Read a network without changing it.
 
         Args:
             model: any network.
-            example: what it takes: a batch ``[N, ...]``, a tuple of batches, or the shape of one sample.
+            example: its input: a batch ``[N, ...]``, a tuple of batches, or the shape of one sample.
         """
         self.shapes = parameters.shapes(model)
-        own = parameters.weights(model)
-        self.weights = {name: parameters.layer_of(name) for name in own}
+        weights = parameters.weights(model)
+        self.weights = {name: parameters.layer_of(name) for name in weights}
         self.layers = list(dict.fromkeys(self.weights.values()))
-        first = {id(weight): self.weights[name] for name, weight in own.items()}
+        first = {id(weight): self.weights[name] for name, weight in weights.items()}
         self.tied = {
             layer: first[id(p)]
             for layer, module in model.named_modules(remove_duplicate=False)
@@ -47,17 +47,19 @@ class Blueprint:
             if id(p) in first and layer not in self.layers
         }
         rest = {
-            name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in own and p.numel()
+            name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in weights and p.numel()
         }
         self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
         self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}
         self.linear = frozenset(name for name in self.layers if isinstance(model.get_submodule(name), nn.Linear))
         self._model, self._example = model, example
 
-    def named(self, layer: str, what: str) -> str:
-        """Return the name of a layer that may be dropped, else raise a ConfigError; ``what`` is where it was given."""
+    def droppable_layer(self, layer: str, what: str) -> str:
+        """Return the name of a droppable layer; otherwise raise a ConfigError that names the setting ``what``."""
         if layer in self.tied:
-            raise ConfigError(f"{what} is {layer!r}, whose weights are those of {self.tied[layer]!r}. Name that one.")
+            raise ConfigError(
+                f"{what} is {layer!r}, which shares the weights of {self.tied[layer]!r}. Name that layer."
+            )
         return one_of(what, layer, self.layers)
 
     @cached_property
@@ -66,5 +68,5 @@ class Blueprint:
         return trace(self._model, self._example)
 
     def note(self) -> str:
-        """Return a line that names what is kept whole at the unit level, and why; empty if units were not asked for."""
+        """Return one line that lists what is kept whole at the unit level, and why; empty if units were not traced."""
         return self.units.note() if "units" in vars(self) else ""

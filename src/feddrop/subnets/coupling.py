@@ -1,10 +1,10 @@
-"""Which dimensions follow the same units: a union-find, filled while a network runs.
+"""Find which dimensions follow the same units: a union-find, filled while a network runs.
 
-:class:`Coupling` watches a forward pass at the level of ATen, where ``F.relu(x)``, ``x.relu()`` and ``nn.ReLU()(x)``
-are one and the same operation, and element-wise operations carry a tag. Every dimension of every parameter starts as
-units of its own; each operation's rule (:mod:`feddrop.subnets.rules`, and your own by :func:`register_rule`) joins the
-dimensions that must be cut together. Units that meet an operation which works across them, or has no rule, are kept
-whole, and the reason is remembered.
+:class:`Coupling` intercepts a forward pass at the level of ATen, where ``F.relu(x)``, ``x.relu()`` and ``nn.ReLU()(x)``
+are the same operation and element-wise operations carry a tag. At first every dimension of every parameter has separate
+units; the rule of each operation (:mod:`feddrop.subnets.rules`, or a custom one by :func:`register_rule`) joins the
+dimensions that must be cut together. Units used by an operation that mixes them, or that has no rule, are kept whole,
+and the reason is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from feddrop.errors import ConfigError
 from feddrop.subnets.probe import tensors_in
 
-# A weight stays a weight: another view of it, or itself times a number.
+# The result is still the same weight: a view of it, or the weight times a number.
 _VIEW = re.compile("_reshape_copy|_unsafe_view|alias|detach|expand|permute|squeeze|t|transpose|unsqueeze|view")
 _LINEAR = re.compile("_to_copy|clone|div|mul|neg")
 
@@ -31,14 +31,14 @@ Kind = Literal["conv", "linear"]
 
 
 class Units:
-    """Units that are cut together: a node of a union-find. ``count`` and ``whole`` count at the root only.
+    """Units that are cut together: a node of a union-find.
 
     Attributes:
-        count: number of units; the size of every dimension that follows them is a multiple of it.
-        whole: why all must be kept, if so.
-        role: of this very node, where it is a dimension of a weight: "in" if it is summed over.
-        outer: of this very node: how often the units are repeated along the dimension, all of them each time; more than
-            1 where a view has merged a fixed dimension with the one of the units that follows it.
+        count: number of units, valid at the root; the size of every dimension that follows them is a multiple of it.
+        whole: why all units must be kept, valid at the root; empty if they can be cut.
+        role: of this node, if it is a dimension of a weight: "in" if the dimension is summed over.
+        outer: of this node: how often all units are repeated along the dimension; more than 1 after a view merged a
+            fixed dimension with a following dimension of units.
     """
 
     __slots__ = ("count", "outer", "parent", "role", "whole")
@@ -51,7 +51,7 @@ class Units:
         self.outer = outer
 
     def root(self) -> Units:
-        """Return the node that speaks for all that are joined."""
+        """Return the root of all joined nodes."""
         node = self
         while node.parent is not None:
             node = node.parent
@@ -59,17 +59,17 @@ class Units:
 
 
 Dims = tuple[Units | None, ...]
-"""The units that each dimension of a tensor follows; None where its size is fixed (1 is always fixed)."""
+"""The units that each dimension of a tensor follows; None for a fixed size (1 is always fixed)."""
 
 
 class Call(NamedTuple):
-    """One operation that a network called.
+    """One operation called by a network.
 
     Attributes:
-        op: its name: ``"convolution"`` for ATen's own, ``"library::name"`` for others.
+        op: name of the operation: ``"convolution"`` for ATen's, ``"library::name"`` for others.
         given: its arguments by name.
         inputs: the tensors among them, in order.
-        outs: the tensors that it gave.
+        outs: the tensors it returned.
     """
 
     op: str
@@ -79,28 +79,28 @@ class Call(NamedTuple):
 
 
 Rule = Callable[["Coupling", Call], Sequence[Units | None]]
-"""Joins what an operation couples and returns what the dimensions of its first result follow."""
+"""Joins the dimensions that an operation couples and returns the units of its first result's dimensions."""
 
-_OWN: list[tuple[re.Pattern[str], Rule]] = []
+_CUSTOM: list[tuple[re.Pattern[str], Rule]] = []
 BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
 
 
 def register_rule(operations: str, rule: Rule) -> None:
-    """Say how the units of a layer go through an operation of your own, or otherwise than they do by default.
+    """Register how units pass through a custom operation, or override a built-in rule.
 
     Args:
-        operations: name of the operation, as a regular expression: ``"convolution"`` for ATen's own,
-            ``"library::name"`` for others (``torch.library.custom_op``).
-        rule: ``(coupling, call) -> dims``: what every dimension of the first result follows, after joining what must be
-            cut together with :meth:`Coupling.same`, and keeping whole what cannot be cut with :meth:`Coupling.keep`.
-            :func:`feddrop.subnets.rules.elementwise` is the rule of element-wise operations.
+        operations: name of the operation, as a regular expression: ``"convolution"`` for ATen's, ``"library::name"``
+            for others (``torch.library.custom_op``).
+        rule: ``(coupling, call) -> dims``: returns the units of each dimension of the first result. It joins dimensions
+            that must be cut together with :meth:`Coupling.same`, and keeps whole units that cannot be cut with
+            :meth:`Coupling.keep`. :func:`feddrop.subnets.rules.elementwise` is the rule for element-wise operations.
 
     Example:
         >>> from feddrop.subnets.rules import elementwise
         >>> register_rule("my_library::swish", elementwise)
     """
     try:
-        _OWN.insert(0, (re.compile(operations), rule))
+        _CUSTOM.insert(0, (re.compile(operations), rule))
     except re.error as error:
         raise ConfigError(f"the operation {operations!r} is not a regular expression: {error}.") from None
     rule_of.cache_clear()
@@ -108,24 +108,24 @@ def register_rule(operations: str, rule: Rule) -> None:
 
 @lru_cache(maxsize=1024)
 def rule_of(op: str) -> Rule | None:
-    """Return the rule of an operation: the latest that was registered, else the built-in one."""
-    return next((rule for pattern, rule in (*_OWN, *BUILT_IN) if pattern.fullmatch(op)), None)
+    """Return the rule of an operation: the latest custom one, or the built-in one."""
+    return next((rule for pattern, rule in (*_CUSTOM, *BUILT_IN) if pattern.fullmatch(op)), None)
 
 
 class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches a forward pass and joins the units that it couples.
+    """Intercepts a forward pass and joins the units that it couples.
 
     Attributes:
-        path: names of the modules being run, innermost last; kept by the caller.
+        path: names of the modules being run, innermost last; maintained by the caller.
         tensors: shape and dimensions of every parameter and floating-point buffer.
-        norms: the same for the shape that each norm module carries as an attribute, parameters or not.
+        norms: the same for the shape that each norm module stores as an attribute.
         made: kind of every weight that is summed over, and the units it produces, in forward order.
-        users: the modules in whose forward each of these weights is used, by weight.
+        users: for each of these weights, the modules whose forward uses it.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # PyTorch's default imports its whole compiler: a second, for nothing
+        return False  # PyTorch's default imports its compiler, which takes a second
 
     def __init__(self, model: nn.Module, path: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made: dict[str, tuple[Kind, Units | None]] = {}
         self.users: dict[str, tuple[str, ...]] = {}
         self._names: dict[int, str] = {}  # of parameters, buffers and their views, by id
-        self._seen: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensor, so that its id stays its own
+        self._seen: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensor, so that its id is not reused
         self._op = ""
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.is_floating_point():
@@ -147,45 +147,43 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 module.register_forward_pre_hook(self._meet_norm(name))
 
     def dims(self, tensor: Tensor) -> Dims:
-        """Return the units each dimension of a tensor follows; none for the input and for constants."""
+        """Return the units that each dimension of a tensor follows; all None for inputs and constants."""
         return self._seen[id(tensor)][1] if id(tensor) in self._seen else (None,) * tensor.ndim
 
     def is_own(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is a parameter or buffer of the network, or a view of one."""
+        """Return whether a tensor is a parameter or buffer of the network, or a view of one."""
         return id(tensor) in self._names
 
     def join(self, these: Sequence[Units | None], those: Sequence[Units | None]) -> None:
-        """Let the dimensions of two tensors follow the same units, one by one."""
+        """Let the dimensions of two tensors follow the same units, pair by pair."""
         for this, that in zip(these, those, strict=True):
             self.same(this, that)
 
     def same(self, this: Units | None, that: Units | None) -> None:
-        """Let two dimensions follow the same units; with a fixed one, all are kept."""
+        """Let two dimensions follow the same units; if one is fixed, keep all units of the other."""
         if this is None or that is None:
             self.keep((this, that), f"{self.where()} ties it to a fixed size")
         elif this.outer != that.outer:
             self.keep((this, that))
         elif (a := this.root()) is not (b := that.root()):
-            # With p and q positions a unit, the finest common unit has lcm(p, q): the number of units is the gcd.
+            # With p and q positions per unit, the finest common unit has lcm(p, q), so the number of units is the gcd.
             a.count = math.gcd(a.count, b.count)
             a.whole = a.whole or b.whole
             b.parent = a
 
     def coarsen(self, units: Units | None, count: int) -> None:
-        """Allow only units that are made of whole ``1/count`` parts of the dimension."""
+        """Coarsen units so that each consists of complete ``1/count`` parts of the dimension."""
         if units:
             units.root().count = math.gcd(units.root().count, count)
 
     def keep(self, dims: Iterable[Units | None], why: str = "") -> None:
-        """Keep all of these units; the first reason counts."""
+        """Keep all of these units; the first reason is recorded."""
         for units in dims:
             if units:
-                units.root().whole = (
-                    units.root().whole or why or f"{self.where()} works across its units, or is unknown"
-                )
+                units.root().whole = units.root().whole or why or f"{self.where()} mixes its units, or is unknown"
 
     def produce(self, weight: Tensor, fan_in: Units | None, fan_out: Units | None, kind: Kind) -> None:
-        """Note that a weight sums over its fan-in and produces the units of its fan-out."""
+        """Record that a weight sums over its fan-in and produces the units of its fan-out."""
         if not self.is_own(weight):  # a weight computed from others
             self.keep((fan_in, fan_out))
             return
@@ -199,7 +197,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 units.role = "in" if role == "in" else "out"
 
     def where(self) -> str:
-        """Name the operation that is looked at, and where it is."""
+        """Describe the current operation and its module."""
         return f"the operation {self._op!r} in {place(self.path)}"
 
     def _meet_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -236,18 +234,18 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def unknown(coupling: Coupling, call: Call) -> Dims:
-    """Keep whole whatever an operation without a rule touches."""
+    """Keep whole all units that an operation without a rule uses."""
     for t in call.inputs:
         coupling.keep(coupling.dims(t))
         for units in coupling.dims(t) if coupling.is_own(t) else ():
             if units:
-                units.role = units.role or "in"  # whatever it does with this weight, it reads it
+                units.role = units.role or "in"  # the operation reads this weight
     return (None,) * call.outs[0].ndim
 
 
 def place(path: list[str]) -> str:
-    """Say which module is being run."""
-    return f"layer {path[-1]!r}" if path[-1] else "the network's own forward"
+    """Describe the module being run."""
+    return f"layer {path[-1]!r}" if path[-1] else "the network's forward"
 
 
 def _fresh(shape: Iterable[int]) -> Dims:

@@ -1,4 +1,4 @@
-"""Cutting a subnet out of a network: which layers are dropped, at which level, and what is kept of every tensor."""
+"""Cut a subnet out of a network: which layers are dropped from, at which level, and what is kept of every tensor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from feddrop.subnets.piece import Index, Piece, Subnet, full_piece
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 Choose = Callable[[str, int, float], Index | None]
-"""From a group of units, their number and the share to keep, to the sorted units kept; None for all."""
+"""Maps a group of units, their number and the share to keep to the sorted units kept; None for all."""
 
 
 def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subnet]:
-    """Return the function ``(seed, rate) -> Subnet`` that server and device share."""
+    """Return the function ``(seed, rate) -> Subnet``, which is the same at server and device."""
     if config.level == "unit":
         cut_units = unit_cutter(blueprint, config)
         return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
@@ -35,14 +35,16 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
             keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
             index = kept_positions(seed, name, math.prod(shape), keep, config.count)
             scale = 1.0 / keep
-            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else full_piece(shape)
+            subnet[name] = (
+                Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else full_piece(shape)
+            )
         return subnet
 
     return cut_weights
 
 
 def unit_cutter(blueprint: Blueprint, config: Subnets) -> Callable[[float, Choose], Subnet]:
-    """Return the function ``(rate, choose) -> Subnet`` at the unit level, whichever units are chosen."""
+    """Return the function ``(rate, choose) -> Subnet`` at the unit level."""
     rate_of, graph = _rates(blueprint, config), blueprint.units
 
     def cut_units(rate: float, choose: Choose) -> Subnet:
@@ -66,12 +68,12 @@ def _random_units(seed: int, count: str, group: str, units: int, share: float) -
 
 
 def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of units kept in every group, so that the subnet has the size that the rates ask for.
+    """Return the share of units kept in every group for which the subnet has the size that the rates demand.
 
-    A share sqrt(1-γ) of the units leaves 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but
-    sqrt(1-γ) of the first and the last layer, whose outer side is kept. All shares are therefore multiplied by one
-    factor, a little below 1, at which the subnet holds Σ (1-γ)·weights + biases, as at the weight level. Weights that
-    no group touches (tables, recurrent layers) are kept whole, and the others are not made to pay for it.
+    Keeping a share sqrt(1-γ) of the units keeps 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but
+    sqrt(1-γ) of those in the first and last layer, whose outer side is not cut. All shares are therefore multiplied by
+    one factor, slightly below 1, at which the subnet has Σ (1-γ)·weights + biases values, as at the weight level.
+    Weights outside all groups (tables, recurrent layers) are kept whole and do not count towards this target.
 
     Args:
         blueprint: the network.
@@ -88,8 +90,8 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     )
 
     def shares(factor: float) -> dict[str, float]:
-        # Rounded: where two groups change their count at one share (5 and 25 units at 0.9), they do so together at
-        # every rate, and a higher rate never leaves more.
+        # Rounded, so that groups whose counts change at the same share (5 and 25 units at 0.9) change together at every
+        # rate, and a higher rate never keeps more.
         return {group: round(share * factor, 9) if share < 1.0 else 1.0 for group, share in wanted.items()}
 
     def size(factor: float) -> int:
@@ -103,9 +105,9 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
 
 
 def sizer(blueprint: Blueprint, config: Subnets) -> Callable[[float], dict[str, int]]:
-    """Return the function from a rate to how many values of every tensor are kept, without choosing which.
+    """Return the function from a rate to the number of values kept of every tensor.
 
-    For ``count="bernoulli"`` these are the expected numbers, rounded.
+    With ``count="bernoulli"`` these are the expected numbers, rounded.
     """
     rate_of = _rates(blueprint, config)
 
@@ -145,7 +147,7 @@ def _rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], floa
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
-        blueprint.named(name, "a layer of method.layers or method.layer_rates")
+        blueprint.droppable_layer(name, "a layer of method.layers or method.layer_rates")
     chosen = {"all": frozenset(blueprint.layers), "linear": blueprint.linear}.get(str(config.layers), frozenset(named))
 
     def rate_of(layer: str, rate: float) -> float:
@@ -157,28 +159,28 @@ def _rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], floa
 
 
 def _check_effect(blueprint: Blueprint, config: Subnets, rate_of: Callable[[str, float], float]) -> None:
-    """Raise if no rate would drop anything."""
+    """Raise a ConfigError if no rate would drop anything."""
     able = blueprint.layers
     if config.level == "unit":
         able = [layer for layers in blueprint.units.layers.values() for layer in layers]
     if not any(rate_of(layer, 0.5) for layer in able):
         raise ConfigError(
-            f"method.layers is {config.layers!r} and method.layer_rates is {dict(config.layer_rates)}, which drop "
-            f"nothing of this network at any rate. Name some of {able}, or write 'all'."
+            f"method.layers is {config.layers!r} and method.layer_rates is {dict(config.layer_rates)}, which drops "
+            f"nothing from this network at any rate. Name some of {able}, or use 'all'."
         )
 
 
 def shrinker(
     model: nn.Module, blueprint: Blueprint, prepare: Callable[[nn.Module, dict[str, int]], None] | None = None
 ) -> Callable[[Subnet], nn.Module]:
-    """Return the function from a subnet to a network of its shapes: the model itself where nothing is smaller.
+    """Return the function from a subnet to a network of its shapes: the model itself if nothing is smaller.
 
-    The last network is kept, since a device's rate often stays.
+    The last network is cached, since a device's rate often stays the same.
 
     Args:
         model: the network.
         blueprint: its blueprint.
-        prepare: is given every network that is made, and how many units of every group it has.
+        prepare: called with every new network and the number of units in each of its groups.
     """
     last: dict[tuple[tuple[int, ...], ...], nn.Module] = {}
 
@@ -199,7 +201,7 @@ def shrinker(
 
 
 def kept_units(graph: UnitGraph, subnet: Subnet) -> dict[str, int]:
-    """Return how many units of every group a subnet keeps."""
+    """Return the number of units that a subnet keeps in every group."""
     return {
         axis.group: subnet[name].sub_shape[axis.dim] // axis.block for name, axes in graph.axes.items() for axis in axes
     }

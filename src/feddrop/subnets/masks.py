@@ -1,7 +1,7 @@
-"""Which weights of a tensor, or which units of a layer, a subnet keeps.
+"""Choose which weights of a tensor, or which units of a layer, a subnet keeps.
 
-A choice is a pure function of (seed, name, count, rate): Philox words, compared as integers. Server and device call the
-same function and get the same positions, so no mask ever travels (paper: eq. Eq:DropoutMask and the Generation step).
+The choice is a pure function of (seed, name, count, rate): Philox words, compared as integers. Server and device call
+the same function and get the same positions, so no mask is sent (paper: eq. Eq:DropoutMask and the Generation step).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from feddrop.subnets.piece import Index
 
 
 def check_rate(rate: float, what: str = "rate") -> float:
-    """Return the dropout rate γ if it lies in [0, 1), else raise a ConfigError."""
+    """Return the dropout rate γ if it lies in [0, 1); otherwise raise a ConfigError."""
     if not (isinstance(rate, int | float | np.integer | np.floating) and 0.0 <= rate < 1.0):
-        raise ConfigError(f"{what} is {rate!r}; a dropout rate must be a number in [0, 1). Use 0 to keep everything.")
+        raise ConfigError(f"{what} is {rate!r}; it must be a number in [0, 1). Use 0 to keep everything.")
     return float(rate)
 
 
 def kept_count(size: int, keep: float) -> int:
-    """Return how many of ``size`` are kept at a share ``keep``: rounded half up, at least one."""
+    """Return the number kept of ``size`` at a share ``keep``: rounded half up, at least one."""
     return max(1, math.floor(keep * size + 0.5))
 
 
@@ -33,13 +33,13 @@ def kept_positions(seed: int, name: str, size: int, keep: float, count: str = "e
     Args:
         seed: the device's seed for this round.
         name: the tensor (weight level) or the group of units (unit level).
-        size: how many there are to choose from.
-        keep: share kept: 1-γ for weights, sqrt(1-γ) for units.
-        count: ``"exact"`` keeps :func:`kept_count`, the positions with the smallest words, ties to the lower position;
-            ``"bernoulli"`` keeps each on its own with probability ``keep``.
+        size: number of positions.
+        keep: share to keep: 1-γ for weights, sqrt(1-γ) for units.
+        count: ``"exact"`` keeps the :func:`kept_count` positions with the smallest words, ties to the lower position;
+            ``"bernoulli"`` keeps each independently with probability ``keep``.
 
     Returns:
-        Sorted positions, or None when all are kept.
+        Sorted positions, or None if all are kept.
     """
     if keep >= 1.0:
         return None
@@ -52,7 +52,7 @@ def kept_positions(seed: int, name: str, size: int, keep: float, count: str = "e
         return None
     threshold = np.partition(draws, kept - 1)[kept - 1]
     positions = np.flatnonzero(draws <= threshold)
-    if len(positions) > kept:  # ties at the threshold: the later ones go
+    if len(positions) > kept:  # of ties at the threshold, the later ones are dropped
         tied = np.flatnonzero(draws[positions] == threshold)
         positions = np.delete(positions, tied[kept - len(positions) :])
     return positions

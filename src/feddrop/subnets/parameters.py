@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -14,17 +16,16 @@ Params = dict[str, Tensor]
 
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""torch's norms with parameters; batch and instance norms of all kinds are the first."""
+"""torch's norms with parameters; the first covers all batch and instance norms."""
 
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights of a network, by name, in its order; one that is shared appears once, by its first name.
+    """Return the weights of a network by name, in its order; a shared weight appears once, under its first name.
 
-    A weight is a matrix or more. Vectors (biases) are not, nor is what holds no values, and norms hold none, whatever
-    their shape.
+    A weight has two or more dimensions and at least one value. Parameters of norms are never weights.
     """
     return {
         name: parameter
@@ -34,29 +35,33 @@ def weights(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_learnable(model: nn.Module) -> None:
-    """Raise unless a network can be sent and learned: its parameters are real, and all that travels is finite."""
+    """Raise a ConfigError unless a network can be sent and trained."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise ConfigError(
-                f"{name!r} of the network has no shape yet: call the network once on a sample of your data."
-            )
-        travels = tensor.is_floating_point()
-        if (travels or isinstance(tensor, nn.Parameter)) and tensor.dtype not in _DTYPES:
-            raise ConfigError(
-                f"{name!r} of the network is {tensor.dtype}; parameters and float buffers must be float32, float64 or "
-                "float16. Keep them so, and convert them where they are used; execution.dtype says how they travel."
-            )
-        if travels and not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(
-                f"{name!r} of the network holds values that are not finite (inf or nan), and float buffers travel like "
-                "parameters. Give it finite values; of a mask make a bool, or build it in forward."
-            )
+        for problem in _tensor_problems(tensor):
+            raise ConfigError(f"{name!r} of the network {problem}")
     if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError("nothing of the network can be learned: no parameter has requires_grad = True.")
+        raise ConfigError("nothing in the network can be trained: no parameter has requires_grad = True.")
+
+
+def _tensor_problems(tensor: Tensor) -> Iterator[str]:
+    """Find why a parameter or buffer cannot be sent and trained."""
+    if is_lazy(tensor):
+        yield "has no shape yet: call the network once on a sample of your data."
+    sent = tensor.is_floating_point()
+    if (sent or isinstance(tensor, nn.Parameter)) and tensor.dtype not in _DTYPES:
+        yield (
+            f"is {tensor.dtype}; parameters and float buffers must be float32, float64 or float16. Convert them where "
+            "they are used; execution.dtype sets how they are sent."
+        )
+    if sent and not bool(torch.isfinite(tensor).all()):
+        yield (
+            "holds values that are not finite (inf or nan), and float buffers are sent like parameters. Use finite "
+            "values; store a mask as bool, or create it in forward."
+        )
 
 
 def layer_of(name: str) -> str:
-    """Return the name of the module that a tensor belongs to; empty for the network itself."""
+    """Return the name of the module that a tensor belongs to; empty for the top module."""
     return name.rpartition(".")[0]
 
 
@@ -76,13 +81,13 @@ def _floats(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def counters(model: nn.Module) -> Params:
-    """Copy the buffers of a network that are no floats (counters, tables): they do not travel, so rounds begin anew."""
+    """Copy the buffers of a network that are not floats (counters, tables); they are not sent but reset every round."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 @torch.no_grad()
 def load_into(model: nn.Module, params: Params) -> None:
-    """Copy values into the parameters and buffers of a network, in place; step counters of norms start anew."""
+    """Copy values into the parameters and buffers of a network, in place; step counters of norms are reset."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in params:
             tensor.copy_(params[name])
@@ -91,10 +96,9 @@ def load_into(model: nn.Module, params: Params) -> None:
 
 
 def without_negative_variances(before: Params, after: Params) -> Params:
-    """Return the parameters after a merge, where a norm's variance that fell below 0 stays as it was before.
+    """Return the parameters after a merge, with norm variances that fell below 0 reset to those before it.
 
-    Nothing guards it from that: a change that int8 rounds or a rate scales may take more from a small variance than
-    there is of it, and a norm would give NaN.
+    A change rounded to int8 or scaled by a rate can exceed a small variance, and the norm would return NaN.
     """
     return {
         name: torch.where(tensor < 0, before[name], tensor) if is_variance(name) else tensor
@@ -103,15 +107,15 @@ def without_negative_variances(before: Params, after: Params) -> Params:
 
 
 def is_statistic(name: str) -> bool:
-    """Tell whether a tensor of this name is what a norm remembers of activations."""
+    """Return whether a tensor of this name is a running statistic of a norm."""
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def is_variance(name: str) -> bool:
-    """Tell whether a tensor of this name is the variance that a norm remembers."""
+    """Return whether a tensor of this name is the running variance of a norm."""
     return name.rpartition(".")[2] == "running_var"
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of parameters of any network, shared ones counted once."""
+    """Return the number of parameters of a network; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())

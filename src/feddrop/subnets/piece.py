@@ -1,7 +1,7 @@
-"""What a subnet keeps of one tensor, and how its values are taken out and put back.
+"""The part of one tensor that a subnet keeps, and how its values are gathered and scattered.
 
-Both mask levels end in the same thing: the sorted flat positions that are kept. At the weight level the device holds
-the whole tensor with zeros in between; at the unit level the kept positions *are* a smaller dense tensor.
+Both levels come down to the sorted flat positions that are kept. At the weight level the device holds the full tensor
+with zeros in between; at the unit level the kept positions form a smaller dense tensor.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What a subnet keeps of one tensor.
+    """The part of one tensor that a subnet keeps.
 
     Attributes:
-        shape: shape of the whole tensor, at the server.
-        index: sorted flat positions kept, ``[size]``; None when all are.
+        shape: shape of the full tensor, at the server.
+        index: sorted flat positions kept, ``[size]``; None for all.
         sub_shape: shape on the device: ``shape`` at the weight level, a smaller dense one at the unit level.
-        scale: what kept values are multiplied by (1/(1-γ) at the weight level).
+        scale: factor on the kept values (1/(1-γ) at the weight level).
     """
 
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of values kept, and so sent."""
+        """Number of values kept and sent."""
         return math.prod(self.shape) if self.index is None else len(self.index)
 
     @property
@@ -45,27 +45,27 @@ class Piece:
 
 
 Subnet = dict[str, Piece]
-"""A subnet: what is kept of every tensor, in the network's order."""
+"""A subnet: the piece of every tensor, in the network's order."""
 
 
 def full_piece(shape: tuple[int, ...]) -> Piece:
-    """Keep all of a tensor."""
+    """Return the piece that keeps all of a tensor."""
     return Piece(shape=shape, sub_shape=shape)
 
 
 def gather(tensor: Tensor, piece: Piece) -> Tensor:
-    """Take the kept values out of a whole tensor: flat ``[size]``, unscaled."""
+    """Return the kept values of a full tensor, flat ``[size]`` and unscaled."""
     flat = tensor.detach().reshape(-1)
     if piece.index is None:
         return flat
     values = np.empty(piece.size, flat.numpy().dtype)
-    # The positions are ours and in range; "clip" spares NumPy's checked, buffered path.
+    # The positions are in range; "clip" avoids NumPy's slow path with range checks.
     np.take(flat.numpy(), piece.index, out=values, mode="clip")
     return torch.from_numpy(values)
 
 
 def scatter(values: Tensor, piece: Piece) -> Tensor:
-    """Put kept values back into a tensor of the whole shape, zero elsewhere (the paper's zero padding)."""
+    """Put kept values back into a tensor of the full shape, zero elsewhere (the paper's zero padding)."""
     if piece.index is None:
         return values.reshape(piece.shape)
     full = np.zeros(math.prod(piece.shape), values.numpy().dtype)
@@ -74,10 +74,10 @@ def scatter(values: Tensor, piece: Piece) -> Tensor:
 
 
 def to_device_shape(values: Tensor, piece: Piece) -> Tensor:
-    """Shape kept values as the device holds them: smaller and dense, or whole with zeros."""
+    """Shape kept values as the device holds them: smaller and dense, or of full shape with zeros."""
     return values.reshape(piece.sub_shape) if piece.dense else scatter(values, piece)
 
 
 def from_device_shape(tensor: Tensor, piece: Piece) -> Tensor:
-    """Undo :func:`to_device_shape`: flat kept values ``[size]``."""
+    """Invert :func:`to_device_shape`: return flat kept values ``[size]``."""
     return tensor.detach().reshape(-1) if piece.dense else gather(tensor, piece)

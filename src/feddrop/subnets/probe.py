@@ -1,8 +1,7 @@
-"""Running a network on an example to see what it does, and leaving it exactly as it was.
+"""Run a network on an example without changing it.
 
-What is run is a twin: the modules are copied, the parameters share their memory, buffers are copied, and torch's random
-state is put back. So neither training flags nor norm statistics nor gradients nor random draws of the network's owner
-change, whatever its forward does.
+A twin runs in its place: modules and buffers are copied, parameters share their memory, and torch's random state is
+restored. So training flags, norm statistics, gradients and the caller's random draws stay the same.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torch import Tensor, nn
 from feddrop.errors import ConfigError
 
 Example = Tensor | tuple[Tensor, ...] | Sequence[int]
-"""What a network takes: a batch of samples ``[N, ...]``, a tuple of them where it has several inputs, or the shape of
-one sample of numbers, without the batch."""
+"""The input of a network: a batch of samples ``[N, ...]``, a tuple of batches for several inputs, or the shape of one
+sample of numbers, without the batch."""
 
 
 def example_inputs(model: nn.Module, example: Example, count: int) -> tuple[Tensor, ...]:
-    """Return ``count`` samples as the network is called with: the example's first one, repeated, or zeros of its shape.
+    """Return the network's inputs for ``count`` samples: the example's first one, repeated, or zeros of its shape.
 
     Args:
-        model: the network; numbers take its dtype (where a shape is given), and all goes to its device.
+        model: the network; inputs go to its device, and zeros have its dtype.
         example: see :data:`Example`.
         count: number of samples.
     """
@@ -37,15 +36,15 @@ def example_inputs(model: nn.Module, example: Example, count: int) -> tuple[Tens
         return (torch.zeros((count, *(int(size) for size in given)), dtype=first.dtype, device=first.device),)
     if not all(isinstance(part, Tensor | np.ndarray) and part.ndim and len(part) for part in given):
         raise ConfigError(
-            f"an example input is {describe_example(example)}; it must be a batch of at least one sample as a tensor, a "
-            "tuple of such tensors, or the shape of one sample."
+            f"an example input is {describe_example(example)}; it must be a tensor with at least one sample, a tuple "
+            "of such tensors, or the shape of one sample."
         )
     parts = [torch.as_tensor(part)[:1].detach().to(first.device) for part in given]
     return tuple(part.repeat(count, *[1] * (part.ndim - 1)) for part in parts)
 
 
 def describe_example(example: Any) -> str:
-    """Say in words what an example is: its shapes, without the batch."""
+    """Describe an example by its shapes, without the batch."""
     if isinstance(example, Tensor | np.ndarray):
         return f"samples of shape {tuple(example.shape[1:])}"
     if any(isinstance(part, Tensor | np.ndarray) for part in example):
@@ -57,7 +56,7 @@ def describe_example(example: Any) -> str:
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode whose parameters share their memory with the network's."""
+    """Return a copy in evaluation mode that shares the memory of the network's parameters."""
     return structural_copy(model, lambda _, t: t.detach() if isinstance(t, nn.Parameter) else t.detach().clone()).eval()
 
 
@@ -68,7 +67,7 @@ def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) 
         model: the network to copy.
         replace: from the name and the tensor to its replacement.
     """
-    # What deepcopy finds in its memo it takes as already copied, so the tensors themselves are never copied.
+    # deepcopy takes the entries of its memo as already copied, so the tensors themselves are never copied.
     memo: dict[int, object] = {}
     for name, parameter in model.named_parameters():
         memo[id(parameter)] = nn.Parameter(replace(name, parameter), parameter.requires_grad)
@@ -82,7 +81,7 @@ def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) 
 
 
 def random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context after which torch's random state is what it was, on the CPU and on the network's devices."""
+    """Return a context that restores torch's random state, on the CPU and on the network's devices."""
     gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
     kept: AbstractContextManager[None] = torch.random.fork_rng(devices=gpus)
     return kept

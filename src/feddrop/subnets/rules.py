@@ -1,4 +1,4 @@
-"""How units go through ATen's operations: one rule for each kind. Importing this module registers them."""
+"""Rules for how units pass through ATen's operations, one per kind. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from feddrop.subnets.coupling import BUILT_IN, Call, Coupling, Dims, Rule, Units
 
-# Pooling, resizing and padding work on the last 1, 2 or 3 dimensions, as their names say.
+# Pooling, resizing and padding change the last 1, 2 or 3 dimensions, as their names say.
 _SPATIAL = re.compile(r"(?:\w*pool|_?upsample_\w+|reflection_pad|replication_pad)([123])d\w*")
 
 
 def built_in(operations: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that makes a function the rule of some operations, unless another is registered."""
+    """Return a decorator that registers a function as the default rule of some operations."""
 
     def add(rule: Rule) -> Rule:
         BUILT_IN.append((re.compile(operations), rule))
@@ -25,7 +25,7 @@ def built_in(operations: str) -> Callable[[Rule], Rule]:
     return add
 
 
-# Everything that ATen tags as pointwise, and what is so without the tag.
+# All operations that ATen tags as pointwise, and pointwise ones without the tag.
 @built_in(
     r"elementwise|_prelu_kernel|_to_copy|alias|bernoulli_?|copy_|detach|expand|hardswish_?|leaky_relu_?|lift_fresh|"
     r"log_sigmoid_forward|native_dropout|\w+_like"
@@ -53,7 +53,7 @@ def _convolution(coupling: Coupling, call: Call) -> Dims:
     elif given["transposed"]:
         coupling.keep((x[1], fan_in, fan_out))
     else:
-        # A convolution group reads all of its own channels, so it is kept or dropped whole.
+        # A convolution group reads all of its channels, so it is kept or dropped as a whole.
         coupling.coarsen(x[1], given["groups"])
         coupling.coarsen(fan_out, given["groups"])
         coupling.same(x[1], fan_out)
@@ -72,7 +72,7 @@ def _product(coupling: Coupling, call: Call) -> Dims:
             coupling.produce(right, same, b, "linear")
         case True, False:
             coupling.produce(left, inner, a, "linear")
-        case False, False if left.ndim == 3:  # one product for each head, or each sample
+        case False, False if left.ndim == 3:  # one product per head or per sample
             coupling.keep((inner, same))
         case _:  # a product of activations across samples, or of weights
             coupling.keep((a, inner, same, b))
@@ -89,7 +89,7 @@ def _product(coupling: Coupling, call: Call) -> Dims:
 
 @built_in(r"_scaled_dot_product_\w*attention\w*")
 def _attention(coupling: Coupling, call: Call) -> Dims:
-    """Heads are cut, ``[N, heads, L, size]``; grouped queries with the head of keys and values that they share."""
+    """Cut heads, ``[N, heads, L, size]``; grouped queries together with the key and value head they share."""
     q, k, v = (coupling.dims(call.given[name]) for name in ("query", "key", "value"))
     coupling.keep((q[-1], k[-1], *q[2:-1], *k[2:-1], *v[2:-1]))
     coupling.join(q[:2], k[:2])
@@ -104,7 +104,7 @@ def _attention(coupling: Coupling, call: Call) -> Dims:
 
 @built_in("embedding")
 def _embedding(coupling: Coupling, call: Call) -> Dims:
-    """Looking up rows of a table. Its width is what all blocks of a network add to, and is kept."""
+    """Look up rows of a table. Its width is kept, since all blocks of a network add to it."""
     weight = call.given["weight"]
     coupling.keep(coupling.dims(weight), "its units are the width of an embedding")
     return (*(None for _ in call.given["indices"].shape), coupling.dims(weight)[1])
@@ -136,18 +136,18 @@ def _reshape(coupling: Coupling, call: Call) -> Dims:
 def _regrouped(coupling: Coupling, source: Tensor, run: list[int], sizes: list[int]) -> tuple[int, Units | None]:
     """Follow units through one run of dimensions that becomes dimensions of these sizes.
 
-    The units must lead, or have only fixed dimensions before them. A fixed dimension before them repeats all of them,
-    and must come off again before they are used: so a batch and its heads are merged for a product and parted after it.
+    The units must come first, or after fixed dimensions only. A fixed dimension before them repeats all of them, and
+    must be split off again before they are used: so a batch and its heads are merged for a product and split after it.
 
     Returns:
-        Which of the new dimensions follows the units, and the units; 0 and None if none does.
+        The new dimension that follows the units, and the units; 0 and None if none does.
     """
     dims = [coupling.dims(source)[d] for d in run]
     first = next((i for i, units in enumerate(dims) if units), None)
     if first is None:
         return 0, None
     units = dims[first]
-    assert units is not None  # noqa: S101 -- so it was found
+    assert units is not None  # noqa: S101 -- for mypy
     coupling.keep(dims[first + 1 :])
     outer = math.prod(source.shape[d] for d in run[:first]) * units.outer
     base = units if units.outer == 1 else units.parent
@@ -189,7 +189,7 @@ def _layer_norm(coupling: Coupling, call: Call) -> Dims:
 
 @built_in("native_group_norm")
 def _group_norm(coupling: Coupling, call: Call) -> Dims:
-    # The statistics of a norm group stay what they were if it is kept or dropped whole.
+    # The statistics of a norm group do not change if it is kept or dropped as a whole.
     if call.given["group"] > 1:
         coupling.coarsen(coupling.dims(call.inputs[0])[1], call.given["group"])
     return _normalise(coupling, call, slice(1, 2))
@@ -257,7 +257,7 @@ def _spatial(coupling: Coupling, call: Call) -> Dims:
 
 
 def _across(given: dict[str, Any], rank: int) -> set[int]:
-    """Return the dimensions that an operation works across; all if it names none."""
+    """Return the dimensions that an operation reduces or mixes; all if it names none."""
     dims = given.get("dim", given.get("dims"))
     dims = [dims] if isinstance(dims, int) else dims
     return {d % rank for d in dims} if dims else set(range(rank))

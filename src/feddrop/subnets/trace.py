@@ -1,10 +1,9 @@
 """Find the hidden units of any network.
 
 The network runs once on two samples while :mod:`feddrop.subnets.coupling` joins the dimensions that must be cut
-together. Units that reach the network's input or output are kept whole, and so are those that meet an operation which
-cannot be cut: never a guess. At the end a network of other sizes is made and traced like the first, which shows what no
-rule can see: sizes written as numbers in the network's code. docs/units.md says why this and not torch.fx or
-torch-pruning.
+together. Units of the network's input or output are kept whole, and so are those used by an operation that cannot be
+cut; nothing is guessed. Finally a network of other sizes is built and traced too, which reveals sizes written as
+numbers in the network's code. docs/units.md explains why neither torch.fx nor torch-pruning is used.
 """
 
 from __future__ import annotations
@@ -21,38 +20,37 @@ from feddrop.subnets import (
     rules,  # noqa: F401 -- importing registers them
 )
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
-from feddrop.subnets.probe import Example, describe_example, random_state_kept, example_inputs, tensors_in, twin
+from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized
 
 _OUTPUT = "its units are the network's output"
-# Attributes by which modules know how many heads they have.
+# Attributes in which modules store their number of heads.
 _HEADS = ("heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads")
 
 
 def trace(model: nn.Module, example: Example) -> UnitGraph:
     """Find the hidden groups of a network.
 
-    A copy that shares its parameters is run in evaluation mode; the network itself is left untouched.
+    A copy that shares the network's parameters runs in evaluation mode; the network itself does not change.
 
     Args:
         model: any network.
-        example: what it takes: a batch, a tuple of batches, or the shape of one sample, without the batch.
+        example: its input: a batch, a tuple of batches, or the shape of one sample, without the batch.
 
     Raises:
-        SubnetError: nothing can be dropped, or the network does not run; the message says why, layer by layer.
+        SubnetError: nothing can be dropped, or the network does not run; the message gives the reason per layer.
     """
     if not any(p.is_floating_point() for p in model.parameters()):
         raise SubnetError("The network has no parameters, so there are no units to drop.")
     inputs = example_inputs(model, example, 2)
     coupling, outs, failure = _watch(twin(model), inputs)
-    if failure:
+    if failure or not outs:
+        failure = failure or "it returns no tensors; return tensors, alone or in dicts, lists or tuples"
         raise SubnetError(f"The network fails on {describe_example(example)}: {failure}")
-    if not outs:
-        raise SubnetError("The network returns no tensors; it must return tensors, alone or in dicts or tuples.")
     shapes = [tuple(out.shape) for out in outs]
     named, graph = _read(model, coupling)
     failure = _trial(model, inputs, graph, graph.groups, shapes)
-    if failure:  # which of them is it?
+    if failure:  # find the groups that cause it
         alone = {group: _trial(model, inputs, graph, [group], shapes) for group in graph.groups}
         for units, group in named.items():
             if alone[group] or not any(alone.values()):
@@ -66,10 +64,10 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
 
 
 def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list[Tensor], str]:
-    """Run a network on two samples; two, since a batch of one would look like a dimension of size one.
+    """Run a network on two samples; with one, the batch would look like a dimension of size one.
 
     Returns:
-        What was seen, the network's outputs, and what went wrong, if anything.
+        The coupling, the network's outputs, and the failure, if any.
     """
     path = _follow(model)
     coupling = Coupling(model, path)
@@ -94,13 +92,13 @@ def _trial(
     groups: Collection[str],
     shapes: list[tuple[int, ...]],
 ) -> str:
-    """Give these groups another size, trace that network too, and return what is not as it should be.
+    """Build a network with other sizes of these groups, trace it too, and return what goes wrong.
 
-    It has two units a group, three where there are two already. It runs in the network's own mode too, so that a branch
-    for training is tried as well.
+    It has two units per group, or three where there are two already. A network in training mode runs in that mode too,
+    so that branches for training are tried.
     """
     sizes = {group: 2 if graph.groups[group] > 2 else 3 for group in groups}
-    hint = "let its code take sizes from x.shape, as in x.flatten(1)"
+    hint = "take sizes from x.shape in its code, as in x.flatten(1)"
     other = resized(model, graph, sizes)
     failure = _run(other, inputs, _follow(other))[1] if model.training else ""
     coupling, outs, worse = _watch(other.eval(), inputs)
@@ -120,7 +118,7 @@ def _following(graph: UnitGraph, group: str) -> set[tuple[str, Axis]]:
 
 
 def _follow(model: nn.Module) -> list[str]:
-    """Return a list that always ends with the name of the module being run."""
+    """Return a list whose last entry is always the name of the module being run."""
     path = [""]
 
     def leave(*_: Any) -> None:
@@ -133,7 +131,7 @@ def _follow(model: nn.Module) -> list[str]:
 
 
 def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitGraph]:
-    """Read the graph off what was seen; the names of its groups come with it."""
+    """Return the names of the groups of units, and the graph that was found."""
     named: dict[Units, str] = {}
     groups: dict[str, int] = {}
     layers: dict[str, tuple[str, ...]] = {}
@@ -177,14 +175,14 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
 
 
 def _why(dims: Iterable[Units | None]) -> str:
-    """Return why a weight that no known product uses is kept."""
+    """Return why a weight without a known product is kept."""
     return next((units.root().whole for units in dims if units and units.root().whole), "it is not used")
 
 
 def _heads(
     model: nn.Module, groups: dict[str, int], followed: dict[str, tuple[Axis, ...]]
 ) -> dict[str, tuple[str, str]]:
-    """Find the modules that state a group's number of units, as heads, in an attribute."""
+    """Find the modules that store a group's number of units in an attribute, as heads."""
     found = {}
     for name, module in model.named_modules():
         inside = {

@@ -1,9 +1,9 @@
-"""The unit level: a subnet that is a really smaller dense network.
+"""The unit level: a subnet that is a smaller dense network.
 
 Dropping a unit of a hidden layer removes a row of the weights that produce it, a column of the weights that read it,
-and its entry in every bias and norm in between. Layers tied by a residual connection must drop the same units. Which
-positions of which tensors belong together is a :class:`UnitGraph`, found by :func:`feddrop.subnets.trace.trace`; this
-module cuts along it.
+and its entry in every bias and norm in between. Layers tied by a residual connection must drop the same units. A
+:class:`UnitGraph`, found by :func:`feddrop.subnets.trace.trace`, describes which positions of which tensors belong
+together; this module cuts along it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Axis:
     Attributes:
         dim: the dimension.
         group: the group it follows.
-        block: consecutive positions each unit owns (H·W after a flatten of C × H × W).
+        block: consecutive positions per unit (H·W after a flatten of C × H × W).
         role: "in" if the dimension is summed over (the fan-in of a weight), else "out".
     """
 
@@ -48,11 +48,11 @@ class UnitGraph:
         groups: units in each hidden group, named after the first layer that produces it, in forward order.
         axes: hidden dimensions of every parameter and floating-point buffer.
         layers: the layers that produce each group; more than one where layers are coupled.
-        kinds: what every layer that has units is: "conv" or "linear".
+        kinds: kind of every layer that has units: "conv" or "linear".
         norms: hidden dimensions of the shape that each norm module normalises over.
         whole: why each remaining layer keeps all its units.
-        heads: by module, the attribute that states the number of units of a group, and the group.
-        users: by weight, the modules in whose forward it is used: its own, unless code elsewhere takes it from there.
+        heads: by module, the attribute that stores the number of units of a group, and the group.
+        users: by weight, the modules whose forward uses it, usually only the one that owns it.
     """
 
     groups: Mapping[str, int]
@@ -65,7 +65,7 @@ class UnitGraph:
     users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def note(self) -> str:
-        """Return a line that names the layers of which nothing is cut, and why; empty if only output layers are so."""
+        """Return one line that lists the uncut layers, and why; empty if there are only output layers among them."""
         reasons: dict[str, list[str]] = {}
         for layer, why in self.whole.items():
             cut = any(axes for name, axes in self.axes.items() if name == layer or name.startswith(f"{layer}."))
@@ -76,48 +76,46 @@ class UnitGraph:
 
 
 def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, Index]) -> Subnet:
-    """Return what a subnet with these units keeps of every tensor.
+    """Return the pieces of a subnet with these units.
 
-    A weight is scaled by units/kept for the group it reads, so that the input of a kept unit keeps its mean over random
-    subnets; biases, norms and buffers are not scaled.
+    A weight is scaled by units/kept of the group it reads, so that the mean input of a kept unit over random subnets
+    does not change; biases, norms and buffers are not scaled.
 
     Args:
         graph: the network's units.
-        shapes: shape of every tensor at the server; one the graph does not know is kept whole.
-        kept: sorted units kept, by group, ``[kept_units]`` each; a group not named is kept whole.
+        shapes: shape of every tensor at the server; tensors outside the graph are kept whole.
+        kept: sorted units kept, by group, ``[kept_units]`` each; groups not named are kept whole.
     """
     _check_groups(graph, kept)
     for group, index in kept.items():
         units = graph.groups[group]
         if index.ndim != 1 or not len(index) or index[0] < 0 or index[-1] >= units or (np.diff(index) <= 0).any():
-            raise SubnetError(
-                f"The units kept of {group!r} must be sorted, without repeats, and some of 0..{units - 1}."
-            )
+            raise SubnetError(f"Kept units of {group!r} must be sorted, distinct and from 0 to {units - 1}.")
     cut = {group: index for group, index in kept.items() if len(index) < graph.groups[group]}
     sizes = {**graph.groups, **{group: len(index) for group, index in cut.items()}}
     return {name: _piece(shape, graph.axes.get(name, ()), graph.groups, sizes, cut) for name, shape in shapes.items()}
 
 
 def shrink(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.Module:
-    """Return a smaller dense copy of a network, with room for the given number of units in each group.
+    """Return a smaller dense copy of a network, with the given number of units in each group.
 
-    Parameters and cut buffers are zero, to be loaded; other buffers are copied. No whole tensor is copied on the way,
-    and ``model`` is untouched.
+    Parameters and cut buffers are zero, to be loaded; other buffers are copied. No parameter is copied in full, and
+    ``model`` does not change.
 
     Args:
         model: the network the graph was traced from.
         graph: its units.
-        sizes: units by group; a group not named keeps its size.
+        sizes: number of units by group; groups not named keep their size.
     """
     _check_groups(graph, sizes)
     for group, size in sizes.items():
         if not 1 <= size <= graph.groups[group]:
-            raise SubnetError(f"{group!r} cannot have {size} units; it has 1 to {graph.groups[group]}.")
+            raise SubnetError(f"{group!r} cannot have {size} units; it must have 1 to {graph.groups[group]}.")
     return resized(model, graph, sizes)
 
 
 def resized(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.Module:
-    """Do what :func:`shrink` does, for sizes of any kind."""
+    """Do the same as :func:`shrink`, but allow sizes above those of the graph."""
     sizes = {**graph.groups, **sizes}
 
     def cut(name: str, tensor: Tensor) -> Tensor:
@@ -193,7 +191,7 @@ def _correct(module: nn.Module, norm: tuple[Axis, ...], sizes: Mapping[str, int]
         if module.transposed:  # a grouped one is never cut
             module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
         else:
-            if module.groups > 1:  # convolution groups are kept or dropped whole
+            if module.groups > 1:  # convolution groups are kept or dropped as a whole
                 module.groups = module.groups * weight.shape[0] // module.out_channels
             module.in_channels, module.out_channels = weight.shape[1] * module.groups, weight.shape[0]
     elif isinstance(module, nn.Linear) and weight is not None:

@@ -1,4 +1,4 @@
-"""Whole runs over workers: each is saved after every round, and goes on where a lost worker left it."""
+"""Train complete runs on workers; when a worker dies, another one resumes its run."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from feddrop.storage.files import InUseError, locked, read_whole, write_atomical
 
 TICK_S = 0.5
 LOCKED_S = 60.0
-"""Longest wait for a run that a lost worker still holds: a machine that is cut off ends its processes late."""
+"""Longest wait for a run that is still locked by a lost worker: a disconnected machine ends its processes late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A run that is wanted: its name, its configuration, and its folder."""
+class SweepJob:
+    """A run of a sweep: its name, configuration and folder."""
 
     name: str
     config: RunConfig
     folder: Path
 
 
-def rounds_done(job: Job) -> int:
-    """Count the lines that a run has written: its progress. The last round may lack its checkpoint."""
+def rounds_done(job: SweepJob) -> int:
+    """Return the number of recorded rounds of a run; the last one may lack its checkpoint."""
     path = job.folder / "metrics.jsonl"
     try:
         found = path.stat()
@@ -50,35 +50,35 @@ def rounds_done(job: Job) -> int:
 
 @lru_cache(maxsize=2**15)
 def _lines(path: Path, _size: int, _mtime_ns: int) -> int:
-    """Count the lines of a file; all runs are looked at twice a second, and few of them have changed."""
+    """Count the lines of a file; cached, since all runs are polled twice a second and few have changed."""
     return read_whole(path).count(b"\n")
 
 
 def train_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[SweepJob],
     *,
     workers: int | None,
     ray: str | None,
-    finished: Callable[[Job], object],
+    finished: Callable[[SweepJob], object],
     failed: dict[str, str],
     tick: Callable[[], None],
 ) -> None:
-    """Train these runs side by side, each from where it stopped.
+    """Train runs in parallel, each from its last checkpoint.
 
     Args:
-        jobs: in order of importance.
-        workers: runs at a time; None for as many as there is room for.
-        ray: None for processes of this machine, else the address of a Ray.
-        finished: is called with every run that is done.
-        failed: is given the reason why a run failed, by its name.
-        tick: is called about twice a second.
+        jobs: the runs, in order of priority.
+        workers: number of parallel runs; None for as many as fit.
+        ray: None for processes on this machine; otherwise the address of a Ray cluster.
+        finished: called with each finished run.
+        failed: receives the reason of each failed run by name.
+        tick: called about twice a second.
     """
 
-    def message(_: Any, job: Job) -> tuple[str, str]:
+    def message(_: Any, job: SweepJob) -> tuple[str, str]:
         return job.config.to_toml(), str(job.folder.absolute())
 
-    def given_up(_: Job, reason: str) -> str:
-        return f"its worker process {reason}. What it saved is whole: give the command again to go on."
+    def given_up(_: SweepJob, reason: str) -> str:
+        return f"its worker process {reason}. Finished rounds are saved: repeat the command to continue."
 
     with _pool(jobs, workers, ray) as pool:
         for answer in pool.answers(jobs, message, given_up, ordered=False, tick_s=TICK_S):
@@ -95,8 +95,8 @@ def train_all(
 
 
 @contextlib.contextmanager
-def _pool(jobs: Sequence[Job], workers: int | None, ray: str | None) -> Iterator[Pool[Any]]:
-    """Start workers for runs: here, or on a Ray."""
+def _pool(jobs: Sequence[SweepJob], workers: int | None, ray: str | None) -> Iterator[Pool[Any]]:
+    """Start workers on this machine or on a Ray cluster."""
     cpus, gpus = max(_cpus(job.config) for job in jobs), max(_gpus(job.config) for job in jobs)
     room = max(1, (os.cpu_count() or 1) // cpus)
     if ray is None:
@@ -140,11 +140,11 @@ def _gpus(config: RunConfig) -> float:
     return config.execution.gpus or float(config.execution.torch_device.startswith("cuda"))
 
 
-# --- the side of the workers
+# --- in the workers
 
 
 def _nothing(_link: Connection, _pid: int) -> None:
-    """Hand nothing over: calls say it all."""
+    """Send nothing at start: each call carries its run."""
 
 
 def _trainer(_: Connection) -> Callable[[str, str], str]:
@@ -153,15 +153,12 @@ def _trainer(_: Connection) -> Callable[[str, str], str]:
 
 def _trainer_seeing(probe: str) -> Callable[[str, str], str]:
     if not Path(probe).exists():
-        raise RunError(
-            f"{socket.gethostname()} does not see {Path(probe).parent}: the folder of a sweep must be one that all "
-            "machines share"
-        )
+        raise RunError(f"{socket.gethostname()} has no {Path(probe).parent}: all machines must share a sweep's folder")
     return _train
 
 
 def _train(toml: str, folder: str) -> str:
-    """Run one configuration in this process, from where it stopped; return why it failed, if it did."""
+    """Run one configuration in this process from its last checkpoint; return the reason if it fails, else ''."""
     from feddrop.simulation.run import Run
 
     try:
@@ -170,16 +167,16 @@ def _train(toml: str, folder: str) -> str:
         for _ in Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about())):
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():
-                os._exit(1)  # nobody waits for this run any more; the round is saved
+                os._exit(1)  # the sweep is gone; the round is saved
     except FeddropError as error:
         return str(error)
-    except Exception as error:  # of a method or a callback from outside
+    except Exception as error:  # of a custom method or callback
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _wait_for(folder: Path) -> None:
-    """Wait until nobody else is at work in a folder."""
+    """Wait until no other process uses a folder."""
     end = time.monotonic() + LOCKED_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Sweep files: a base configuration, lists to cross, and named variants; each combination is a run."""
+"""Sweep files: a base configuration, a grid of values and named variants; each combination is a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import tomli_w
 
 from feddrop.config import RunConfig, locate
 from feddrop.config.parsing import flat, read_toml, user_path
-from feddrop.errors import ConfigError, one_of, shortened
+from feddrop.errors import ConfigError, not_one_of, shortened
+from feddrop.simulation.preflight import check_config
 
 MOST = 10_000
-"""Runs of a sweep, at most: more is a slip."""
+"""Largest number of runs; more are probably a mistake."""
 LONGEST = 100
-"""Letters of a run's name."""
+"""Longest name of a run, in characters."""
 _KEYS = ("base", "grid", "variants")
 _PLAIN = re.compile(r"[^\w.,=+-]+")
 
@@ -29,58 +31,95 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     """Read a sweep file.
 
     Args:
-        path: the file. ``base`` names a configuration file or is a table of settings; ``[grid]`` holds a list for each
-            setting that is varied; each of ``[[variants]]`` has a ``name`` and settings. Every variant is crossed with
+        path: the file. ``base`` names a configuration file or is a table of settings; ``[grid]`` has a list of values
+            per varied setting; each of ``[[variants]]`` has a ``name`` and settings. Every variant is combined with
             every combination of the grid.
-        overrides: ``"section.key=value"`` settings that hold for all runs.
+        overrides: ``"section.key=value"`` settings for all runs.
 
     Returns:
-        A configuration a run, by a name made of what is varied.
+        One configuration per run, by a name made of the varied settings.
     """
     table = read_toml(path, "the sweep")
-    of_a_run = {one.name for one in dataclasses.fields(RunConfig)}
-    if any(key in of_a_run for key in table) and not any(key in _KEYS for key in table):
-        raise ConfigError(
-            f"{str(path)!r} has none of the keys of a sweep: {', '.join(_KEYS)}. `feddrop run` takes the settings of "
-            "one run; a sweep takes such a file as its base."
-        )
-    for key in table:
-        one_of("a key of the sweep", key, _KEYS)
+    for problem in _problems(str(path), table):
+        raise ConfigError(problem)
     folder = Path(path).parent.absolute()
     base = _base(table.get("base", {}), folder)
     variants = _variants(table.get("variants", []), folder)
-    grid = _grid(table.get("grid", {}))
-    varied = {*grid, *(key for _, variant in variants for key in flat(variant))}
-    for key, said in itertools.product(sorted(varied), (one.partition("=")[0].strip() for one in overrides)):
-        if f"{key}.".startswith(f"{said}.") or f"{said}.".startswith(f"{key}."):  # or a section, and a key of it
-            raise ConfigError(f"{key} is varied by the sweep, and given by --set {said}. Leave out one of them.")
-    count = len(variants) * _product([len(values) for values in grid.values()])
-    if count > MOST:
-        raise ConfigError(f"the sweep makes {count} runs; at most {MOST} are taken. Shorten its lists.")
+    grid: dict[str, list[Any]] = flat(table.get("grid", {}))
+    for problem in _conflicts(variants, grid, overrides):
+        raise ConfigError(problem)
     runs: dict[str, RunConfig] = {}
     seen: dict[str, str] = {}
     for (label, variant), values in itertools.product(variants, itertools.product(*grid.values())):
-        settings = merged(base, variant)
         cell = dict(zip(grid, values, strict=True))
-        for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):  # the method first
-            settings = merged(settings, _nested(key, cell[key]))
         name = _name(label, cell)
-        if name in runs:  # of a number and a text, or of two whose short digests are the same
+        if name in runs:  # a number and a string, or equal short digests
             name = _name(label, cell, digest_size=8)
         try:
-            locate(settings, folder)
-            config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
+            config = _config(merged(base, variant), cell, folder, overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
-        first = seen.setdefault(repr(config), name)
+        first = seen.setdefault(config.to_toml(), name)
         if first != name:
-            raise ConfigError(f"runs {first} and {name} are the same. Leave out one of them.")
+            raise ConfigError(f"runs {first} and {name} are identical. Remove one of them.")
         runs[name or "base"] = config
     return runs
 
 
+def _problems(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one message for each mistake in the form of a sweep file."""
+    run_keys = {item.name for item in dataclasses.fields(RunConfig)}
+    if not table.keys() & {*_KEYS} and table.keys() & run_keys:
+        yield (
+            f"{path!r} has none of the keys of a sweep: {', '.join(_KEYS)}. It looks like a file for `feddrop run`; a "
+            "sweep can use it as its base."
+        )
+    yield from (not_one_of("a key of the sweep", key, _KEYS) for key in table if key not in _KEYS)
+    base, grid, variants = table.get("base", {}), table.get("grid", {}), table.get("variants", [])
+    if not isinstance(base, str | Mapping):
+        yield f"base is {shortened(base)}; it must be the name of a TOML file or a table of settings."
+    if not isinstance(grid, Mapping):
+        yield f"grid is {shortened(grid)}; it must be a table with one list per setting."
+    for key, values in flat(grid).items():
+        if not isinstance(values, list) or not values:
+            yield f"grid.{key} is {shortened(values)}; it must be a list. Put a single value into base."
+        elif len({json.dumps(value, sort_keys=True, default=str) for value in values}) < len(values):
+            yield f"grid.{key} is {shortened(values)}; it contains a value twice."
+    if not isinstance(variants, list) or not all(isinstance(one, Mapping) for one in variants):
+        yield "variants must be tables: write each as [[variants]] with a name and settings."
+    names = [one.get("name") for one in variants]
+    for number, name in enumerate(names, 1):
+        if not isinstance(name, str) or not name.strip():
+            yield f'variant {number} has no name. Add name = "..." to it.'
+        if names.count(name) > 1:
+            yield f"two variants are named {name!r}. Rename one of them."
+
+
+def _conflicts(
+    variants: list[tuple[str, dict[str, Any]]], grid: Mapping[str, list[Any]], overrides: Sequence[str]
+) -> Iterator[str]:
+    """Yield one message per override of a varied setting, and one if there are too many runs."""
+    varied = {*grid, *(key for _, variant in variants for key in flat(variant))}
+    for key, given in itertools.product(sorted(varied), (one.partition("=")[0].strip() for one in overrides)):
+        if f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}."):  # or a section and one of its keys
+            yield f"{key} is varied by the sweep and set by --set {given}. Remove one of them."
+    count = len(variants) * math.prod(len(values) for values in grid.values())
+    if count > MOST:
+        yield f"the sweep has {count} runs; at most {MOST} are allowed. Shorten its lists."
+
+
+def _config(settings: dict[str, Any], cell: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of one run; the method is set before its settings."""
+    for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):
+        settings = merged(settings, _nested(key, cell[key]))
+    locate(settings, folder)
+    config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
+    check_config(config)
+    return config
+
+
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay settings over others, section by section; another method comes without the settings of the one before."""
+    """Override settings section by section; another method does not inherit the settings of the previous one."""
     found = dict(base)
     for key, value in more.items():
         before, over = found.get(key), value
@@ -94,54 +133,28 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_table(method: Any) -> dict[str, Any]:
-    """Return a method as a table: a name alone will do."""
+    """Return a method, given as a name or a table, as a table."""
     return dict(method) if isinstance(method, Mapping) else {} if method is None else {"name": method}
 
 
-def _base(given: Any, folder: Path) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        table = dict(given)
-        locate(table, folder)
-        return table
-    if not isinstance(given, str):
-        raise ConfigError(f"base is {shortened(given)}; it must be the name of a TOML file, or a table of settings.")
-    path = folder / user_path(given)
-    table = read_toml(path, "the base configuration")
-    locate(table, path.parent.absolute())
+def _base(given: Mapping[str, Any] | str, folder: Path) -> dict[str, Any]:
+    """Return the settings of the base with absolute file names."""
+    if isinstance(given, str):
+        path = folder / user_path(given)
+        given, folder = read_toml(path, "the base configuration"), path.parent.absolute()
+    table = dict(given)
+    locate(table, folder)
     return table
 
 
-def _variants(given: Any, folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the variants by name; one without a name, and settings, where there are none."""
-    if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-        raise ConfigError("variants must be tables: write each as [[variants]], a name and settings.")
-    found: dict[str, dict[str, Any]] = {}
-    for number, one in enumerate(given, 1):
-        settings = dict(one)
-        name = settings.pop("name", None)
-        if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f'variant {number} has no name. Add name = "..." to it.')
-        if name in found:
-            raise ConfigError(f"two variants are called {name!r}. Give each a name of its own.")
+def _variants(given: list[Mapping[str, Any]], folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the variants by name; a nameless one without settings if there are none."""
+    found = []
+    for one in given:
+        settings = {key: value for key, value in one.items() if key != "name"}
         locate(settings, folder)
-        found[name] = settings
-    return list(found.items()) or [("", {})]
-
-
-def _grid(given: Any) -> dict[str, list[Any]]:
-    """Return the lists of the grid by dotted keys."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"grid is {shortened(given)}; it must be a table: a list for each setting.")
-    grid = flat(given)
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(
-                f"grid.{key} is {shortened(values)}; it must be a list of values. What is the same in all runs stands "
-                "in base."
-            )
-        if len({json.dumps(value, sort_keys=True, default=str) for value in values}) < len(values):
-            raise ConfigError(f"grid.{key} is {shortened(values)}; it names a value twice.")
-    return grid
+        found.append((str(one["name"]), settings))
+    return found or [("", {})]
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -153,12 +166,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
-    """Make the name of a run, and of its folder: what is varied, and a digest where that is not said in full.
+    """Return the name of a run and its folder: the varied settings, and a digest if they are abbreviated.
 
     Args:
-        label: of the variant.
-        cell: what is varied.
-        digest_size: bytes of the digest; 0 for 3 where there must be one.
+        label: name of the variant.
+        cell: the varied settings.
+        digest_size: bytes of the digest; 0 for 3 bytes, only if needed.
     """
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
     full = ",".join([*([label] if label else []), *words])
@@ -166,18 +179,11 @@ def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
     plain = name == full and all(isinstance(value, str | int | float) for value in cell.values())
     if (plain and not digest_size) or not full:
         return name
-    said = json.dumps([label, cell], default=str).encode()
-    return f"{name}-{hashlib.blake2b(said, digest_size=digest_size or 3).hexdigest()}"
+    content = json.dumps([label, cell], default=str).encode()
+    return f"{name}-{hashlib.blake2b(content, digest_size=digest_size or 3).hexdigest()}"
 
 
 def _word(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value.get("name", "table"))
     return "list" if isinstance(value, list) else str(value)
-
-
-def _product(sizes: list[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count

@@ -1,39 +1,58 @@
-"""Finished runs of a sweep as one table: a row a run, what differs between them, and how they ended."""
+"""The table of a sweep: one row per finished run, with the varied settings and the final results."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from feddrop.storage import RunFolder
 from feddrop.storage.files import write_atomically
-from feddrop.sweeps.engine import Job
+from feddrop.sweeps.engine import SweepJob
 
 _LAST = ("test_accuracy", "test_loss", "train_loss")
 _SUMS = ("push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s")
 
 
-def summary(job: Job) -> list[Any]:
-    """Return what the table says of a finished run: its rounds, and how it ended."""
+class ResultsTable:
+    """The finished runs of a sweep; writes their table whenever runs are added.
+
+    Attributes:
+        summaries: the row of each finished run by name; a run is read only once.
+    """
+
+    def __init__(self, jobs: Sequence[SweepJob], path: Path) -> None:
+        self.summaries: dict[str, list[Any]] = {}
+        self._jobs, self._path = jobs, path
+
+    @property
+    def finished(self) -> list[SweepJob]:
+        """The finished runs, in the order of the sweep."""
+        return [job for job in self._jobs if job.name in self.summaries]
+
+    def add(self, *jobs: SweepJob) -> None:
+        """Add finished runs and write the table."""
+        self.summaries |= {job.name: _summary(job) for job in jobs}
+        if not self.summaries:
+            return
+        settings = {job.name: job.config.flat() for job in self.finished}
+        keys = sorted({key for one in settings.values() for key in one})
+        varied = [key for key in keys if len({repr(one.get(key)) for one in settings.values()}) > 1]
+        text = io.StringIO(newline="")
+        table = csv.writer(text)
+        table.writerow(["run", *varied, "rounds", *_LAST, *_SUMS])
+        for name, one in settings.items():
+            table.writerow([name, *(one.get(key, "") for key in varied), *self.summaries[name]])
+        write_atomically(self._path, text.getvalue().encode())
+
+
+def _summary(job: SweepJob) -> list[Any]:
+    """Return the number of rounds, the last losses and accuracy, and the totals of a finished run."""
     records = RunFolder(job.folder).records()
     sums = [_sum([getattr(record, name) for record in records]) for name in _SUMS]
     return [len(records), *(getattr(records[-1], name) for name in _LAST), *sums]
-
-
-def write_results(jobs: Sequence[Job], summaries: Mapping[str, Sequence[Any]], path: Path) -> None:
-    """Write the table of these runs, given the :func:`summary` of each by name."""
-    settings = [job.config.flat() for job in jobs]
-    keys = sorted({key for one in settings for key in one})
-    varied = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(["run", *varied, "rounds", *_LAST, *_SUMS])
-    for job, one in zip(jobs, settings, strict=True):
-        table.writerow([job.name, *(one.get(key, "") for key in varied), *summaries[job.name]])
-    write_atomically(path, text.getvalue().encode())
 
 
 def _sum(values: list[Any]) -> Any:

@@ -1,6 +1,6 @@
-"""The paper's theory: its bounds as functions, and what they ask of a network, measured on a live one.
+"""The paper's bounds as functions, and measurements of their constants on a network.
 
-The bounds need NumPy alone; torch is loaded when a measurement is first asked for.
+The bounds need only NumPy; torch is imported on the first use of a measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from feddrop.theory.bounds import (
 )
 
 if TYPE_CHECKING:
-    from feddrop.theory.estimators import Curvature, Estimate, Point, Slope, curvature, slope
+    from feddrop.theory.estimators import Curvature, Estimate, EstimatePoint, Slope, curvature, slope
     from feddrop.theory.picture import draw
     from feddrop.theory.studies import Study, study
     from feddrop.theory.variance import Curve, Law, measure_law
@@ -34,7 +34,7 @@ _HOMES = {
     "Curve": "variance",
     "Estimate": "estimators",
     "Law": "variance",
-    "Point": "estimators",
+    "EstimatePoint": "estimators",
     "Slope": "estimators",
     "Study": "studies",
     "curvature": "estimators",
@@ -50,8 +50,8 @@ __all__ = [
     "Curvature",
     "Curve",
     "Estimate",
+    "EstimatePoint",
     "Law",
-    "Point",
     "Slope",
     "Study",
     "Theta",

@@ -1,15 +1,15 @@
-"""The paper's bounds as functions: Lemma 1, Lemma 2, Theorem 1, and what follows from them. NumPy only.
+"""The paper's bounds as functions: Lemma 1, Lemma 2, Theorem 1 and their consequences. NumPy only.
 
-Rates are arrays: one for all devices ``[]``, one a device ``[K]``, or one a round and device ``[..., K]``. The devices
-are given by their samples ``|D_k|``, ``[K]``: from these come K, ``|D|`` and the weights ``p_k = |D_k| / |D|``. A
-scalar result is a NumPy scalar. ``docs/theory.md`` says where the paper's derivation is loose.
+Rates are arrays: one for all devices ``[]``, one per device ``[K]``, or one per round and device ``[..., K]``. Devices
+are given by their numbers of samples ``|D_k|``, ``[K]``, which determine K, ``|D|`` and the weights
+``p_k = |D_k| / |D|``. Scalar results are NumPy scalars. ``docs/theory.md`` lists where the paper's derivation is loose.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,15 @@ _ALMOST_ONE = np.nextafter(1.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What the paper assumes of the loss; :class:`feddrop.theory.Study` measures it.
+    """The constants of the paper's assumptions; :class:`feddrop.theory.Study` measures them.
 
     Attributes:
         smoothness: L, largest curvature (Assumption 5).
         hessian_norm: A, Frobenius norm of the Hessian (Assumption 1).
         weight_norm: G, norm of the parameters (Assumption 3).
         noise: σ², variance of the gradient of one sample (Assumption 6).
-        variance: variance of a device's gradient as a rising function of its rate, ``[...] -> [...]``, inf where not
-            known; Lemma 1's (AG)² γ/(1-γ) unless given.
+        variance: variance of a device's gradient as an increasing function of its rate, ``[...] -> [...]``, inf where
+            unknown; by default Lemma 1's (AG)² γ/(1-γ).
     """
 
     smoothness: float
@@ -40,31 +40,26 @@ class Constants:
     variance: Callable[[Floats], Floats] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("smoothness", "hessian_norm", "weight_norm", "noise"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} is {value!r}; it must be a number, 0 or more.")
-        if self.smoothness == 0:
-            raise ConfigError("smoothness is 0; the learning rate 1/(3·sqrt(T)·L) needs L above 0.")
+        for name in ("hessian_norm", "weight_norm", "noise"):
+            _numbers(name, getattr(self, name), "at least 0", lambda value: value >= 0)
+        _positive("smoothness", self.smoothness)
 
 
 def odds(rate: npt.ArrayLike) -> Floats:
     """Return γ/(1-γ), the variance of a mask element (eq. Eq:DropoutMask); same shape as ``rate``."""
-    gamma = np.asarray(rate, np.float64)
-    if not np.all((gamma >= 0) & (gamma < 1)):
-        raise ConfigError(f"rate is {rate!r}; every dropout rate must lie in [0, 1).")
+    gamma = _numbers("rate", rate, "in [0, 1)", lambda value: (value >= 0) & (value < 1))
     return gamma / (1 - gamma)
 
 
 def unit_odds(rate: npt.ArrayLike) -> Floats:
-    """Return 1/sqrt(1-γ) - 1, the variance of a mask element when a share sqrt(1-γ) of the units is kept."""
+    """Return 1/sqrt(1-γ) - 1, the variance of a mask element if a fraction sqrt(1-γ) of the units is kept."""
     return np.sqrt(1 + odds(rate)) - 1
 
 
 def lemma1(rate: npt.ArrayLike, constants: Constants) -> Floats:
     """Bound a gradient's variance over masks, (AG)² γ/(1-γ) (Lemma 1, eq. equ:variance); same shape as ``rate``.
 
-    Where the constants carry a variance of their own, return that.
+    If the constants have a measured variance, return that instead.
     """
     chance = odds(rate)
     if constants.variance is not None:
@@ -96,13 +91,13 @@ def lemma2(
         constants: L, A, G, σ².
         samples: |D_k|, ``[K]``.
         grad_norm_sq: ‖g(w)‖², broadcast against the rounds ``[...]``.
-        rounds: T, the number of rounds the learning rate is made for.
-        lr: another learning rate η in place of 1/(3·sqrt(T)·L).
-        independent: use that the devices' masks and samples are independent, which the paper gives away by Jensen's
+        rounds: T, the number of rounds for which the learning rate is chosen.
+        lr: learning rate η; 1/(3·sqrt(T)·L) by default.
+        independent: use the independence of the devices' masks and samples, which the paper loses to Jensen's
             inequality. The bound is then (-η + Lη²/2) ‖g‖² + Lη²/2 (σ²/|D| + (AG)² Σ p_k² γ_k/(1-γ_k)).
 
     Returns:
-        The bound, ``[...]``; below 0 the loss goes down.
+        The bound, ``[...]``; if negative, the loss decreases.
     """
     L, eta = constants.smoothness, _step(rounds, lr, constants)
     count, norm = _samples(samples), np.asarray(grad_norm_sq, np.float64)
@@ -117,11 +112,11 @@ def lemma2(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theta:
-    """The largest uniform rate at which a bound still promises a lower loss.
+    """The largest uniform rate at which the bound guarantees a decrease of the loss.
 
     Attributes:
-        rate: θ: every uniform rate below it makes the bound negative; 0 where none does.
-        at_zero: the bound without dropout; where it is not negative, no rate promises a decrease.
+        rate: θ; the bound is negative for every uniform rate below it. 0 if it is never negative.
+        at_zero: the bound without dropout; if not negative, no rate guarantees a decrease.
     """
 
     rate: Floats
@@ -129,7 +124,7 @@ class Theta:
 
     @property
     def decreases(self) -> npt.NDArray[np.bool_]:
-        """Whether the bound promises a decrease at all."""
+        """Whether the bound guarantees a decrease without dropout."""
         return np.asarray(self.at_zero < 0)
 
     def __str__(self) -> str:
@@ -137,7 +132,7 @@ class Theta:
             return f"θ between {self.rate.min():.3g} and {self.rate.max():.3g}"
         if self.decreases:
             return f"θ = {self.rate:.3g}"
-        return f"no θ: even without dropout the bound promises no decrease ({self.at_zero:+.2g})"
+        return f"no θ: even without dropout the bound guarantees no decrease ({self.at_zero:+.2g})"
 
 
 def theta(
@@ -149,10 +144,10 @@ def theta(
     lr: npt.ArrayLike | None = None,
     independent: bool = False,
 ) -> Theta:
-    """Find θ of constraint C4: solve :func:`lemma2` = 0 for one rate for all devices. Arguments as there.
+    """Find θ of constraint C4: solve :func:`lemma2` = 0 for one rate for all devices, with the same arguments.
 
-    With the paper's learning rate, γ/(1-γ) = ((3·sqrt(T) - 2) ‖g‖² - 2Kσ²/|D|) / (AG)². So θ grows with the planned
-    rounds T (the step shrinks), and falls as the gradient does: near a minimum no dropout rate is safe.
+    With the paper's learning rate, γ/(1-γ) = ((3·sqrt(T) - 2) ‖g‖² - 2Kσ²/|D|) / (AG)². So θ increases with the number
+    of rounds T (smaller steps) and decreases with the gradient: near a minimum, no dropout rate is safe.
     """
 
     def bound(rate: Floats) -> Floats:
@@ -163,7 +158,7 @@ def theta(
 
     at_zero = bound(np.zeros(()))
     low, high = np.zeros_like(at_zero), np.ones_like(at_zero)
-    for _ in range(70):  # the bound rises with the rate: halve the interval
+    for _ in range(70):  # bisection: the bound increases with the rate
         middle = (low + high) / 2
         below = bound(np.minimum(middle, _ALMOST_ONE)) < 0
         low, high = np.where(below, middle, low), np.where(below, high, middle)
@@ -186,15 +181,13 @@ def theorem1(
         rate: γ: ``[]`` or ``[K]`` for every round, or ``[T, K]``.
         constants: L, A, G, σ².
         samples: |D_k|, ``[K]``.
-        rounds: T; any shape, unless rates are given by round.
-        loss_gap: F(w⁰) - F*; F* is at least 0 for cross-entropy, so the first loss itself is safe.
+        rounds: T; any shape, unless rates are given per round.
+        loss_gap: F(w⁰) - F*; F* is at least 0 for cross-entropy, so the initial loss is an upper bound.
     """
     T = _rounds(rounds)
     gamma = np.asarray(rate, np.float64)
     if gamma.ndim > 1 and (gamma.ndim > 2 or T.ndim or len(gamma) != T):
-        raise ConfigError(
-            f"rate has shape {gamma.shape} and rounds is {rounds!r}; rates by round must be [rounds, devices]."
-        )
+        raise ConfigError(f"rate has shape {gamma.shape} and rounds is {rounds!r}; it must be [rounds, devices].")
     dropped = _dropped(gamma, constants, samples).mean()
     return np.asarray((_numerator(constants, samples, loss_gap) + dropped) / np.sqrt(T))
 
@@ -209,14 +202,14 @@ def rounds_needed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestRate:
-    """The uniform rate that is best for a time budget.
+    """The best uniform rate for a time budget.
 
     Attributes:
         rate: γ.
-        round_s: seconds a round at that rate.
-        rounds: rounds that fit the budget.
-        bound: what :func:`theorem1` promises after them.
-        without: what it promises without dropout in the same time.
+        round_s: seconds per round at that rate.
+        rounds: number of rounds within the budget.
+        bound: :func:`theorem1` after these rounds.
+        without: the bound without dropout in the same time.
     """
 
     rate: float
@@ -237,18 +230,18 @@ def best_rate(
 ) -> BestRate:
     """Find the uniform rate with the lowest bound of Theorem 1 in a given time.
 
-    A higher rate makes rounds shorter and the bound worse. After ``budget_s / round_s(γ)`` rounds the bound is
-    B(γ)·sqrt(round_s(γ) / budget_s), with B the bracket of Theorem 1. So the best rate minimises B(γ)² round_s(γ): it
-    depends neither on the budget nor on a target, and it is the one that reaches any target in the least time
-    (rounds needed x seconds a round). If a round takes (1-γ)·c seconds, as in the paper's latency model, then
-    1/(1-γ) = (9L (F(w⁰) - F*) + 2Kσ²/|D|) / (AG)² - 1 where that is above 1, and dropout does not pay elsewhere.
+    A higher rate shortens rounds and worsens the bound. After ``budget_s / round_s(γ)`` rounds, the bound is
+    B(γ)·sqrt(round_s(γ) / budget_s), where B is the bracket of Theorem 1. So the best rate minimises B(γ)² round_s(γ);
+    it does not depend on the budget, and it reaches any target in the least time. If a round takes (1-γ)·c seconds, as
+    in the paper's latency model, then 1/(1-γ) = (9L (F(w⁰) - F*) + 2Kσ²/|D|) / (AG)² - 1 if that exceeds 1; otherwise
+    dropout does not pay.
 
     Args:
-        round_s: seconds a round as a function of the rate, ``[n] -> [n]``, continuous.
+        round_s: seconds per round as a function of the rate, ``[n] -> [n]``, continuous.
         constants: L, A, G, σ².
         samples: |D_k|, ``[K]``.
         loss_gap: F(w⁰) - F*.
-        budget_s: time in all, in seconds; rounds are not rounded down.
+        budget_s: total time in seconds; rounds are not rounded down.
         max_rate: largest rate considered.
     """
     base = _numerator(constants, samples, loss_gap)
@@ -259,11 +252,9 @@ def best_rate(
     def cost(rates: Floats) -> Floats:
         return (base + lemma1(rates, constants)) ** 2 * seconds(rates)
 
-    low, high = 0.0, float(max_rate)
-    if not 0 <= high < 1:
-        raise ConfigError(f"max_rate is {max_rate}; it must lie in [0, 1).")
+    low, high = 0.0, float(_numbers("max_rate", max_rate, "in [0, 1)", lambda value: (value >= 0) & (value < 1)))
     budget = float(_positive("budget_s", budget_s))
-    for _ in range(12):  # zoom in on the best of 129 rates, 64 times closer each time
+    for _ in range(12):  # refine the grid around the best of 129 rates, 64-fold each time
         grid = np.linspace(low, high, 129)
         best = int(np.argmin(cost(grid)))
         low, high = float(grid[max(0, best - 1)]), float(grid[min(128, best + 1)])
@@ -275,7 +266,7 @@ def best_rate(
 
 
 def _step(rounds: npt.ArrayLike, lr: npt.ArrayLike | None, constants: Constants) -> Floats:
-    """Return the learning rate that is given, else the paper's."""
+    """Return the given learning rate, or the paper's."""
     return learning_rate(rounds, constants) if lr is None else _positive("lr", lr)
 
 
@@ -285,9 +276,7 @@ def _dropped(rate: npt.ArrayLike, constants: Constants, samples: npt.ArrayLike, 
     share = count / count.sum()
     gamma = np.asarray(rate, np.float64)
     if gamma.ndim and gamma.shape[-1] != len(count):
-        raise ConfigError(
-            f"rate has shape {gamma.shape} for {len(count)} devices; give one rate, or [..., {len(count)}]."
-        )
+        raise ConfigError(f"rate has shape {gamma.shape} for {len(count)} devices; it must be [] or [..., devices].")
     return np.asarray(
         lemma1(np.broadcast_to(gamma, (*gamma.shape[:-1], len(count))), constants) @ share ** (1 + independent)
     )
@@ -296,27 +285,27 @@ def _dropped(rate: npt.ArrayLike, constants: Constants, samples: npt.ArrayLike, 
 def _numerator(constants: Constants, samples: npt.ArrayLike, loss_gap: float) -> float:
     """Return 9L (F(w⁰) - F*) + 2Kσ²/|D|."""
     count = _samples(samples)
-    if not (math.isfinite(loss_gap) and loss_gap >= 0):
-        raise ConfigError(f"loss_gap is {loss_gap!r}; F(w⁰) - F* must be a number, 0 or more.")
-    return float(9 * constants.smoothness * loss_gap + 2 * len(count) * constants.noise / count.sum())
+    gap = _numbers("loss_gap", loss_gap, "at least 0", lambda value: value >= 0)
+    return float(9 * constants.smoothness * gap + 2 * len(count) * constants.noise / count.sum())
 
 
 def _samples(samples: npt.ArrayLike) -> Floats:
     count = np.asarray(samples, np.float64)
-    if count.ndim != 1 or not len(count) or not np.all((count > 0) & np.isfinite(count)):
-        raise ConfigError(f"samples is {samples!r}; give the number of samples of every device, all above 0.")
-    return count
+    positive = (count > 0) if count.ndim == 1 and len(count) else np.False_
+    return _numbers("samples", samples, "a list of positive numbers, one per device", lambda _: positive)
 
 
 def _rounds(rounds: npt.ArrayLike) -> Floats:
-    T = np.asarray(rounds, np.float64)
-    if not np.all((T >= 1) & np.isfinite(T)):
-        raise ConfigError(f"rounds is {rounds!r}; there must be at least 1.")
-    return T
+    return _numbers("rounds", rounds, "at least 1", lambda value: value >= 1)
 
 
 def _positive(what: str, value: npt.ArrayLike) -> Floats:
+    return _numbers(what, value, "above 0", lambda array: array > 0)
+
+
+def _numbers(what: str, value: npt.ArrayLike, allowed: str, fine: Callable[[Floats], Any]) -> Floats:
+    """Return finite numbers for which ``fine`` holds as an array; otherwise raise a ConfigError."""
     array = np.asarray(value, np.float64)
-    if not np.all((array > 0) & np.isfinite(array)):
-        raise ConfigError(f"{what} is {value!r}; it must be above 0.")
+    if not np.all(fine(array) & np.isfinite(array)):
+        raise ConfigError(f"{what} is {value!r}; it must be {allowed}.")
     return array

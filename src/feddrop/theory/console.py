@@ -1,4 +1,4 @@
-"""A study from the command line: choose network and batch, show progress, print what was found."""
+"""Studies for the command line: choose a network and data, show progress, print the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from feddrop import data, models
+from feddrop import models
 from feddrop.config import RunConfig, Subnets
 from feddrop.config.methods import LEVELS
 from feddrop.config.parsing import load_json
-from feddrop.errors import ConfigError, RunError
+from feddrop.data import Dataset, load_dataset
+from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
@@ -26,17 +27,17 @@ from feddrop.storage.checkpoints import load_checkpoint
 from feddrop.storage.files import read_whole
 from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
-from feddrop.theory.estimators import Point
+from feddrop.theory.estimators import EstimatePoint
 from feddrop.theory.studies import RATES, Study, study, work
 from feddrop.theory.variance import Curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
-    """What is measured: a network, its data and loss, and the devices' samples and rounds that Lemma 2 asks for."""
+class Subject:
+    """What is measured: a network, its data and loss, and the samples per device and the rounds for Lemma 2."""
 
     network: nn.Module
-    dataset: data.Dataset
+    dataset: Dataset
     loss: Loss
     samples: list[int]
     rounds: int
@@ -45,76 +46,51 @@ class _Subject:
 
 
 def run_study(
-    *,
-    model: str,
-    name: str,
-    checkpoint: Path | None,
-    level: str,
-    rates: Sequence[float],
-    batch: int,
-    masks: int,
-    rounds: int,
-    devices: int,
-    seed: int,
-    console: Console,
+    subject: Subject, *, level: str, rates: Sequence[float], batch: int, masks: int, seed: int, console: Console
 ) -> tuple[Study, str]:
-    """Study a new network, or the newest checkpoint of a run, showing progress; return it with a title.
+    """Study a network, show progress, and return the study with a title.
 
     Args:
-        model: network of the package; a checkpoint names its own.
-        name: data set; a checkpoint names its own.
-        checkpoint: run folder, or None for a new network.
+        subject: network, data and devices.
         level: ``"weight"``, ``"unit"`` or ``"both"``.
-        rates: γ, rising, within (0, 1); the usual ones if empty.
-        batch: training samples to measure on.
-        masks: masks a rate and level, and random vectors a stochastic estimate.
-        rounds: T of Lemma 2; a checkpoint brings its own.
-        devices: K of Lemma 2, with equally many samples; a checkpoint brings its own.
+        rates: γ, increasing, in (0, 1); if empty, the default rates.
+        batch: number of training samples.
+        masks: number of masks per rate and level, and of random vectors per stochastic estimate.
         seed: root of every random choice.
-        console: where progress goes.
+        console: where progress is shown.
     """
-    if level != "both" and level not in LEVELS:
-        raise ConfigError(f"level is {level!r}; it must be 'weight', 'unit' or 'both'.")
+    levels = LEVELS if one_of("level", level, (*LEVELS, "both")) == "both" else (level,)
     rates = rates or RATES
-    levels = LEVELS if level == "both" else (level,)
-    of = _new(model, name, devices, rounds, seed) if checkpoint is None else _of_run(checkpoint, seed)
-    chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), len(of.dataset.train_y))[:batch])
-    point = Point(of.network, of.dataset.train_x[chosen], of.dataset.train_y[chosen], loss=of.loss)
-    bar = Progress(
-        TextColumn("measuring"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
+    dataset = subject.dataset
+    chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), len(dataset.train_y))[:batch])
+    point = EstimatePoint(subject.network, dataset.train_x[chosen], dataset.train_y[chosen], loss=subject.loss)
+    columns = (TextColumn("measuring"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("measuring", total=work(point.samples, len(point.w), levels, rates, masks, masks))
     if not console.is_terminal:
-        console.print(f"Measuring {of.title} ...", markup=False, highlight=False)
+        console.print(f"Measuring {subject.title} ...", markup=False, highlight=False)
     with bar:
         found = study(
             point,
             seed=derive(seed, "theory"),
-            samples=of.samples,
-            rounds=of.rounds,
+            samples=subject.samples,
+            rounds=subject.rounds,
             levels=levels,
             rates=rates,
             masks=masks,
             probes=masks,
             tick=lambda: bar.advance(task),
         )
-    return replace(found, notes=of.notes), f"{of.title}, {point.samples} samples"
+    return replace(found, notes=subject.notes), f"{subject.title}, {point.samples} samples"
 
 
-def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subject:
+def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> Subject:
     """Return a new network, and devices that share the data equally."""
-    dataset = _numbers(data.load_dataset(name))
+    dataset = _numbers(load_dataset(data))
     count = len(dataset.train_y)
     if not 1 <= devices <= count:
-        raise ConfigError(
-            f"devices is {devices}; there must be at least 1, and no more than the {count} training samples."
-        )
-    return _Subject(
+        raise ConfigError(f"devices is {devices}; it must be from 1 to the {count} training samples.")
+    return Subject(
         network=models.build_model(model, dataset, seed),
         dataset=dataset,
         loss=loss_named(dataset.loss),
@@ -124,25 +100,22 @@ def _new(model: str, name: str, devices: int, rounds: int, seed: int) -> _Subjec
     )
 
 
-def _of_run(folder: Path, seed: int) -> _Subject:
-    """Return the newest checkpoint of a run, with its data, its devices' samples and its rounds."""
+def subject_of_run(folder: Path, seed: int) -> Subject:
+    """Return the newest checkpoint of a run with its data, samples per device and rounds."""
     config = RunConfig.from_file(folder / "config.toml")
     loaded = load_checkpoint(folder / "checkpoints")
     if loaded is None:
-        raise RunError(f"{folder} holds no checkpoint yet. Name a run folder with one round done or more.")
+        raise RunError(f"{folder} has no checkpoint yet. Choose a run with at least one finished round.")
     about = _about(folder / "run.json")
-    for own in ("data", "loss"):
-        if own in (about.get("custom") or []):
-            raise RunError(
-                f"{folder} was run with {own} of your own. Use feddrop.theory.study on its network and data."
-            )
+    for custom in sorted({"data", "loss"} & {*(about.get("custom") or ())}):
+        raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
     model, limit = config.model.name, config.data.train_limit or None
-    dataset = _numbers(data.load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
+    dataset = _numbers(load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
     network, values = models.build_model(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
-        raise RunError(f"{folder} holds a network of your own, not {model}. Use feddrop.theory.study on it.")
+        raise RunError(f"{folder} has a custom network, not {model}. Use feddrop.theory.study with it.")
     parameters.load_into(network, values)
-    return _Subject(
+    return Subject(
         network=network,
         dataset=dataset,
         loss=loss_named(config.train.loss or dataset.loss),
@@ -153,44 +126,44 @@ def _of_run(folder: Path, seed: int) -> _Subject:
     )
 
 
-def _numbers(dataset: data.Dataset) -> data.Dataset:
-    """Return a data set whose samples are numbers, which can be differentiated; tokens are refused."""
+def _numbers(dataset: Dataset) -> Dataset:
+    """Return a data set if its samples are numbers; raise a ConfigError if they are tokens."""
     if dataset.vocabulary:
-        raise ConfigError(f"{dataset.name} holds tokens; the theory is measured on images or tables, such as 'digits'.")
+        raise ConfigError(f"{dataset.name} consists of tokens; choose images or a table, such as 'digits'.")
     return dataset
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """Read ``run.json``, and check the samples of the devices in it."""
+    """Read ``run.json`` and validate the samples per device."""
     try:
         about = dict(load_json(read_whole(path)))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path} cannot be read: {error}. Restore it, or run again.") from None
     samples = about.get("samples")
     if not isinstance(samples, list) or not any(samples) or not all(type(n) is int and n >= 0 for n in samples):
-        raise RunError(f"{path}: 'samples' is {samples!r}; it must list the samples of every device. Restore it.")
+        raise RunError(f"{path}: 'samples' is {samples!r}; it must list the samples per device. Restore the file.")
     return about
 
 
 def _notes(subnet: Subnets) -> tuple[str, ...]:
-    """Say what of a run's subnets the law does not follow: its masks drop the weights of all layers, at one rate."""
-    own = []
+    """Report settings of a run that the law ignores: its masks drop weights of all layers at one rate."""
+    ignored = []
     if subnet.layers != "all":
-        own.append(f"method.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
+        ignored.append(f"method.layers = {subnet.layers if isinstance(subnet.layers, str) else [*subnet.layers]!r}")
     if subnet.layer_rates:
-        own.append(f"method.layer_rates = {dict(subnet.layer_rates)!r}")
+        ignored.append(f"method.layer_rates = {dict(subnet.layer_rates)!r}")
     if subnet.biases:
-        own.append("method.biases = true")
-    if not own:
+        ignored.append("method.biases = true")
+    if not ignored:
         return ()
     return (
-        f"The run has {' and '.join(own)}, which the law does not follow: it is measured with the weights of all "
-        "layers dropped at one rate, and all biases kept.",
+        f"The run has {' and '.join(ignored)}, which the law ignores: it is measured with the weights of all layers "
+        "dropped at one rate and all biases kept.",
     )
 
 
 def render(found: Study, title: str) -> RenderableType:
-    """Lay a study out for the terminal: 1st is first order, bias² is that of m∘g(ŵ) as a share of what is measured."""
+    """Format a study for the terminal; 1st is first order, bias² is that of m∘g(ŵ) relative to the measured value."""
     curve, slope = found.curvature, found.slope
     constants = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for symbol, value, meaning in (
@@ -233,6 +206,6 @@ def _theta(theta: Theta, measured: Study | None = None) -> str:
 
 
 def _up_to(rate: float, found: Study) -> str:
-    """Write a rate; one that is as large as was measured may be larger."""
+    """Format a rate; the largest measured one is a lower bound."""
     top = float(found.laws[0].rates[-1])
     return f"{rate:.3g}" if rate < top * (1 - 1e-9) else f"≥ {top:g} (largest rate)"

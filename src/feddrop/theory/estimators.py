@@ -1,10 +1,9 @@
-"""What the bounds ask of a network, measured: curvature, gradient noise and norms at one point, on one batch.
+"""Measure curvature, gradient noise and norms of a network at one point on one batch.
 
-Nothing here forms a Hessian: it is only multiplied with vectors, by differentiating twice. Every estimate comes with
-its error.
+The Hessian is never formed, only multiplied with vectors by differentiating twice. Every estimate has an error.
 
-The values are local. The paper's A, L and G hold for all parameters; what is measured holds at this point, on these
-samples. So a bound with these values is the best guess of the bound, not a guarantee.
+The values are local: the paper's A, L and G hold for all parameters, the measured ones at this point on these samples.
+So a bound with these values is an estimate, not a guarantee.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def no_tick() -> None:
 
 
 class Estimate(NamedTuple):
-    """A value and its error: one standard error, or for eigenvalues a bound."""
+    """A value and its error: the standard error, or a bound for eigenvalues."""
 
     value: float
     error: float
@@ -43,18 +42,18 @@ class Estimate(NamedTuple):
 
 
 def mean_of(draws: list[float]) -> Estimate:
-    """Return the mean of independent draws, and its standard error."""
+    """Return the mean of independent draws with its standard error."""
     values = np.array(draws)
     return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
 
 
 def signs(seed: int, count: int, like: Tensor) -> Tensor:
-    """Draw ``[count]`` random signs ±1 (Rademacher), of the type and place of ``like``."""
+    """Draw ``[count]`` random signs ±1 (Rademacher) with the dtype and device of ``like``."""
     bits = np.unpackbits(philox_words(seed, -(-count // 32)).view(np.uint8), count=count)
     return torch.from_numpy(bits).to(like) * 2 - 1
 
 
-class Point:
+class EstimatePoint:
     """A network at a point w, and a batch: the loss F, its gradient anywhere and its Hessian at w.
 
     All parameters together are one flat vector ``[P]``, in the network's order. The network is copied and put into
@@ -78,9 +77,7 @@ class Point:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if len(x) < 2 or len(x) != len(y):
-            raise ConfigError(
-                f"the batch has {len(x)} samples and {len(y)} labels; give two samples or more, all labelled."
-            )
+            raise ConfigError(f"the batch has {len(x)} samples and {len(y)} labels; it needs two or more of both.")
         self.model = copy.deepcopy(model).eval().to(dtype)
         self._x, self._y, self._loss = x.to(dtype), y, loss
         named = dict(self.model.named_parameters())
@@ -96,7 +93,7 @@ class Point:
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Undo :meth:`split`; a tensor not named is zero."""
+        """Undo :meth:`split`; missing tensors are zero."""
         parts = [tensors.get(name, self.w.new_zeros(shape)) for name, shape in self.shapes.items()]
         return torch.cat([part.reshape(-1) for part in parts])
 
@@ -110,7 +107,7 @@ class Point:
         return torch.autograd.grad(self.value(w), w)[0]
 
     def hessian_times(self, v: Tensor) -> Tensor:
-        """Return H v, ``[P]``, with H the Hessian at the point. The graph of the gradient is built once and kept."""
+        """Return H v, ``[P]``, where H is the Hessian at the point. The graph of the gradient is cached."""
         if self._graph is None:
             w = self.w.clone().requires_grad_()
             self._graph = w, torch.autograd.grad(self.value(w), w, create_graph=True)[0]
@@ -118,7 +115,7 @@ class Point:
         return torch.autograd.grad(gradient, w, v, retain_graph=True)[0]
 
     def sample_gradients(self, chunk: int) -> Iterator[Tensor]:
-        """Give the gradients of the single samples at the point, ``[<= chunk, P]`` at a time."""
+        """Yield the gradients of single samples at the point, ``[<= chunk, P]`` at a time."""
 
         def value(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return self._loss(functional_call(self.model, self.split(w), (x[None],)), y[None])
@@ -130,10 +127,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """The gradient at a point, as an estimate for all data from the batch.
+    """The gradient at a point, estimated from the batch.
 
     Attributes:
-        grad_norm_sq: ‖g(w)‖², freed of what the batch's own noise adds to it; may come out negative where g is small.
+        grad_norm_sq: ‖g(w)‖², corrected for the noise of the batch; may be negative if g is small.
         noise: σ², the variance of the gradient of one sample (Assumption 6).
     """
 
@@ -142,18 +139,18 @@ class Slope:
 
 
 def chunk_of(parameters: int) -> int:
-    """Return how many samples' gradients to hold at a time: at most 2²⁵ numbers (128 MiB in float32), if one fits."""
+    """Return the number of gradients to hold at a time: at most 2²⁵ values (128 MiB in float32), but at least one."""
     return max(1, min(32, 2**25 // parameters))
 
 
-def slope(point: Point, *, chunk: int | None = None, tick: Tick = no_tick) -> Slope:
+def slope(point: EstimatePoint, *, chunk: int | None = None, tick: Tick = no_tick) -> Slope:
     """Measure the gradient's norm and the noise of single samples, ``chunk`` of them at a time."""
     mean, count = point.gradient(), point.samples
     tick()
     spread, along = [], []
     for gradients in point.sample_gradients(chunk or chunk_of(len(point.w))):
         along += (2 * (gradients @ mean)).tolist()
-        # In place: of a large network, a chunk is as much as memory should hold.
+        # In place, since a chunk of a large network takes much memory.
         spread += (gradients.sub_(mean).square_().sum(1) * count / (count - 1)).tolist()
         del gradients
         tick()
@@ -168,8 +165,8 @@ class Curvature:
     """The Hessian at a point.
 
     Attributes:
-        largest: its largest eigenvalue; the true one is not below ``value``, and one is within ``error``.
-        smallest: its smallest eigenvalue, likewise from above.
+        largest: its largest eigenvalue; the true one is at least ``value``, and an eigenvalue lies within ``error``.
+        smallest: its smallest eigenvalue; likewise, at most ``value``.
         frobenius_sq: its squared Frobenius norm, A² of Assumption 1.
     """
 
@@ -184,23 +181,23 @@ class Curvature:
         return max(self.largest, low, key=lambda estimate: estimate.value)
 
 
-def curvature(point: Point, *, seed: int, steps: int = 20, probes: int = 16, tick: Tick = no_tick) -> Curvature:
+def curvature(point: EstimatePoint, *, seed: int, steps: int = 20, probes: int = 16, tick: Tick = no_tick) -> Curvature:
     """Measure the Hessian by ``steps + probes`` products with vectors.
 
-    Lanczos with full reorthogonalisation finds the ends of the spectrum; a Ritz value's residual says how far the
-    nearest eigenvalue can be. For the Frobenius norm, take Q, the orthonormal Lanczos vectors:
-    ‖H‖² = ‖HQ‖² + ‖H(I - QQᵀ)‖². The first part is known by then and holds the few large eigenvalues that would make
+    Lanczos with full reorthogonalisation finds the ends of the spectrum; the residual of a Ritz value bounds the
+    distance to the nearest eigenvalue. For the Frobenius norm, let Q be the orthonormal Lanczos vectors:
+    ‖H‖² = ‖HQ‖² + ‖H(I - QQᵀ)‖². The first term is known and contains the few large eigenvalues that would make
     Hutchinson's estimator noisy; the second is E‖H(I - QQᵀ)v‖² over random signs v.
 
     Args:
         point: network and batch.
-        seed: of the start vector and the probes.
-        steps: Lanczos steps; so many vectors ``[P]`` are held.
-        probes: random vectors, at least 2.
+        seed: seed of the start vector and the probes.
+        steps: Lanczos steps, and number of vectors ``[P]`` in memory.
+        probes: number of random vectors, at least 2.
         tick: called after every product.
     """
     if steps < 1 or probes < 2:
-        raise ConfigError(f"steps is {steps} and probes is {probes}; there must be at least 1 step and 2 probes.")
+        raise ConfigError(f"steps is {steps} and probes is {probes}; they must be at least 1 and 2.")
     size = len(point.w)
     basis = point.w.new_zeros(min(steps, size), size)
     basis[0] = signs(derive(seed, "lanczos"), size, point.w) / math.sqrt(size)
@@ -213,7 +210,7 @@ def curvature(point: Point, *, seed: int, steps: int = 20, probes: int = 16, tic
         known += float(product.square().sum())
         diagonal.append(float(q @ product))
         rest = product
-        for _ in range(2):  # twice is enough, in any precision
+        for _ in range(2):  # twice is enough in any precision
             rest = rest - basis[: j + 1].T @ (basis[: j + 1] @ rest)
         beside.append(float(rest.norm()))
         if beside[-1] <= 1e-6 * math.sqrt(known) or j + 1 == len(basis):

@@ -1,4 +1,4 @@
-"""The variance law as a picture."""
+"""A figure of the variance law."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TOLERANCE = 0.2
 
 
 def draw(study: Study, title: str = "") -> Figure:
-    """Draw the variance law, a column a level.
+    """Draw the variance law, one column per level.
 
-    Above: measured (two standard errors), first order (dashed) and Lemma 1 (dotted), on logarithmic axes. Below:
-    measured over first order; the band is where first order is right within 20 %.
+    Top: measured (two standard errors), first order (dashed) and Lemma 1 (dotted), on logarithmic axes. Bottom:
+    measured over first order; in the band, first order holds within 20 %.
 
     Args:
-        study: what was measured.
-        title: what network and data these are.
+        study: the measurements.
+        title: the network and the data.
     """
     if not study.laws:
-        raise ConfigError("this study holds no variance law; measure at least one level.")
+        raise ConfigError("the study has no variance law; measure at least one level.")
     figure = blank_figure(1.2 + 5.2 * len(study.laws), 6.6, dpi=150)
     shape = {"height_ratios": (3, 2)}
     panels = figure.subplots(2, len(study.laws), sharex="col", sharey="row", squeeze=False, gridspec_kw=shape)
@@ -91,7 +91,7 @@ def _points(key: str) -> dict[str, Any]:
 
 
 def _rate_ticks(axes: Axes, x: Floats) -> None:
-    """Number the axis by the rates themselves, each at its γ/(1-γ)."""
+    """Label the axis with rates, each at its γ/(1-γ)."""
     shown = [rate for rate in _TICKS if 0.7 * x[0] < odds(rate) < 1.4 * x[-1]]
     axes.xaxis.set_ticks(odds(shown).tolist(), [f"{rate:g}" for rate in shown])
     axes.xaxis.set_ticks([], minor=True)

@@ -1,4 +1,4 @@
-"""The theory on a live network: everything its bounds need, the variance law, and what follows, in one study."""
+"""A study of a network: the constants of the bounds, the variance law, and the resulting rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feddrop.config.methods import LEVELS
 from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
-from feddrop.theory.estimators import Curvature, Point, Slope, Tick, chunk_of, curvature, no_tick, slope
+from feddrop.theory.estimators import Curvature, EstimatePoint, Slope, Tick, chunk_of, curvature, no_tick, slope
 from feddrop.theory.variance import Curve, Law, measure_law
 
 RATES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
@@ -21,17 +21,17 @@ _STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A network at a point, on a batch, seen by the theory.
+    """The theory's quantities for a network at a point on a batch.
 
     Attributes:
         loss: F(w).
         slope: gradient and its noise.
-        curvature: of the loss.
+        curvature: curvature of the loss.
         weight_norm: G.
-        laws: the variance law of every level measured.
+        laws: the variance law of each measured level.
         samples: |D_k|, ``[K]``, for Lemma 2.
         rounds: T, for Lemma 2.
-        notes: what else a reader should know.
+        notes: remarks for the reader.
     """
 
     loss: float
@@ -45,7 +45,7 @@ class Study:
 
     @property
     def constants(self) -> Constants:
-        """L, A, G, σ² as the bounds take them."""
+        """L, A, G and σ² for the bounds."""
         return Constants(
             smoothness=self.curvature.smoothness.value,
             hessian_norm=math.sqrt(self.curvature.frobenius_sq.value),
@@ -54,15 +54,16 @@ class Study:
         )
 
     def bound(self, law: Law) -> Floats:
-        """Return Lemma 1's bound at the law's rates, ``[R]``; at the unit level with its mask variance for γ/(1-γ)."""
+        """Return Lemma 1's bound at the law's rates, ``[R]``; at the unit level, with that level's mask variance."""
         constants = self.constants
         return (constants.hessian_norm * constants.weight_norm) ** 2 * law.variance
 
     def theta(self, *, measured: bool = False) -> Theta:
-        """Return θ from Lemma 2, as the paper has it or as measured.
+        """Return θ from Lemma 2.
 
-        Measured means: the variance of what a device sends (first level) in place of Lemma 1's bound, and devices
-        whose masks and samples are independent. It is at most the largest rate measured.
+        Args:
+            measured: use the measured variance of updates (of the first level) instead of Lemma 1's bound, and
+                independent devices; θ is then at most the largest measured rate.
         """
         return theta(
             self._constants(measured),
@@ -73,9 +74,10 @@ class Study:
         )
 
     def best_rate(self, *, measured: bool = False) -> float:
-        """Return the best uniform rate by Theorem 1 if a round takes time in proportion to 1-γ, and F* = 0.
+        """Return the best uniform rate by Theorem 1 if the time of a round is proportional to 1-γ, and F* = 0.
 
-        Measured means with the variance of what a device sends; up to the largest rate measured.
+        Args:
+            measured: use the measured variance of updates; the rate is then at most the largest measured rate.
         """
         found = best_rate(
             lambda rates: 1 - rates,
@@ -91,7 +93,7 @@ class Study:
         return replace(self.constants, variance=self.laws[0].sent) if measured else self.constants
 
     def words(self) -> list[str]:
-        """Say where first order stops being true, how loose Lemma 1 is, when θ is a guess, and the notes."""
+        """Return sentences on the validity of first order, the looseness of Lemma 1, the reliability of θ, notes."""
         said = []
         for law in self.laws:
             said.append(f"{law.level} level, g(ŵ): {_where(law, law.gradient)}")
@@ -100,11 +102,11 @@ class Study:
             high = float(self.bound(law)[-1] / law.gradient.measured[-1])
             more = f", {high:,.0f} times at {law.rates[-1]:g}" if len(law.rates) > 1 else ""
             said.append(
-                f"{law.level} level: Lemma 1's bound is {low:,.0f} times what is measured at rate {law.rates[0]:g}"
+                f"{law.level} level: Lemma 1's bound is {low:,.0f} times the measured value at rate {law.rates[0]:g}"
                 f"{more}."
             )
         if self.slope.grad_norm_sq.value < 2 * self.slope.grad_norm_sq.error:
-            said.append("‖g‖² cannot be told from 0 on this batch, so θ is a guess: take a larger batch.")
+            said.append("‖g‖² is not significantly above 0 on this batch, so θ is unreliable: use a larger batch.")
         return [*said, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
@@ -142,13 +144,13 @@ class Study:
 
 
 def work(samples: int, parameters: int, levels: Sequence[str], rates: Sequence[float], masks: int, probes: int) -> int:
-    """Return how often :func:`study` ticks."""
+    """Return how often :func:`study` calls ``tick``."""
     chunks = math.ceil(samples / chunk_of(parameters))
     return 1 + chunks + _STEPS + probes + len(levels) * (probes + len(rates) * masks)
 
 
 def study(
-    point: Point,
+    point: EstimatePoint,
     *,
     seed: int,
     samples: npt.ArrayLike,
@@ -159,18 +161,18 @@ def study(
     probes: int = 24,
     tick: Tick = no_tick,
 ) -> Study:
-    """Measure everything the theory asks of a network at a point.
+    """Measure the theory's quantities for a network at a point.
 
     Args:
         point: network and batch.
-        seed: of masks and probes.
+        seed: seed of masks and probes.
         samples: |D_k|, ``[K]``, for Lemma 2.
         rounds: T, for Lemma 2.
         levels: ``"weight"``, ``"unit"`` or both.
-        rates: γ, rising, within (0, 1).
-        masks: masks a rate and level.
-        probes: random vectors for each stochastic estimate.
-        tick: called :func:`work` times or fewer.
+        rates: γ, increasing, in (0, 1).
+        masks: number of masks per rate and level.
+        probes: number of random vectors per stochastic estimate.
+        tick: progress callback, called at most :func:`work` times.
     """
     laws = tuple(measure_law(point, level, rates, seed=seed, masks=masks, probes=probes, tick=tick) for level in levels)
     return Study(
@@ -185,18 +187,18 @@ def study(
 
 
 def _where(law: Law, curve: Curve, tolerance: float = 0.2) -> str:
-    """Say where a curve's first-order prediction is right within a tolerance."""
+    """Describe the rates at which a curve's first-order prediction holds within a tolerance."""
     fine = curve.holds(tolerance)
     if fine is None:
-        return f"first order is more than {tolerance:.0%} off at every rate."
+        return f"first order is off by more than {tolerance:.0%} at every rate."
     rates, ratio = law.rates, curve.ratio
     first, last = rates[fine][0], rates[fine][-1]
-    said = f"first order is right within {tolerance:.0%} "
+    said = f"first order holds within {tolerance:.0%} "
     said += f"at rate {first:g} only" if first == last else f"from rate {first:g} to {last:g}"
     if fine.start:
-        said += f"; below, at {rates[fine.start - 1]:g}, the truth is {ratio[fine.start - 1]:.2f} times it"
+        said += f"; below, at {rates[fine.start - 1]:g}, the measured value is {ratio[fine.start - 1]:.2f} times it"
     if fine.stop < len(rates):
-        said += f"; above, at {rates[fine.stop]:g}, the truth is {ratio[fine.stop]:.2f} times it"
+        said += f"; above, at {rates[fine.stop]:g}, the measured value is {ratio[fine.stop]:.2f} times it"
     return said + "."
 
 

@@ -1,16 +1,16 @@
-"""The variance law, measured: how far a subnet's gradient strays from the whole network's, against the dropout rate.
+"""Measure the variance law: how a subnet's gradient differs from the full network's, as a function of the rate.
 
-Lemma 1 looks at g(ŵ), the gradient at the masked parameters ŵ = w∘m. A device cannot send that: it holds only what was
-kept. What it sends is m∘g(ŵ), the gradient of F(w∘m) by the chain rule. Both are measured.
+Lemma 1 bounds g(ŵ), the gradient at the masked parameters ŵ = w∘m. A device cannot compute it, since it has only the
+kept parameters; it sends m∘g(ŵ), the gradient of F(w∘m) by the chain rule. Both are measured.
 
 To first order in m - 1, both are linear in the mask: g(ŵ) - g = H(w∘(m-1)) and m∘g(ŵ) - g = (m-1)∘g + H(w∘(m-1)). The
 elements of a Bernoulli mask are independent with variance v = γ/(1-γ), so the mean square is v·E‖H(w∘z)‖² with random
-signs z, and v·E‖z∘g + H(w∘z)‖². These are the *first-order predictions*, free of Lemma 1's Cauchy-Schwarz step. A small
-rate does not make them exact: it makes drops rare, not small. They are right where the loss is smooth, every dropped
-weight matters little, and few are dropped together.
+signs z, and v·E‖z∘g + H(w∘z)‖². These are the *first-order predictions*, without Lemma 1's Cauchy-Schwarz step. They
+are not exact for small rates, which make drops rare, not small; they hold where the loss is smooth, each dropped weight
+has little effect, and few are dropped together.
 
-At the unit level a share sqrt(1-γ) of the units is kept, a unit's value is scaled by 1/sqrt(1-γ), and all weights that
-read it share one mask element. So v = 1/sqrt(1-γ) - 1.
+At the unit level, a fraction sqrt(1-γ) of the units is kept, a unit's value is scaled by 1/sqrt(1-γ), and all weights
+that read it share one mask element. So v = 1/sqrt(1-γ) - 1.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds
-from feddrop.theory.estimators import Estimate, Point, Tick, mean_of, no_tick, signs
+from feddrop.theory.estimators import Estimate, EstimatePoint, Tick, mean_of, no_tick, signs
 
-_BLOCKS = 8  # the bias is estimated from so many sums: a few vectors of memory, however many masks
+_BLOCKS = 8  # sums from which the bias is estimated; memory does not grow with the number of masks
 
 
 class Masks:
     """Bernoulli masks (eq. Eq:DropoutMask) of one level, as vectors ``[P]`` that multiply all parameters.
 
-    At the weight level they are the choices :func:`feddrop.subnets.cut.cutter` makes from the same seed with
-    ``count="bernoulli"``; at the unit level a share √(1-γ) of every layer's units is kept, as the paper has it, where
-    the cutter keeps a little less to meet the size (1-γ). Biases are kept. At the unit level the mask stands on the
-    weights that read a unit; those that produce a dropped unit are then without effect, and get no gradient.
+    At the weight level they equal those of :func:`feddrop.subnets.cut.cutter` for the same seed and
+    ``count="bernoulli"``. At the unit level, a fraction √(1-γ) of each layer's units is kept, as in the paper; the
+    cutter keeps slightly fewer to reach the size 1-γ. Biases are kept. At the unit level, the mask applies to the
+    weights that read a unit; those that produce a dropped unit then have no effect and no gradient.
     """
 
-    def __init__(self, point: Point, level: str) -> None:
+    def __init__(self, point: EstimatePoint, level: str) -> None:
         blueprint = Blueprint(point.model, point.input_shape)
         self._point, self.level = point, one_of("level", level, LEVELS)
         self._readers: dict[str, tuple[Axis, ...]] = {}
@@ -78,7 +78,7 @@ class Masks:
         return self._point.join(blank)
 
     def direction(self, seed: int) -> Tensor:
-        """Draw signs z, ``[P]``: m - 1 has the covariance of z times v. Zero where nothing is dropped."""
+        """Draw signs z, ``[P]``, such that m - 1 has v times their covariance; 0 for parameters never dropped."""
         values = {name: signs(derive(seed, name), size, self._point.w) for name, size in self.sizes.items()}
         if self.level == "weight":
             return self._point.join(values)
@@ -90,7 +90,7 @@ class Masks:
         )
 
     def _along(self, name: str, axis: Axis, values: Mapping[str, Tensor]) -> Tensor:
-        """Spread the values of a group's units over the dimension of a tensor that reads them."""
+        """Expand the values of a group's units along the dimension of a tensor that reads them."""
         shape = self._point.shapes[name]
         along = [1] * len(shape)
         along[axis.dim] = -1
@@ -99,14 +99,14 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Mean squared distance from the whole network's gradient, against the rate; arrays ``[R]``.
+    """Mean squared distance from the full network's gradient by rate; arrays ``[R]``.
 
     Attributes:
         measured: mean over masks.
         error: its standard error.
         factor: the first-order prediction at v = 1.
         predicted: the first-order prediction.
-        bias_sq: squared distance of the *mean* from the whole network's gradient; Lemma 1 takes it as 0.
+        bias_sq: squared distance of the *mean* from the full network's gradient; Lemma 1 assumes 0.
         bias_sq_error: its standard error.
     """
 
@@ -128,9 +128,9 @@ class Curve:
         return self.ratio * np.hypot(self.error / self.measured, self.factor.error / self.factor.value)
 
     def holds(self, tolerance: float = 0.2) -> slice | None:
-        """Return the longest run of neighbouring rates at which the prediction is right within ``tolerance``.
+        """Return the longest run of adjacent rates at which the prediction holds within ``tolerance``.
 
-        A rate is out when its ratio is off by more than the tolerance and a standard error together.
+        At each of them, the ratio differs from 1 by at most the tolerance plus one standard error.
         """
         fine = np.abs(self.ratio - 1) <= tolerance + self.ratio_error
         edges = np.flatnonzero(np.diff(np.concatenate(([False], fine, [False])).astype(int)))
@@ -146,8 +146,8 @@ class Law:
         level: ``"weight"`` or ``"unit"``.
         rates: γ, ``[R]``.
         variance: v, the variance of a mask element, ``[R]``.
-        gradient: of g(ŵ), what Lemma 1 is about.
-        update: of m∘g(ŵ), what a device sends.
+        gradient: curve of g(ŵ), which Lemma 1 bounds.
+        update: curve of m∘g(ŵ), which a device sends.
     """
 
     level: str
@@ -157,18 +157,18 @@ class Law:
     update: Curve
 
     def sent(self, rate: Floats) -> Floats:
-        """Return the measured variance of what a device sends, at any rate ``[...]``; inf above the measured rates.
+        """Return the measured variance of updates at any rate ``[...]``; inf above the measured rates.
 
-        Its factor on γ/(1-γ) is interpolated over the logarithm of γ/(1-γ), and constant below the measured rates.
+        Its ratio to γ/(1-γ) is interpolated over log(γ/(1-γ)), and constant below the measured rates.
         """
         known, wanted = odds(self.rates), odds(rate)
-        with np.errstate(divide="ignore"):  # the logarithm of 0 is below all that is known
+        with np.errstate(divide="ignore"):  # log 0 = -inf lies below the measured rates
             factor = np.interp(np.log(wanted), np.log(known), self.update.measured / known)
         return np.where(wanted <= known[-1], factor * wanted, np.inf)
 
 
 def measure_law(
-    point: Point,
+    point: EstimatePoint,
     level: str,
     rates: Sequence[float],
     *,
@@ -182,23 +182,23 @@ def measure_law(
     Args:
         point: network and batch.
         level: ``"weight"`` or ``"unit"``.
-        rates: γ, rising, within (0, 1).
-        seed: of masks and probes.
-        masks: masks a rate, at least 2.
-        probes: random vectors for the first-order prediction, at least 2.
+        rates: γ, increasing, in (0, 1).
+        seed: seed of masks and probes.
+        masks: number of masks per rate, at least 2.
+        probes: number of random vectors for the first-order prediction, at least 2.
         tick: called after every gradient and every Hessian-vector product.
     """
     grid = np.array(rates, np.float64)
     if not len(grid) or grid[0] <= 0 or grid[-1] >= 1 or (np.diff(grid) <= 0).any():
-        raise ConfigError(f"rates is {tuple(rates)}; give rising dropout rates between 0 and 1, both excluded.")
+        raise ConfigError(f"rates is {tuple(rates)}; it must be an increasing list of rates in (0, 1).")
     if masks < 2 or probes < 2:
         raise ConfigError(f"masks is {masks} and probes is {probes}; both must be at least 2.")
-    draws, whole = Masks(point, level), point.gradient()
+    draws, full = Masks(point, level), point.gradient()
     predictions: tuple[list[float], list[float]] = ([], [])
     for i in range(probes):
         z = draws.direction(derive(seed, "direction", i))
         moved = point.hessian_times(point.w * z)
-        for found, vector in zip(predictions, (moved, moved + z * whole), strict=True):
+        for found, vector in zip(predictions, (moved, moved + z * full), strict=True):
             found.append(float(vector.square().sum()))
         tick()
     rows: tuple[list[_Row], list[_Row]] = ([], [])
@@ -207,7 +207,7 @@ def measure_law(
         for i in range(masks):
             m = draws.draw(derive(seed, "mask", repr(rate), i), rate)
             gradient = point.gradient(point.w * m)
-            for spread, vector in zip(spreads, (gradient - whole, m * gradient - whole), strict=True):
+            for spread, vector in zip(spreads, (gradient - full, m * gradient - full), strict=True):
                 spread.add(vector)
             tick()
         for row, spread in zip(rows, spreads, strict=True):
@@ -222,7 +222,7 @@ _Row = tuple[Estimate, Estimate]
 
 
 class _Spread:
-    """The mean square of random vectors, and the square of their mean, without holding them all."""
+    """The mean square of random vectors and the square of their mean, without storing them."""
 
     def __init__(self, like: Tensor, count: int) -> None:
         self._sums = like.new_zeros(min(_BLOCKS, count), len(like))
@@ -236,7 +236,7 @@ class _Spread:
         return mean_of(self._squares)
 
     def squared_mean(self) -> Estimate:
-        """Estimate ‖E d‖² without bias, from products of different blocks' means; its error by the jackknife."""
+        """Estimate ‖E d‖² without bias from products of different blocks' means; the error is from the jackknife."""
         blocks = len(self._sums)
         counts = np.bincount(np.arange(len(self._squares)) % blocks)
         means = self._sums / torch.from_numpy(counts).to(self._sums)[:, None]

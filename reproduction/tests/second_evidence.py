@@ -1,0 +1,248 @@
+"""Every comparison of the page, worked out again from its words and the stored runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from statistics import fmean
+
+from second_reading import (
+    FULL,
+    NETWORKS,
+    NORMS,
+    PARTITIONS,
+    SCENARIO,
+    SECTIONS,
+    bands_of,
+    cell_run,
+    closer,
+    end,
+    ends,
+    figure_run,
+    full_s,
+    matched,
+    reached,
+    rows_of,
+    smooth,
+    spots_of,
+    table_run,
+    tight_of_caps,
+    weak_run,
+)
+
+
+def rounds_by_seed(net: str, runs: dict[int, dict], share: int) -> dict[int, float]:
+    base = figure_run(net)
+    return {seed: reached(run, max(smooth(base[seed])))[share] for seed, run in runs.items() if seed in base}
+
+
+Ended = tuple[dict[int, float], dict[int, float]]
+"""By seed: what was spent until something was reached, infinite if it never was; and by the end of the run."""
+
+
+def bounded(one: Ended, other: Ended) -> Sided:
+    """Return the differences, and ≥ or ≤ where one side was never reached; a bound that proves nothing is left out."""
+    found, signs = [], ""
+    for seed in sorted(set(one[0]) & set(other[0])):
+        a, b = one[0][seed], other[0][seed]
+        if math.isfinite(a) and math.isfinite(b):
+            found.append(a - b)
+        elif math.isfinite(b) and one[1][seed] > b:
+            found.append(one[1][seed] - b)
+            signs += "≥"
+        elif math.isfinite(a) and other[1][seed] > a:
+            found.append(a - other[1][seed])
+            signs += "≤"
+    return Sided(found, "".join(sorted(set(signs))))
+
+
+class Sided(list):
+    """Differences, and the sign of a bound."""
+
+    def __init__(self, values=(), sign: str = "") -> None:
+        super().__init__(values)
+        self.sign = sign
+
+
+def in_rounds(net: str, runs: dict[int, dict], share: int) -> Ended:
+    rounds = rounds_by_seed(net, runs, share)
+    return rounds, {seed: len(runs[seed]["test_accuracy"]) + 1 for seed in rounds}
+
+
+def spent(net: str, runs: dict[int, dict], share: int, what: str) -> Ended:
+    """Return seconds, megabytes or passes by seed."""
+    rounds = rounds_by_seed(net, runs, share)
+    by_round = {seed: amounts(runs[seed], what) for seed in rounds}
+    until = {s: math.inf if math.isinf(rounds[s]) else sum(by_round[s][: int(rounds[s])]) for s in rounds}
+    return until, {seed: sum(row) for seed, row in by_round.items()}
+
+
+def amounts(run: dict, what: str) -> list[float]:
+    """Return what every round took."""
+    if what == "seconds":
+        return run["latency_s"]
+    if what == "bytes":
+        return [(push + pull) / 1e6 for push, pull in zip(run["push_bytes"], run["pull_bytes"], strict=True)]
+    return [(1 - rate) * devices for rate, devices in zip(run["mean_rate"], run["devices"], strict=True)]
+
+
+def evidence(claim: str, at: str) -> tuple[list[float], str]:
+    """Return the differences of a point, worked out from its words, and what it is pooled with."""
+    first = at.split(", ")[0]
+    net = NETWORKS.get(first, "lenet")
+    half = {"half-way": 0, "95 %": 2}
+    if claim in ("underfit-falls", "overfit-peaks"):
+        network, partition, rates = at.split(", ")
+        low, high = re.match(r"rate (.+) against (.+)", rates).groups()
+        runs = [ends(table_run(NETWORKS[network], PARTITIONS[partition], "feddrop", float(r))) for r in (low, high)]
+        return matched(*runs), partition if claim == "underfit-falls" else f"{partition}, {high}"
+    if claim in ("beats-feddst", "feddst-alexnet"):
+        network, rate, order = re.match(r"(\w+), non-IID, (.+): FedDrop (above|below) FedDST", at).groups()
+        drop = ends(table_run(NETWORKS[network], "dirichlet", "feddrop", float(rate)))
+        alpha = {"LeNet": 0.5, "AlexNet": 0.01}[network]
+        dst = ends(table_run(NETWORKS[network], "dirichlet", "feddst", float(rate), alpha=alpha, released=False))
+        return (matched(drop, dst) if order == "above" else matched(dst, drop)), ""
+    if claim in ("rounds-latency", "rounds-bandwidth", "less-time"):
+        where, one, other, unit = re.match(r"(.+): (.+) against (.+) (s|MHz)", at).groups()
+        share = half[where.split(", ")[1]]
+        if claim == "less-time" and one == "no dropout":
+            rounds, ends_ = in_rounds(net, figure_run(net), share)
+            whole = [{s: full_s(net, s, value) for s, value in of.items()} for of in (rounds, ends_)]
+            mine = spent(net, cell_run(net, "exact", float(other)), share, "seconds")
+            return bounded(tuple(whole), mine), where
+        runs = [place(net, "exact", value, unit) for value in (one, other)]
+        if claim == "less-time":
+            return bounded(*(spent(net, run, share, "seconds") for run in runs)), where
+        return bounded(*(in_rounds(net, run, share) for run in runs)), where
+    if claim == "fewer-rounds":
+        scenario, word, value, unit = re.match(r"(.+), (half-way|95 %), (.+) (s|MHz)", at).groups()
+        runs = [in_rounds(net, place(net, scheme, value, unit), half[word]) for scheme in ("random", "exact")]
+        return bounded(*runs), f"{scenario}, {word}, {unit}"
+    if claim == "two-phases":
+        x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
+        a, b, c = (rounds_by_seed(net, cell_run(net, "exact", value), 0) for value in (x[0], x[1], x[3]))
+        found, sign = [], ""
+        for s in sorted(set(a) & set(b) & set(c)):
+            steeper = (min(a[s], 51) - b[s]) / (x[1] - x[0]) - (b[s] - c[s]) / (x[3] - x[1])
+            if math.isfinite(steeper) and (math.isfinite(a[s]) or steeper > 0):
+                found.append(steeper)
+                sign = sign if math.isfinite(a[s]) else "≥"
+        return Sided(found, sign), ""
+    if claim in ("less-overhead", "less-compute"):
+        scenario, value, what, when = re.match(r"(.+), (.+) s: (bytes|computing) (.+)", at).groups()
+        mine = cell_run(net, "exact", float(value))
+        other = figure_run(net) if when.endswith("no dropout") else cell_run(net, "random", float(value))
+        base = figure_run(net)
+        if when.startswith("per round"):
+            both = [{s: fmean(amounts(r, what)) for s, r in runs.items() if s in base} for runs in (other, mine)]
+            return matched(*both), f"{scenario}, {when}"
+        return bounded(*(spent(net, runs, 0, what) for runs in (other, mine))), f"{scenario}, {when}"
+    if claim in ("accuracy-scheme", "equal-split", "accuracy-overfit", "accuracy-whole"):
+        value = float(re.match(r".+, (.+) s", at)[1])
+        mine = ends(cell_run(net, "exact", value))
+        scheme = {"accuracy-scheme": "random", "equal-split": "equal"}.get(claim)
+        return matched(mine, ends(cell_run(net, scheme, value) if scheme else figure_run(net))), first
+    if claim == "smaller-theta":
+        tight = tight_of_caps(net)
+        mine, other = cell_run(net, "exact", tight), cell_run(net, "random", tight, cap=float(at.split()[-1]))
+        return matched(ends(mine), ends(other)), first
+    if claim in ("accuracy-grows", "gain-grows"):
+        high, low = (float(text) for text in re.match(r".+, (.+) against (.+) s", at).groups())
+        runs = [ends(cell_run(net, "exact", x)) for x in (high, low)]
+        if claim == "gain-grows":
+            others = [ends(cell_run(net, "random", x)) for x in (high, low)]
+            runs = [{s: a[s] - b[s] for s in a if s in b} for a, b in zip(runs, others, strict=True)]
+        return matched(*runs), first
+    if claim == "loose-equal":
+        value = float(re.match(r".+, (.+) s", at)[1])
+        return matched(ends(cell_run(net, "random", value)), ends(figure_run(net))), first
+    if claim in ("iid-above", "iid-faster", "iid-gap"):
+        values = [float(text) for text in re.findall(r"[\d.]+", at)]
+        pairs = [[cell_run(net, "exact", x, changing=True, partition=p) for p in ("iid", "dirichlet")] for x in values]
+        if claim == "iid-faster":
+            found = []
+            for seed in sorted(set(pairs[0][0]) & set(pairs[0][1])):
+                level = max(smooth(pairs[0][1][seed]))
+                last = len(pairs[0][0][seed]["test_accuracy"]) + 1
+                iid, skewed = (min(reached(runs[seed], level)[2], last) for runs in pairs[0])
+                found.append(skewed - iid)
+            return found, first
+        gaps = [{s: end(iid[s]) - end(skewed[s]) for s in iid if s in skewed} for iid, skewed in pairs]
+        return (list(gaps[0].values()) if claim == "iid-above" else matched(*gaps)), first
+    if claim == "energy-scheme":
+        at_s = spots_of("lenet")[-1]
+        mine, other = (
+            ends(cell_run("lenet", scheme, at_s, budget=1500.0))
+            for scheme in ("exact", "random" if "bandwidth-aware" in at else "equal")
+        )
+        return matched(mine, other), at
+    if claim == "weak-devices":
+        runs = [ends(weak_run(title, spots_of("lenet")[-1])) for title in (at, "without dropout")]
+        return matched(*runs), ""
+    if claim == "slower-with-rate":
+        high, low = re.match(r".+ rate (.+) against (.+)", at).groups()
+        runs = [
+            {
+                s: r["test_loss"][len(r["test_loss"]) // 2]
+                for s, r in table_run("lenet", "iid", "feddrop", float(rate)).items()
+            }
+            for rate in (high, low)
+        ]
+        return matched(*runs), ""
+    if claim == "objective":
+        return closer(*at.split(", "), by_all=True)[0], at
+    if claim == "overfit-all-layers":
+        deep = [
+            ends(figure_run("alexnet", rate, epochs=10, rounds=20, layers=layers))
+            for rate, layers in ((0.2, "all"), (0.0, "linear"))
+        ]
+        return matched(*deep), ""
+    if claim == "norm-falls":
+        rows = NORMS[re.match(r"rate (.+):", at)[1]]
+        return [fmean(row[: len(row) // 2]) - fmean(row[len(row) // 2 :]) for row in rows], at
+    if claim == "norm-rate":
+        high, low = (NORMS[rate] for rate in re.match(r".+ rate (.+) against (.+)", at).groups())
+        return [fmean(a) - fmean(b) for a, b in zip(high, low, strict=True)], ""
+    raise AssertionError(f"{claim}: nobody knows how to work it out again")
+
+
+def place(net: str, scheme: str, value: str, unit: str) -> dict[int, dict]:
+    if unit == "s":
+        return cell_run(net, scheme, float(value))
+    return cell_run(net, scheme, bands_of(net)[0], band=float(value) * 1e6)
+
+
+def grain_of(claim: str, at: str) -> float:
+    """Return the step in which a point is counted: a round, or what a round takes or sends."""
+    net = NETWORKS.get(at.split(", ")[0], "lenet")
+    if claim in ("rounds-latency", "rounds-bandwidth", "fewer-rounds", "iid-faster"):
+        return 1.0
+    if claim == "two-phases":
+        x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
+        return 1 / (x[1] - x[0]) + 1 / (x[3] - x[1])
+    if claim == "less-time":
+        one, other = re.match(r".+: (.+) against (.+) s", at).groups()
+        seconds = FULL[SCENARIO[net]]["seconds"]
+        return max(float(other), fmean(map(fmean, seconds)) if one == "no dropout" else float(one))
+    if claim in ("less-overhead", "less-compute") and "to half-way" in at:
+        value, what = re.match(r".+, (.+) s: (bytes|computing)", at).groups()
+        other = figure_run(net) if at.endswith("no dropout") else cell_run(net, "random", float(value))
+        base = figure_run(net)
+        sent = [
+            fmean(amounts(r, what))
+            for runs in (cell_run(net, "exact", float(value)), other)
+            for seed, r in runs.items()
+            if seed in base
+        ]
+        return max(sent, default=0.0)
+    return 0.0
+
+
+def evidence_rows() -> dict[str, list[list[str]]]:
+    claims: dict[str, list[list[str]]] = {}
+    for name, *rest in rows_of(SECTIONS["The evidence, comparison by comparison"])[0][1:]:
+        claims.setdefault(name, []).append(rest)
+    return claims
+
+
+EVIDENCE = evidence_rows()

@@ -1,0 +1,219 @@
+"""Every difference, error, margin, answer and outcome of the page, worked out a second time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from statistics import fmean
+
+import pytest
+from second_evidence import EVIDENCE, evidence, grain_of
+from second_reading import (
+    NETWORKS,
+    ROOT,
+    SCENARIO,
+    SECTIONS,
+    T95,
+    bands_of,
+    cell_run,
+    curve_of,
+    figure_run,
+    ratio_error,
+    rows_of,
+    spots_of,
+)
+
+ESTIMATED = ("unbiased", "variance-law")
+
+
+def test_what_is_estimated_from_masks():
+    """Lemma 1: squared bias, and the ratio to the law, with twice their standard errors for a margin."""
+    law = json.loads((ROOT / "reproduction" / "results" / "cpu" / "facts" / "theory.json").read_text())["laws"][0]
+    curve = law["gradient"]
+    for i, rate in enumerate(rate for rate in law["rate"] if rate <= 0.4):
+        ratio = curve["ratio"][i]
+        for claim, value, error, within, digits in (
+            ("unbiased", curve["bias_sq"][i], curve["bias_sq_error"][i], 0.0, 5),
+            ("variance-law", ratio - 1, ratio_error(*(row[i] for row in curve_of(curve))), 0.2, 2),
+        ):
+            at, *shown, seeds, says = EVIDENCE[claim][i]
+            assert (at, seeds) == (f"weight level, rate {rate:g}", "")
+            expected = [f"{value:+.{digits}f}", f"{error:.{digits}f}", f"{2 * error:.{digits}f}"]
+            assert [shown[0].split(" ")[0], *shown[1:]] == expected
+            inside, outside = abs(value) + 2 * error <= within, abs(value) - 2 * error > within
+            assert says == ("yes" if inside else "no" if outside else "within the noise")
+
+
+@pytest.mark.parametrize("claim", [name for name in EVIDENCE if name not in ESTIMATED])
+def test_the_evidence(claim):
+    points = [(row, *evidence(claim, row[0])) for row in EVIDENCE[claim]]
+    for (at, difference, error, margin, seeds, says), differences, pool in points:
+        mates = [other for _, other, of in points if of == pool]
+        freedom = sum(max(0, len(other) - 1) for other in mates)
+        squares = sum((value - fmean(other)) ** 2 for other in mates for value in other)
+        assert seeds == str(len(differences) or "")
+        if not differences:
+            assert (difference, error, margin) == ("", "", "")
+            assert says in ("not run", "not reached", "few seeds")
+            continue
+        d, sign = fmean(differences), getattr(differences, "sign", "")
+        assert difference.startswith(f"{sign} {shown_as(d, claim, sign='+')}".strip())
+        spread = max(math.sqrt(squares / freedom), grain_of(claim, at) / math.sqrt(6)) if freedom else math.nan
+        e = spread / math.sqrt(len(differences))
+        m = T95[min(freedom, 20)] * e if freedom else math.nan
+        told = len(differences) > 1 and freedom
+        assert (error, margin) == ((shown_as(e, claim), shown_as(m, claim)) if told else ("", ""))
+        alike = claim == "loose-equal"
+        if len(differences) < 3:
+            good = abs(d) <= 1.0 if alike else d > 0
+            assert says in ("not reached", f"few seeds, points to {'yes' if good else 'no'}")
+        elif alike:
+            assert says == ("yes" if abs(d) + m <= 1.0 else "no" if abs(d) - m > 1.0 else "within the noise")
+        else:
+            assert says == ("within the noise" if abs(d) <= m else "yes" if d > 0 else "no")
+
+
+def shown_as(value: float, claim: str, sign: str = "") -> str:
+    return f"{value:{sign}.{4 if claim.startswith('norm') else 2}f}"
+
+
+def test_what_was_not_reached_was_run():
+    """What gives no difference was not run, with few seeds, or not reached with three: by the runs of both sides."""
+    for claim in ("fewer-rounds", "less-time"):
+        for at, *_, seeds, says in EVIDENCE[claim]:
+            net = NETWORKS[at.split(", ")[0]]
+            if seeds or "MHz" in at:
+                continue
+            x = [float(text) for text in re.findall(r"([\d.]+)(?= s| against)", at)]
+            schemes = ("random", "exact") if claim == "fewer-rounds" else ("exact",)
+            sides = [cell_run(net, scheme, value) for scheme in schemes for value in x]
+            both = len(set(figure_run(net)).intersection(*sides))
+            assert says == ("not reached" if both > 2 else "few seeds" if both else "not run"), at
+
+
+def claims_table() -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in rows_of(SECTIONS["Its claims"])[0][1:]}
+
+
+def test_the_outcomes_follow_from_the_evidence():
+    """The four outcomes and the counts, from what the points of each claim say; claims without chance aside."""
+    from reproduction.framework.published import CLAIMS
+
+    table = claims_table()
+    assert len(table) == len(CLAIMS)
+    marks = {"holds": "🟢", "holds in part": "🟡", "does not hold": "🔴", "undecided": "⚪"}
+    for claim in CLAIMS:
+        _, outcome, tally, _ = table[claim.text]
+        if claim.name in EVIDENCE:
+            says = [row[-1].split(", points to ") for row in EVIDENCE[claim.name]]
+            words = [one[0] for one in says]
+            yes, no = words.count("yes"), words.count("no")
+            expected = "does not hold" if no and not yes else "undecided" if not yes else "holds"
+            if yes and yes < len(says):
+                expected = "holds in part"
+            order = ["within the noise", "few seeds", "not reached", "not run"]
+            why = f": {min((w for w in words if w in order), key=order.index)}" if expected == "undecided" else ""
+            if expected == "holds in part" and not no:
+                why = f", the rest {', '.join(word for word in order if word in words)}"
+            assert outcome == f"{marks[expected]} **{expected}{why}**", claim.name
+            leaning = f" (pointing to yes: {sum(one[1:] == ['yes'] for one in says)})"
+            counts = [
+                f"{word} {words.count(word)}" + leaning * (word == "few seeds")
+                for word in ("yes", "no", *order)
+                if word in words
+            ]
+            assert tally == ", ".join(counts)
+        else:
+            counts = {word: int(number) for word, number in re.findall(r"(yes|no) (\d+)", tally)}
+            certain = {1: "holds in part"}.get(len(counts) - 1) or ("holds" if "yes" in counts else "does not hold")
+            if claim.name != "gap-narrows":  # told by the points of other claims
+                assert outcome == f"{marks[certain]} **{certain}**", claim.name
+    outcomes = [row[1] for row in table.values()]
+    words = ", ".join(
+        f"{m} {w} {sum(o.startswith(m) for o in outcomes)}" for w, m in sorted(marks.items(), key=order_of)
+    )
+    assert f"Of {len(table)} claims: {words}." in SECTIONS["Its claims"]
+    says = [row[-1] for rows in EVIDENCE.values() for row in rows]
+    sure = says.count("yes") + says.count("no")
+    asked = sure + says.count("within the noise")
+    told = f"of {asked} comparisons judged so, {sure} say yes or no; about {asked / 20:.0f} would by chance alone."
+    assert told in SECTIONS["Its claims"]
+
+
+def order_of(item: tuple[str, str]) -> int:
+    return ["holds", "holds in part", "does not hold", "undecided"].index(item[0])
+
+
+def test_the_gap_is_told_by_the_points_on_rounds():
+    from reproduction.framework.published import CLAIMS
+
+    text = {claim.name: claim.text for claim in CLAIMS}
+    rows = [row[-1] for name in ("rounds-latency", "rounds-bandwidth") for row in EVIDENCE[name]]
+    outcome, tally = claims_table()[text["gap-narrows"]][1:3]
+    assert sum(int(number) for number in re.findall(r"(?:yes|no|noise|seeds|reached|run) (\d+)", tally)) == len(rows)
+    for word in ("yes", "no", "within the noise", "few seeds", "not reached", "not run"):
+        count = sum(re.match(rf"{word}\b", one) is not None and not (word == "no" and one != "no") for one in rows)
+        assert (re.search(rf"\b{word} {count}\b", tally) is not None) == bool(count), word
+    yes, no = rows.count("yes"), rows.count("no")
+    expected = "does not hold" if no and not yes else "undecided" if not yes else "holds"
+    assert f"**{'holds in part' if yes and yes < len(rows) else expected}" in outcome
+
+
+def test_claims_without_chance():
+    from reproduction.framework.published import CLAIMS
+
+    tallies = {claim.name: claims_table()[claim.text][2] for claim in CLAIMS}
+
+    def shown(answers):
+        return ", ".join(
+            f"{word} {answers.count(kind)}" for word, kind in (("yes", True), ("no", False)) if kind in answers
+        )
+
+    facts = {
+        name: json.loads((ROOT / "reproduction" / "results" / "cpu" / "facts" / f"{name}.json").read_text())
+        for name in ("overhead", "theory")
+    }
+    sums = [{entry["method"]: sum(entry["frames"]) for entry in case["methods"]} for case in facts["overhead"]["cases"]]
+    less = [one["FedDrop"] < one[other] for one in sums for other in ("PruneFL", "FedDST")]
+    trained = rows_of(SECTIONS["Communication and compute overhead"])[1][1:]
+    less += [int(drop.replace(",", "")) < int(dst.replace(",", "")) for _, drop, dst, _ in trained]
+    assert tallies["overhead"] == shown(less)
+    law = facts["theory"]["laws"][0]
+    below = [
+        v <= m for r, v, m in zip(law["rate"], law["gradient"]["measured"], law["lemma1"], strict=True) if r <= 0.4
+    ]
+    assert tallies["variance-bound"] == shown(below)
+    theory = facts["theory"]
+    assert tallies["bound-holds"] == shown([a <= b for a, b in zip(theory["change"], theory["bound"], strict=True)])
+    assert tallies["theta"] == shown([min(theory["fed"]["feasible"][0]) >= 0.95 * 120])
+
+
+def test_points_are_at_the_figures_own_places():
+    known = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 95}
+    for net in ("lenet", "alexnet"):
+        loose = float(
+            rows_of(SECTIONS["Accuracy against latency"].split(f"**{SCENARIO[net].capitalize()}**")[1])[0][-1][0]
+        )
+        known |= {*spots_of(net), *bands_of(net)[1], loose}
+    for rows in EVIDENCE.values():
+        for at, *_ in rows:
+            assert {float(text) for text in re.findall(r"\d+(?:\.\d+)?", at)} <= known, at
+
+
+def test_differences_in_the_findings_are_those_of_the_page():
+    """Field by field, in the order of the text: the difference of that claim at that point."""
+    template = (ROOT / "reproduction" / "findings.txt").read_text()
+    text = " ".join((ROOT / "docs" / "findings.md").read_text().split())
+    fields = re.findall(r"\{d\[(.+?): (.+?)\]\}", template)
+    assert len(fields) > 30
+    place = 0
+    for claim, at in fields:
+        (row,) = [row for row in EVIDENCE[claim] if row[0] == at]
+        _, difference, error, _, seeds, says = row
+        expected = says
+        if seeds:
+            number, unit = re.fullmatch(r"((?:[≥≤]+ )?\S+)(.*)", difference).groups()
+            word = "one seed" if seeds == "1" else f"{seeds} seeds"
+            expected = f"{number}{f' ± {error}' if error else ''}{unit} ({word})"
+        place = text.index(expected, place) + len(expected)

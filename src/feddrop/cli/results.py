@@ -1,0 +1,67 @@
+"""``feddrop report``, ``feddrop export`` and ``feddrop data``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from feddrop.cli.output import FLAG, Json, say
+
+
+def report(folders: list[Path], /, *, out: Path | None = None) -> None:
+    """Write report.html for a run, or one page that compares several.
+
+    Parameters
+    ----------
+    folders:
+        One run folder, or several to compare. Runs that differ only in their seed are drawn as one, with their spread.
+    out:
+        Output file. Default: report.html in the run folder, or comparison.html in the current folder.
+    """
+    from feddrop.report import write_comparison, write_report
+
+    if len(folders) == 1:
+        say(f"Report: {write_report(folders[0], out)}")
+    else:
+        say(f"Comparison: {write_comparison(folders, out or Path('comparison.html'))}")
+
+
+def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -> None:
+    """Export the rounds of a run as a table.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    out:
+        Output file, .parquet or .csv.
+    devices:
+        One row per device per round, not one per round.
+    """
+    from feddrop.storage import export as write
+
+    say(f"Table: {write(folder, out, devices=devices)}")
+
+
+def data(name: str, *, path: Path | None = None, download: Annotated[bool, FLAG] = False, json_: Json = False) -> None:
+    """Describe or download a data set.
+
+    Parameters
+    ----------
+    name:
+        digits, diabetes, cifar10, cifar100, fashion_mnist or shakespeare.
+    path:
+        The archive or file, or its folder.
+    download:
+        Download it from its official site into the cache folder.
+    json_:
+        Print JSON.
+    """
+    from feddrop.data import load_dataset
+
+    about = load_dataset(name, path=path, download=download).about()
+    if json_:
+        print(json.dumps(about))
+    else:
+        say("\n".join(f"{key:12} {value}" for key, value in about.items()))

@@ -1,0 +1,153 @@
+"""``feddrop run`` and ``feddrop resume``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from feddrop.cli.output import SET, Json, note, say
+from feddrop.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from feddrop.simulation.run import Run
+
+_ARGUMENTS = {"network": "model=...", "data": "dataset=..."}
+
+
+def run(
+    config: Path | None = None,
+    *,
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
+    method: str | None = None,
+    rate: str | None = None,
+    rounds: str | None = None,
+    seed: str | None = None,
+    out: Path | None = None,
+    json_: Json = False,
+) -> None:
+    """Train a network by federated dropout and write a report.
+
+    Parameters
+    ----------
+    config:
+        TOML configuration. Default: ten devices learn the embedded digits at rate 0.3.
+    set_:
+        Change a setting, e.g. --set train.lr=0.05 --set data.devices=20; may be repeated. `feddrop config` lists all
+        settings.
+    method:
+        Short for --set method=...
+    rate:
+        Short for --set rate=...: a number, or a file with one rate per device.
+    rounds:
+        Short for --set rounds=...
+    seed:
+        Short for --set seed=...
+    out:
+        Run folder, new or empty. Default: runs/DATA-MODEL-TIME.
+    json_:
+        Print one JSON line per round and nothing else.
+    """
+    changes = [*set_, *_shorthands(set_, method=method, rate=rate, rounds=rounds, seed=seed)]
+    from feddrop.config import RunConfig
+    from feddrop.simulation.run import Run
+
+    settings = RunConfig.from_file(config, changes) if config else RunConfig.from_toml("", changes)
+    folder = out or Path("runs") / f"{settings.data.name}-{settings.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    command = shlex.join(["feddrop", *sys.argv[1:]])
+    _drive(lambda: Run(settings, folder, command=command), folder, json_)
+
+
+def resume(
+    folder: Path,
+    *,
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
+    json_: Json = False,
+) -> None:
+    """Continue a stopped run; the result is bit-identical to that of an uninterrupted run.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    set_:
+        Change a setting that does not affect the result of a round, e.g. --set execution.workers=4 or --set rounds=200;
+        may be repeated. The change is saved.
+    json_:
+        Print one JSON line per round and nothing else.
+    """
+    from feddrop.config import RunConfig
+    from feddrop.simulation.run import Run, read_config
+
+    settings = read_config(folder)
+    _require_python(folder)
+    if set_:
+        settings = RunConfig.from_toml(settings.to_toml(), set_)
+    _drive(lambda: Run(settings, folder, resume=True), folder, json_)
+
+
+def _shorthands(changes: list[str], **given: str | None) -> list[str]:
+    """Turn ``--rate 0.9`` into ``rate=0.9``; a setting that is given twice is an error."""
+    said = {change.partition("=")[0].strip() for change in changes}
+    for key, value in given.items():
+        if value is not None and key in said:
+            raise ConfigError(f"{key} is given twice, by --{key} and by --set {key}=... Remove one of them.")
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
+
+
+def _require_python(folder: Path) -> None:
+    """Raise a RunError if a run with custom objects must be resumed from Python."""
+    from feddrop.storage import RunFolder
+
+    about = RunFolder(folder).about()
+    own = about.get("custom")
+    if about.get("command") == "flwr run":
+        raise RunError(f"{folder} is a run on Flower nodes. Continue it with the same `flwr run`.")
+    if isinstance(own, list) and own:
+        wanted = ", ".join([repr(str(folder)), *(_ARGUMENTS.get(str(what), f"{what}=...") for what in own)])
+        raise RunError(
+            f"{folder} was started from Python with a custom {' and '.join(map(str, own))}, which is not saved. Resume "
+            f"it from Python: feddrop.resume({wanted})."
+        )
+
+
+def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
+    """Run until the end or Ctrl-C, show every round, and write the report."""
+    from feddrop.cli.live import show_run
+    from feddrop.report import write_report
+
+    tell = note if as_json else say
+    if not as_json:
+        say("Preparing data and network ...")
+    job = start()
+    if job.round >= job.config.rounds:
+        tell(f"{folder} is finished: all {job.config.rounds} rounds are done.")
+    stop: list[int] = []
+
+    def on_interrupt(number: int, _: Any) -> None:
+        if stop:
+            raise KeyboardInterrupt
+        stop.append(number)
+        note("\nStopping after this round; Ctrl-C again stops now ...")
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        for record in job if as_json else show_run(job):
+            if as_json:
+                print(json.dumps(record.to_json()), flush=True)
+            if stop:
+                break
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not job.round:
+        return
+    page = write_report(folder)
+    if not as_json:
+        if job.round < job.config.rounds:
+            say(f"Stopped after round {job.round} of {job.config.rounds}. Continue with: feddrop resume {folder}")
+        say(f"Report: {page}")
