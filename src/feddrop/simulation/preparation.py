@@ -17,7 +17,6 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
-from feddrop.learning.means import MeanConfig
 from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
@@ -155,7 +154,7 @@ def device_task(
         train=config.train,
         loss=loss,
         rates=None if chosen else read_rates(config.given_rate, devices),
-        mean=MeanConfig(kind=config.server.mean, trim=config.server.trim),
+        server=config.server,
         seed=config.seed,
     )
     return Task(
