@@ -45,6 +45,7 @@ class Prepared:
         task: what the device side needs.
         method: the method, as the server uses it.
         flops: FLOPs per sample.
+        work: what the scheme knows about the training.
         roster: chooses the devices of a round.
         scheme: chooses their rates.
         params: the initial network.
@@ -60,6 +61,7 @@ class Prepared:
     task: Task
     method: Method
     flops: Flops
+    work: Workload
     roster: Roster
     scheme: RateScheme
     params: Params
@@ -94,7 +96,6 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
     fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
-    gains = fading if isinstance(fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -105,11 +106,12 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         task=task,
         method=method,
         flops=counted,
+        work=work,
         roster=roster,
         scheme=scheme,
         params=params,
         state=checked_state(method.init(params), "init"),
-        gains=gains,
+        gains=fading if isinstance(fading, MeasuredGains) else None,
     )
     preflight.check(run)
     return run

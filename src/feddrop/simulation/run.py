@@ -51,17 +51,17 @@ class Run:
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
         overwrite: whether to overwrite a run in the folder.
-        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
-        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: ``setup -> Method`` in place of ``config.method``.
-        executor: ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
-        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         command: how the run was started, for the report.
 
     Example:
@@ -253,27 +253,24 @@ def run(
     Args:
         config: what to run.
         out: the run folder; new or empty, unless overwriting.
-        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
-        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: ``setup -> Method`` in place of ``config.method``.
-        executor: ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
-        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
         command: how the run was started, for the report.
-
-    :func:`feddrop.load_model` returns the trained network.
 
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> records = feddrop.run(config, "runs/first")
-        >>> [record.round for record in records]
+        >>> [record.round for record in feddrop.run(config, "runs/first")]
         [1, 2]
     """
     given = locals()  # every argument, by name
@@ -301,17 +298,17 @@ def resume(
 
     Args:
         folder: the run folder.
-        model: custom network, or a function from a seed to one, in place of ``config.model``; it is copied.
-        dataset: custom data in place of ``config.data.name``, as :func:`feddrop.from_arrays` returns them.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
+        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: ``setup -> Method`` in place of ``config.method``.
-        executor: ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: power gains |h|² ``[rounds, devices]``, or the result of :func:`feddrop.gains_from`, in place of fading.
+        method: a function ``setup -> Method`` in place of ``config.method``.
+        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
+        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
+        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
-        callbacks: objects with some methods of :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
 
     Example:
         >>> import feddrop
