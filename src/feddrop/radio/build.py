@@ -11,13 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray
-from feddrop.config.presets import (
-    PAPER_CPU_CONSTANT,
-    PAPER_CPU_HZ,
-    PAPER_NOISE_W_HZ,
-    PAPER_TX_POWER_W,
-    noise_density,
-)
+from feddrop.config.presets import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_NOISE_W_HZ, PAPER_TX_POWER_W, noise_density
 from feddrop.config.radio import Radio
 from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio.cell import Cell

@@ -236,10 +236,7 @@ class Cell:
         }
         if choose:
             return self._open(channels, push, pull, cycles, choose, rest)
-        rest |= {
-            "compute_s": cycles / channels.cpu_hz,
-            "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2,
-        }
+        rest |= {"compute_s": cycles / channels.cpu_hz, "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2}
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
         if self.noise == "subband":
             return SubbandProblem(

@@ -166,12 +166,7 @@ def theta(
 
 
 def theorem1(
-    rate: npt.ArrayLike,
-    constants: Constants,
-    *,
-    samples: npt.ArrayLike,
-    rounds: npt.ArrayLike,
-    loss_gap: float,
+    rate: npt.ArrayLike, constants: Constants, *, samples: npt.ArrayLike, rounds: npt.ArrayLike, loss_gap: float
 ) -> Floats:
     """Bound the mean of ‖g‖² over T rounds: G_T of Theorem 1 (eq. eqn:adaptive) before its limit.
 

@@ -169,11 +169,7 @@ def render(found: Study, title: str) -> RenderableType:
     for symbol, value, meaning in (
         ("A", f"{found.constants.hessian_norm:.4g}", f"Frobenius norm of the Hessian (A² {curve.frobenius_sq})"),
         ("G", f"{found.weight_norm:.4g}", "norm of the parameters"),
-        (
-            "L",
-            f"{curve.smoothness}",
-            f"curvature: {curve.smallest.value:.3g} to {curve.largest.value:.3g}",
-        ),
+        ("L", f"{curve.smoothness}", f"curvature: {curve.smallest.value:.3g} to {curve.largest.value:.3g}"),
         ("σ²", f"{slope.noise}", "variance of one sample's gradient"),
         ("‖g‖²", f"{slope.grad_norm_sq}", f"squared gradient norm (loss {found.loss:.4g})"),
         ("θ", _theta(found.theta()), f"Lemma 2 of the paper, T = {found.rounds}, K = {len(found.samples)}"),
