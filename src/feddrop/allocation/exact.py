@@ -29,8 +29,7 @@ from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Prob
 from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
-_MANY = 32
-"""With more blocks than this, which do not fit into the cache together, the search starts from a sample."""
+_MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
 
 
 class _Curve(NamedTuple):

@@ -21,11 +21,8 @@ from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, to
 from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 
-_NOBODY = 1e-200
-"""Replaces a weight of 0: the device demands its least share, and the weight can be divided by."""
-
-FREE = 1e60
-"""1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band."""
+_NOBODY = 1e-200  # replaces a weight of 0: the device demands its least share, and the weight can be divided by
+FREE = 1e60  # 1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band
 
 
 class _State(NamedTuple):

@@ -16,11 +16,8 @@ from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 from feddrop.allocation.subband import NARROW
 
-_STEP = 1e-5
-"""Step in log ρ of the finite differences."""
-
-_TOLERANCE = 2.0**-38
-"""Length of Newton's last step in log ρ; the error after it is far smaller."""
+_STEP = 1e-5  # step in log ρ of the finite differences
+_TOLERANCE = 2.0**-38  # length of Newton's last step in log ρ; the error after it is far smaller
 
 
 def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:

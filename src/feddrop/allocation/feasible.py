@@ -21,18 +21,13 @@ from feddrop.errors import ConfigError, InfeasibleError
 AnyKind = TypeVar("AnyKind", bound=AnyProblem)
 
 POLICIES = ("error", "leave-out", "stretch")
-FITS = 1.0 + 2.0**-40
-"""Largest load that fits; it exceeds 1 by rounding only."""
-
-_ROOMY = 1.0 - 2.0**-46
-"""Largest load of the devices that are not left out."""
-
+FITS = 1.0 + 2.0**-40  # largest load that fits; it exceeds 1 by rounding only
+_ROOMY = 1.0 - 2.0**-46  # largest load of the devices that are not left out
 _SPARE = 1.0 - 2.0**-33
 """Load at the smallest deadline or budget. The remaining 1e-10 of the band keeps rounding from deciding the rates of
 devices that need almost no band."""
 
-_MOST_J = 1e280
-"""Largest budget that is searched; the smallest is its inverse."""
+_MOST_J = 1e280  # largest budget that is searched; the smallest is its inverse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

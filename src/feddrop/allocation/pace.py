@@ -23,23 +23,12 @@ from feddrop.allocation.roots import root
 if TYPE_CHECKING:
     from feddrop.allocation.power import PowerProblem
 
-MARGIN = 1.0 - 1e-12
-"""Margin of the least share, larger than the error of Newton's method."""
-
-TOLERANCE = 2.0**-30
-"""Length of Newton's last step in q; the error after it is its square."""
-
-_FINE = 2.0**-46
-"""The same for what remains after computing, which may change a billion times as fast as q."""
-
-_TIE = 2.0**-45
-"""Loads this close count as equal: the device then runs at full speed."""
-
-_NO_TIME, _LEAST = 1e-100, 1e-200
-"""Replace 0, to avoid divisions by zero."""
-
-_SECONDS, _JOULES = 1e60, 1e100
-"""Deadlines and budgets are clipped to these and their inverses, so that ratios stay finite."""
+MARGIN = 1.0 - 1e-12  # margin of the least share, larger than the error of Newton's method
+TOLERANCE = 2.0**-30  # length of Newton's last step in q; the error after it is its square
+_FINE = 2.0**-46  # the same for what remains after computing, which may change a billion times as fast as q
+_TIE = 2.0**-45  # loads this close count as equal: the device then runs at full speed
+_NO_TIME, _LEAST = 1e-100, 1e-200  # replace 0, to avoid divisions by zero
+_SECONDS, _JOULES = 1e60, 1e100  # deadlines and budgets are clipped to these and their inverses
 
 
 class PacedLink(NamedTuple):

@@ -70,8 +70,7 @@ _LN2 = float(np.log(2.0))
 _TOLERANCE = 2.0**-38
 """Length of Newton's last step in log ρ; the error after it is far smaller, and ``MARGIN`` covers it."""
 
-_FIRST = -3.0
-"""First guess of log ρ, relative to that of a spectral efficiency of 1."""
+_FIRST = -3.0  # first guess of log ρ, relative to that of a spectral efficiency of 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from feddrop.allocation.phi import log_phi
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, positive
 
-_TIE = 1e-7
-"""Relative difference that counts as equal when multipliers are chosen; it still counts as a violation."""
+_TIE = 1e-7  # relative difference that counts as equal when multipliers are chosen; it still counts as a violation
 
 
 def fit(

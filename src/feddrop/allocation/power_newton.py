@@ -28,22 +28,13 @@ from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, Status, finish
 
 _PASSES = 24
-_SETTLED = 2.0**-21
-"""Length of the last step; the error after it is its square."""
-
-_LEFT = 2.0**-42
-"""Length of the step that would follow; if it is longer, the last step crossed a kink."""
-
-_LONGEST, _FLAT = 1.5, 1e-9
-"""The longest step of q, and the slope below which clock, power and share are constant."""
-
-_FARTHEST, _LOST = 3.0, 15.0
-"""The longest step of log μ, and its largest distance from the first guess; beyond, the band is ample or too small."""
-
+_SETTLED = 2.0**-21  # length of the last step; the error after it is its square
+_LEFT = 2.0**-42  # length of the step that would follow; if it is longer, the last step crossed a kink
+_LONGEST, _FLAT = 1.5, 1e-9  # the longest step of q, and the slope below which clock, power and share are constant
+_FARTHEST, _LOST = 3.0, 15.0  # the longest step of log μ, and its largest distance from the first guess
 _NOBODY = 1e-200
 
-_BLOCK = BLOCK // 2
-"""Smaller blocks than elsewhere: a pass has more arrays that must fit into the cache."""
+_BLOCK = BLOCK // 2  # smaller blocks than elsewhere: a pass has more arrays that must fit into the cache
 
 
 class _FullSpeed(NamedTuple):

@@ -33,12 +33,8 @@ from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
 from feddrop.errors import ConfigError
 
-_SMALL = 1e-200
-"""Keeps inactive devices from causing divisions by zero."""
-
-_FLOOR = 1e-6
-_WARM = 0.3
-"""Smallest λ_k and ν_k relative to the weight, in any pass and at a warm start."""
+_SMALL = 1e-200  # keeps inactive devices from causing divisions by zero
+_FLOOR, _WARM = 1e-6, 0.3  # smallest λ_k and ν_k relative to the weight, in any pass and at a warm start
 
 
 class Pass(NamedTuple):
@@ -67,8 +63,7 @@ class Pass(NamedTuple):
     free: BoolArray
 
 
-StepRule = Callable[[Pass], tuple[FloatArray, FloatArray, FloatArray]]
-"""From a pass to the next μ, λ and ν."""
+StepRule = Callable[[Pass], tuple[FloatArray, FloatArray, FloatArray]]  # from a pass to the next μ, λ and ν
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,11 +38,8 @@ from feddrop.errors import ConfigError
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-GUARD = 1.0 - 2.0**-47
-"""Deadlines and budgets are met with a relative margin of 7e-15, so that they also hold after rounding."""
-
-TINY = 1e-300
-"""Replaces budgets of 0 and below: any cost exceeds it, and it can be divided by."""
+GUARD = 1.0 - 2.0**-47  # relative margin of deadlines and budgets, so that they also hold after rounding
+TINY = 1e-300  # replaces budgets of 0 and below: any cost exceeds it, and it can be divided by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +105,7 @@ class Problem:
         return np.where((seconds > 0) & (joules > 0), share, np.inf)
 
 
-BLOCK = 1 << 13
-"""Devices per block: its arrays fit into the processor's cache."""
+BLOCK = 1 << 13  # devices per block: its arrays fit into the processor's cache
 
 
 def part_of(problem: Any, block: slice) -> Any:

@@ -19,8 +19,7 @@ AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _TIE = 1e-11
 _BINDS = 1e-9
-_ALL_BUT_ALL = 0.99
-"""Above this rate, rounding may keep more of the model than ``GUARD`` covers."""
+_ALL_BUT_ALL = 0.99  # above this rate, rounding may keep more of the model than ``GUARD`` covers
 
 
 class Status(StrEnum):

@@ -20,8 +20,7 @@ from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, coerce, pos
 from feddrop.allocation.roots import root
 
 _LN2 = float(np.log(2.0))
-NARROW, WIDE = -600.0, 60.0
-"""Logarithms of the smallest and largest share that are searched."""
+NARROW, WIDE = -600.0, 60.0  # logarithms of the smallest and largest share that are searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

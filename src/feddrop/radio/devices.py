@@ -48,9 +48,7 @@ class DeviceKind(NamedTuple):
     what: str
 
 
-_CLASS_3 = 0.2
-"""Watts: 23 dBm, power class 3 of TS 38.101-1."""
-
+_CLASS_3 = 0.2  # watts: 23 dBm, power class 3 of TS 38.101-1
 KINDS: dict[str, DeviceKind] = {
     "phone-low": DeviceKind((0.3e9, 2.02e9), 14.0, 2.5e-28, _CLASS_3, 6.0, "Snapdragon 662 (SM6115), 4 x A73"),
     "phone-mid": DeviceKind((0.65e9, 2.32e9), 14.0, 9.4e-29, _CLASS_3, 6.0, "Snapdragon 720G (SM7125), 2 x A76"),

@@ -29,8 +29,7 @@ from feddrop.seeds import derive, generator
 
 _INDOORS = ("uma", "umi")
 _INDOOR_SHADOW_DB = 7.0
-_HIGH_LOSS = 0.2
-"""Share of buildings with coated glass."""
+_HIGH_LOSS = 0.2  # share of buildings with coated glass
 _DEEPEST_M = 25.0
 
 

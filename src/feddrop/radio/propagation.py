@@ -30,8 +30,7 @@ from feddrop.allocation.problem import BoolArray, FloatArray
 from feddrop.radio.devices import Range
 
 LIGHT = 3.0e8
-STREET_M, BUILDING_M = 20.0, 5.0
-"""Default width of streets and height of buildings in the rural model."""
+STREET_M, BUILDING_M = 20.0, 5.0  # default width of streets and height of buildings in the rural model
 
 
 class Link(NamedTuple):

@@ -19,8 +19,7 @@ from feddrop.storage.records import number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
-MOST_METRICS = 12
-"""The most custom metrics that are drawn."""
+MOST_METRICS = 12  # the most custom metrics that are drawn
 _TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 

@@ -38,19 +38,12 @@ if TYPE_CHECKING:
 
 Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
 
-CONSTRAINTS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
-"""What can bind a device that takes part."""
-
-FAINT = 0.28
-"""Opacity of cells in which no limit was binding, so that the others stand out."""
-
-TOLERANCE = 1e-6
-"""Relative tolerance of limits: the allocator solves for costs that are exactly at the limit."""
-
+CONSTRAINTS = ("deadline", "energy", "deadline+energy", "rate cap", "none")  # what can bind a device that takes part
+FAINT = 0.28  # opacity of cells in which no limit was binding, so that the others stand out
+TOLERANCE = 1e-6  # relative tolerance of limits: the allocator solves for costs that are exactly at the limit
 MOST_CELLS = 60_000
 MOST_DEVICES = 1_000
-LEVELS = 48
-"""Steps of opacity: more are indistinguishable and make a larger image."""
+LEVELS = 48  # steps of opacity: more are indistinguishable and make a larger image
 
 
 def drawn_cells(run: RunLog) -> tuple[Ints, Ints]:

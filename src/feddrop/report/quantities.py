@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-Scale = tuple[float, str]
-"""A divisor, and the unit of the quotient."""
-
+Scale = tuple[float, str]  # A divisor, and the unit of the quotient
 _BYTES: tuple[Scale, ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _SECONDS: tuple[Scale, ...] = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 _JOULES: tuple[Scale, ...] = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
@@ -14,8 +12,7 @@ _JOULES: tuple[Scale, ...] = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")
 _WATTS: tuple[Scale, ...] = ((1e3, "kW"), (1.0, "W"), (1e-3, "mW"), (1e-6, "µW"))
 _HERTZ: tuple[Scale, ...] = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
 
-UNKNOWN = "–"
-"""Shown instead of an unknown number."""
+UNKNOWN = "–"  # shown instead of an unknown number
 
 
 def byte_scale(top: float) -> Scale:

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
 SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
 DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
-MAP, OVER = "#3b7ddd", "#d9730d"
-"""Colours inside images, which cannot follow the theme: readable on light and dark."""
-
+MAP, OVER = "#3b7ddd", "#d9730d"  # colours inside images, which cannot follow the theme: readable on light and dark
 BINDINGS = {
     "deadline": MAP,
     "energy": OVER,
@@ -40,15 +38,9 @@ BINDINGS = {
 }
 """The colour of every binding limit that the allocator reports, the same in all figures."""
 
-HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1
-"""Width of a figure over one column and over both columns of the page, and its height, in inches."""
-
-TEXT = 10.0
-"""Size of all text, in points."""
-
-PIXELS = 1.36
-"""Pixels of the page per point of a figure at full size: text is then as large as the captions."""
-
+HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1  # inches: width over one column and over both columns of the page, height
+TEXT = 10.0  # size of all text, in points
+PIXELS = 1.36  # pixels of the page per point of a figure at full size: text is then as large as the captions
 LONGEST_LABEL = 28
 FEW_POINTS = 40
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", SURFACE: "var(--surface)"} | {

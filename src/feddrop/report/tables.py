@@ -24,9 +24,7 @@ from feddrop.report.quantities import (
 )
 from feddrop.report.runlog import Floats, RunLog
 
-MOST_ROWS = 1_000
-"""Longer tables show every n-th row."""
-
+MOST_ROWS = 1_000  # longer tables show every n-th row
 _WRITE = {"tx_power_w": in_watts, "cpu_hz": in_hertz}
 
 

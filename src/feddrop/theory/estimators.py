@@ -23,8 +23,7 @@ from feddrop.errors import ConfigError
 from feddrop.learning.local import Loss
 from feddrop.seeds import derive, philox_words
 
-Tick = Callable[[], None]
-"""Called after every gradient and every Hessian-vector product, to show progress."""
+Tick = Callable[[], None]  # called after every gradient and every Hessian-vector product, to show progress
 
 
 def no_tick() -> None:

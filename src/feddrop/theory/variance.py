@@ -217,8 +217,7 @@ def measure_law(
     return Law(level=level, rates=grid, variance=variance, gradient=curves[0], update=curves[1])
 
 
-_Row = tuple[Estimate, Estimate]
-"""Mean square and squared mean at one rate."""
+_Row = tuple[Estimate, Estimate]  # mean square and squared mean at one rate
 
 
 class _Spread:
