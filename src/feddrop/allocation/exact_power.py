@@ -26,21 +26,13 @@ FREE = 1e60  # 1/sqrt(μ) above which the price counts as 0: only devices withou
 
 
 class _State(NamedTuple):
-    """Devices at a price and at a q.
+    """Devices at a price and at a q."""
 
-    Attributes:
-        r: 1/share.
-        gap: log D - log E.
-        slope: its derivative in q.
-        r_moves: d log r / d log μ, with both loads equal.
-        q_moves: d q / d log μ, likewise.
-    """
-
-    r: FloatArray
-    gap: FloatArray
-    slope: FloatArray
-    r_moves: FloatArray
-    q_moves: FloatArray
+    r: FloatArray  # 1/share
+    gap: FloatArray  # log D - log E
+    slope: FloatArray  # its derivative in q
+    r_moves: FloatArray  # d log r / d log μ, with both loads equal
+    q_moves: FloatArray  # d q / d log μ, likewise
 
 
 @dataclass(slots=True)

@@ -32,25 +32,15 @@ _SECONDS, _JOULES = 1e60, 1e100  # deadlines and budgets are clipped to these an
 
 
 class PacedLink(NamedTuple):
-    """Transmission of the full model at given shares.
+    """Transmission of the full model at given shares."""
 
-    Attributes:
-        down_s: seconds to download.
-        down_fall: -d log(down_s) / d log ρ.
-        nats: the upload takes nats/x seconds at the spectral efficiency x.
-        noise_w: N/g: the power for the spectral efficiency x is noise_w (e^x - 1).
-        noise_fall: d log(noise_w) / d log ρ: 0, or 1 under subband noise.
-        x_low: spectral efficiency in nats at the lowest power.
-        x_high: spectral efficiency in nats at the highest power.
-    """
-
-    down_s: FloatArray
-    down_fall: FloatArray | float
-    nats: FloatArray
-    noise_w: FloatArray
-    noise_fall: float
-    x_low: FloatArray
-    x_high: FloatArray
+    down_s: FloatArray  # seconds to download
+    down_fall: FloatArray | float  # -d log(down_s) / d log ρ
+    nats: FloatArray  # the upload takes nats/x seconds at the spectral efficiency x
+    noise_w: FloatArray  # N/g: the power for the spectral efficiency x is noise_w (e^x - 1)
+    noise_fall: float  # d log(noise_w) / d log ρ: 0, or 1 under subband noise
+    x_low: FloatArray  # spectral efficiency in nats at the lowest power
+    x_high: FloatArray  # spectral efficiency in nats at the highest power
 
     def pull(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return seconds and joules to upload at the spectral efficiency x."""
@@ -160,29 +150,17 @@ def _limits(problem: PowerProblem, stretch: FloatArray | float) -> tuple[FloatAr
 
 
 class Hurry(NamedTuple):
-    """Clock and power at a λ.
+    """Clock and power at a λ."""
 
-    Attributes:
-        odds: λ, equal to κ/(1-κ), the ratio in which deadline and energy split the device's weight.
-        per_q: d log λ / d q.
-        bend: d log(per_q) / d q.
-        tau: time to compute, in deadlines.
-        x: spectral efficiency in nats.
-        d_tau: d tau / d log λ.
-        d_x: d x / d log λ.
-        on_d: transmission time over the whole band, in deadlines.
-        on_e: transmission energy over the whole band, in budgets.
-    """
-
-    odds: FloatArray
-    per_q: FloatArray
-    bend: FloatArray
-    tau: FloatArray
-    x: FloatArray
-    d_tau: FloatArray
-    d_x: FloatArray
-    on_d: FloatArray
-    on_e: FloatArray
+    odds: FloatArray  # λ, equal to κ/(1-κ), the ratio in which deadline and energy split the device's weight
+    per_q: FloatArray  # d log λ / d q
+    bend: FloatArray  # d log(per_q) / d q
+    tau: FloatArray  # time to compute, in deadlines
+    x: FloatArray  # spectral efficiency in nats
+    d_tau: FloatArray  # d tau / d log λ
+    d_x: FloatArray  # d x / d log λ
+    on_d: FloatArray  # transmission time over the whole band, in deadlines
+    on_e: FloatArray  # transmission energy over the whole band, in budgets
 
 
 def hurry(q: FloatArray, c: Needs) -> Hurry:
@@ -209,23 +187,14 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
 
 
 class Pace(NamedTuple):
-    """The best clock and power of devices at given shares, all ``[..., num_devices]``.
+    """The best clock and power of devices at given shares, all ``[..., num_devices]``."""
 
-    Attributes:
-        cpu_hz: f in Hz.
-        tx_power_w: P in W.
-        deadline: D, the latency of the full model in deadlines.
-        energy: E, the energy of the full model in budgets.
-        fall: -dz / d log ρ, the value of band to a device bound by deadline or energy.
-        q: the solution.
-    """
-
-    cpu_hz: FloatArray
-    tx_power_w: FloatArray
-    deadline: FloatArray
-    energy: FloatArray
-    fall: FloatArray
-    q: FloatArray
+    cpu_hz: FloatArray  # f in Hz
+    tx_power_w: FloatArray  # P in W
+    deadline: FloatArray  # D, the latency of the full model in deadlines
+    energy: FloatArray  # E, the energy of the full model in budgets
+    fall: FloatArray  # -dz / d log ρ, the value of band to a device bound by deadline or energy
+    q: FloatArray  # the solution
 
     @property
     def z(self) -> FloatArray:

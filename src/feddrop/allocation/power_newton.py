@@ -42,24 +42,15 @@ class _FullSpeed(NamedTuple):
 
     At full speed D - E = r tilt - rest. At κ = 1 only the deadline binds; as κ falls, r moves until D = E; below the
     lowest κ of full speed, a slower device is better. All ``[..., block]``.
-
-    Attributes:
-        alone: demanded 1/share at a price of 1 if only the deadline binds.
-        eased: the same at the lowest κ at which full speed is best.
-        least: the smallest useful 1/share: nothing is dropped.
-        most: the largest 1/share with which the deadline is met.
-        tied: 1/share at which D = E.
-        tilt: dD/dr - dE/dr.
-        rest: relative energy minus relative time of computing.
     """
 
-    alone: FloatArray
-    eased: FloatArray
-    least: FloatArray
-    most: FloatArray
-    tied: FloatArray
-    tilt: FloatArray
-    rest: FloatArray
+    alone: FloatArray  # demanded 1/share at a price of 1 if only the deadline binds
+    eased: FloatArray  # the same at the lowest κ at which full speed is best
+    least: FloatArray  # the smallest useful 1/share: nothing is dropped
+    most: FloatArray  # the largest 1/share with which the deadline is met
+    tied: FloatArray  # 1/share at which D = E
+    tilt: FloatArray  # dD/dr - dE/dr
+    rest: FloatArray  # relative energy minus relative time of computing
 
     def at(self, root: FloatArray) -> tuple[BoolArray, FloatArray, BoolArray]:
         """Return which devices are at full speed at the price root², their 1/share, and where it follows the price."""
@@ -76,37 +67,24 @@ class _Block:
     """Devices of a block and the state of the iteration: q, and after a pass all other values.
 
     An inactive device counts as one at full speed with a demand of 0.
-
-    Attributes:
-        cap: 1/(1-θ).
-        q: the unknown of each device.
-        top: the highest q; above it clock and power are at their highest, and the slope is 0.
-        step: step of q at constant price, at most ``trust``.
-        follows: d q / d log μ.
-        r: 1/share.
-        held: devices at full speed.
-        tau: time to compute of the others, in deadlines.
-        x: their spectral efficiency in nats.
-        bend: d log(d log λ / d q) / d q.
-        off: the longest step of a device, before it is cut.
     """
 
     part: PowerProblem
     needs: Needs
     full: _FullSpeed
-    cap: FloatArray
+    cap: FloatArray  # 1/(1-θ)
     weight: FloatArray
-    top: FloatArray
-    q: FloatArray
-    step: FloatArray
-    follows: FloatArray
-    r: FloatArray
-    tau: FloatArray
-    x: FloatArray
-    bend: FloatArray
-    held: BoolArray
+    top: FloatArray  # the highest q; above it clock and power are at their highest, and the slope is 0
+    q: FloatArray  # the unknown of each device
+    step: FloatArray  # step of q at constant price, at most ``trust``
+    follows: FloatArray  # d q / d log μ
+    r: FloatArray  # 1/share
+    tau: FloatArray  # time to compute of the others, in deadlines
+    x: FloatArray  # their spectral efficiency in nats
+    bend: FloatArray  # d log(d log λ / d q) / d q
+    held: BoolArray  # devices at full speed
     trust: FloatArray
-    off: FloatArray
+    off: FloatArray  # the longest step of a device, before it is cut
 
     def look(self, log_price: FloatArray) -> FloatArray:
         """Compute share and step of every device at a price.

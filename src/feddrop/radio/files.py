@@ -77,19 +77,12 @@ _TABLES: dict[str, type[Any]] = {"radio": Radio, "cell": CellTable, "model": Mod
 
 
 class Given(NamedTuple):
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        problem: one round.
-        names: of the devices; empty without names.
-        scheme: ``radio.scheme`` of a cell, else ``"exact"``.
-        policy: ``radio.policy`` of a cell, else ``"error"``.
-    """
-
-    problem: AnyProblem
-    names: list[str]
-    scheme: str = "exact"
-    policy: str = "error"
+    problem: AnyProblem  # one round
+    names: list[str]  # of the devices; empty without names
+    scheme: str = "exact"  # ``radio.scheme`` of a cell, else ``"exact"``
+    policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
 
 
 def load(path: str | Path) -> Given:

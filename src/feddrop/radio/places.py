@@ -38,32 +38,19 @@ class Place:
     """A site: the model of TR 38.901, the carrier, heights, and the disc that devices are dropped into.
 
     ``[radio]`` declares the range of each value; this class checks what depends on the model.
-
-    Attributes:
-        model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
-        carrier_hz: carrier frequency.
-        radius_m: radius of the disc.
-        min_distance_m: smallest distance of a device.
-        base_height_m: h_B.
-        device_height_m: h_D.
-        antenna_gain_db: sum of the antenna gains of base station and device, dBi.
-        sight: line of sight: ``"drawn"`` by its probability, ``"always"`` or ``"never"``.
-        shadowing: whether shadowing is drawn.
-        indoor_share: probability that a device is in a building; ``uma`` and ``umi`` only.
-        kappa: κ of the devices with a line of sight; None to draw it by the model. All others have 0.
     """
 
-    model: str
-    carrier_hz: float
-    radius_m: float
-    min_distance_m: float
-    base_height_m: float
-    device_height_m: float
-    antenna_gain_db: float = 0.0
-    sight: str = "drawn"
-    shadowing: bool = True
-    indoor_share: float = 0.0
-    kappa: float | None = None
+    model: str  # ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``
+    carrier_hz: float  # carrier frequency
+    radius_m: float  # radius of the disc
+    min_distance_m: float  # smallest distance of a device
+    base_height_m: float  # h_B
+    device_height_m: float  # h_D
+    antenna_gain_db: float = 0.0  # sum of the antenna gains of base station and device, dBi
+    sight: str = "drawn"  # line of sight: ``"drawn"`` by its probability, ``"always"`` or ``"never"``
+    shadowing: bool = True  # whether shadowing is drawn
+    indoor_share: float = 0.0  # probability that a device is in a building; ``uma`` and ``umi`` only
+    kappa: float | None = None  # κ of devices with a line of sight, None to draw it by the model; others have 0
 
     def __post_init__(self) -> None:
         if problem := next(self.problems(), ""):
@@ -167,27 +154,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Dropped devices, ``[num_devices]`` each.
+    """Dropped devices, ``[num_devices]`` each."""
 
-    Attributes:
-        place: the site.
-        distance_m: horizontal distance to the base station.
-        angle_rad: direction, only for pictures.
-        sight: devices with a line of sight.
-        indoor: devices in a building.
-        path_loss_db: path loss, including walls.
-        shadow_db: shadowing, in addition.
-        kappa: κ of the fading; 0 (Rayleigh fading) without a line of sight and in buildings.
-    """
-
-    place: Place
-    distance_m: FloatArray
-    angle_rad: FloatArray
-    sight: BoolArray
-    indoor: BoolArray
-    path_loss_db: FloatArray
-    shadow_db: FloatArray
-    kappa: FloatArray
+    place: Place  # the site
+    distance_m: FloatArray  # horizontal distance to the base station
+    angle_rad: FloatArray  # direction, only for pictures
+    sight: BoolArray  # devices with a line of sight
+    indoor: BoolArray  # devices in a building
+    path_loss_db: FloatArray  # path loss, including walls
+    shadow_db: FloatArray  # shadowing, in addition
+    kappa: FloatArray  # κ of the fading; 0 (Rayleigh fading) without a line of sight and in buildings
 
     @property
     def gain(self) -> FloatArray:

@@ -16,15 +16,10 @@ _LONGEST = 40
 
 
 class TableRow(NamedTuple):
-    """One row of a table.
+    """One row of a table."""
 
-    Attributes:
-        where: file and line, the beginning of a message.
-        cells: text by column name, for all columns.
-    """
-
-    where: str
-    cells: dict[str, str]
+    where: str  # file and line, the beginning of a message
+    cells: dict[str, str]  # text by column name, for all columns
 
     def number(self, column: str) -> float:
         """Return the number in a column; infinity and NaN must be written as ``inf`` and ``nan``."""
