@@ -60,12 +60,7 @@ class _Curve(NamedTuple):
 
 
 def solve(problem: Problem, active: BoolArray) -> Allocation | None:
-    """Return the optimal rates and shares; None if the problem is infeasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates and shares; None if the problem is infeasible for the active devices."""
     share = np.empty(problem.shape)
     curves, parts, sums = [], [], []
     with np.errstate(all="ignore"):

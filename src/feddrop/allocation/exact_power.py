@@ -129,22 +129,12 @@ class _Block:
 
 
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Return the optimum by the fast iteration or, if that fails, by the safe one; None if infeasible.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimum by the fast iteration or, if that fails, by the safe one; None if infeasible."""
     return power_newton.solve(problem, active) or solve_safely(problem, active)
 
 
 def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Return the optimal rates, shares, powers and clocks; None if infeasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates, shares, powers and clocks; None if infeasible for the active devices."""
     with np.errstate(all="ignore"):
         starts = range(0, problem.shape[-1], BLOCK)
         parts = [part_of(problem, slice(first, first + BLOCK)) for first in starts]

@@ -1,4 +1,7 @@
-"""The exact optimum, whatever the problem: one solver per kind of problem."""
+"""The exact optimum, whatever the problem: one solver per kind of problem.
+
+Every solver takes a problem of one round or a batch of rounds, and its active devices, ``[..., num_devices]``.
+"""
 
 from __future__ import annotations
 

@@ -107,13 +107,7 @@ class Needs(NamedTuple):
 
 
 def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1.0) -> Needs:
-    """Return the relative costs of the devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        air: transmission at given shares.
-        stretch: a factor on the deadline.
-    """
+    """Return the relative costs of the devices, with ``stretch`` times the deadline."""
     deadline_s, budget_j = _limits(problem, stretch)
     clock = problem.cpu_constant * problem.cycles**2 * problem.cycles / deadline_s**2 / budget_j
     ratio = air.noise_w * (deadline_s / budget_j)
@@ -266,13 +260,7 @@ def chosen(
 ) -> tuple[FloatArray, FloatArray]:
     """Return clock in Hz and power in W; values at a limit equal it exactly.
 
-    Args:
-        problem: one round or a batch of rounds.
-        tau: time to compute, in deadlines.
-        x: spectral efficiency in nats.
-        c: the relative costs.
-        stretch: a factor on the deadline.
-        air: transmission; not needed if the noise does not depend on the share.
+    Without ``air``, the noise must not depend on the share.
     """
     p, noise_w = problem, air.noise_w if air else 1.0 / problem.gain_to_noise
     clock = p.cycles / (tau * (p.deadline_s * stretch))

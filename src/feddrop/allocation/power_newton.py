@@ -14,7 +14,7 @@ passes. If it does not, or if the band is not scarce, ``solve`` returns None and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
@@ -77,14 +77,14 @@ class _Block:
     top: FloatArray  # the highest q; above it clock and power are at their highest, and the slope is 0
     q: FloatArray  # the unknown of each device
     step: FloatArray  # step of q at constant price, at most ``trust``
-    follows: FloatArray  # d q / d log μ
-    r: FloatArray  # 1/share
-    tau: FloatArray  # time to compute of the others, in deadlines
-    x: FloatArray  # their spectral efficiency in nats
-    bend: FloatArray  # d log(d log λ / d q) / d q
-    held: BoolArray  # devices at full speed
     trust: FloatArray
-    off: FloatArray  # the longest step of a device, before it is cut
+    follows: FloatArray = field(init=False)  # d q / d log μ
+    r: FloatArray = field(init=False)  # 1/share
+    held: BoolArray = field(init=False)  # devices at full speed
+    tau: FloatArray = field(init=False)  # time to compute of the others, in deadlines
+    x: FloatArray = field(init=False)  # their spectral efficiency in nats
+    bend: FloatArray = field(init=False)  # d log(d log λ / d q) / d q
+    off: FloatArray = field(init=False)  # the longest step of a device, before it is cut
 
     def look(self, log_price: FloatArray) -> FloatArray:
         """Compute share and step of every device at a price.
@@ -141,9 +141,7 @@ class _Block:
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
     """Return the optimum if the band is scarce; None if this iteration does not find it.
 
-    Args:
-        problem: one round or a batch of rounds; noise must not depend on the share.
-        active: devices that take part, ``[..., num_devices]``.
+    The noise must not depend on the share.
     """
     if np.any(problem.least_tx_power_w > 0):
         return None
@@ -225,12 +223,5 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         top=top,
         q=np.minimum(c.even(), top) + nothing,
         step=nothing,
-        follows=nothing,
-        r=nothing,
-        tau=nothing,
-        x=nothing,
-        bend=nothing,
-        held=np.zeros(active.shape, np.bool_),
         trust=np.full(active.shape, _LONGEST),
-        off=nothing,
     )
