@@ -25,33 +25,10 @@ from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, one_of
 
 __all__ = [
-    "POLICIES",
-    "SCHEMES",
-    "Allocation",
-    "AnyProblem",
-    "ConstantSteps",
-    "Equal",
-    "Exact",
-    "FirstMultipliers",
-    "Fixed",
-    "Multipliers",
-    "NoDropout",
-    "Pass",
-    "PowerProblem",
-    "PrimalDual",
-    "Problem",
-    "Random",
-    "RelativeSteps",
-    "Scheme",
-    "Shortfall",
-    "Status",
-    "SubbandPowerProblem",
-    "SubbandProblem",
-    "allocate",
-    "diagnose",
-    "refit",
-    "scheme_named",
-]
+    "POLICIES", "SCHEMES", "Allocation", "AnyProblem", "ConstantSteps", "Equal", "Exact", "FirstMultipliers", "Fixed",
+    "Multipliers", "NoDropout", "Pass", "PowerProblem", "PrimalDual", "Problem", "Random", "RelativeSteps", "Scheme",
+    "Shortfall", "Status", "SubbandPowerProblem", "SubbandProblem", "allocate", "diagnose", "refit", "scheme_named",
+]  # fmt: skip
 
 SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | NoDropout | Fixed]] = {
     scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, NoDropout, Fixed)

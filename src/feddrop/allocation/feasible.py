@@ -65,11 +65,7 @@ class Shortfall:
         return self.text()
 
     def text(self, names: Sequence[str] = ()) -> str:
-        """Return the message.
-
-        Args:
-            names: names of all devices, by number; empty names are replaced by the number.
-        """
+        """Return the message with the names of all devices, by number; numbers replace empty names."""
         where = "" if self.round is None else f"Round {self.round} of the batch: "
         split = " when the band is split equally" if self.equal else ""
         rate = "At the given rate" if self.rate == "rate" else "At the highest rate allowed"
@@ -105,10 +101,10 @@ class Shortfall:
 
 
 def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
-    """Return why a round is infeasible; None if it is feasible.
+    """Return why a round is infeasible, in a batch the first that is; None if all are feasible.
 
     Args:
-        problem: one round, or a batch, whose first infeasible round is explained.
+        problem: one round or a batch of rounds.
         equal: whether the band must be split equally.
     """
     over = ~fits(problem, equal=equal)
@@ -116,12 +112,7 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
 
 
 def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
-    """Return whether each round is feasible, ``[..., 1]``.
-
-    Args:
-        problem: a round or a batch of rounds.
-        equal: whether the band must be split equally.
-    """
+    """Return whether each round is feasible, ``[..., 1]``; the arguments are those of :func:`diagnose`."""
     return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 

@@ -95,15 +95,16 @@ class Needs(NamedTuple):
 
     def full_speed(self) -> tuple[FloatArray, ...]:
         """Return the relative time and energy of transmission, then of computing, at the highest clock and power."""
-        x, tau = self.fast_x, self.fast_tau
-        return self.down + self.up / x, self.radio * (self.fast_grown / x), tau, self.clock / tau**2
+        return self._costs(self.fast_x, self.fast_grown, self.fast_tau)
 
     def at_ease(self) -> tuple[FloatArray, ...] | None:
         """Return the same at the lowest clock and power; None if all lowest powers are 0, which takes forever."""
         if not (self.slow_x > 0).any():
             return None
-        x, tau = self.slow_x, self.slow_tau
-        return self.down + self.up / x, self.radio * (self.slow_grown / x), tau, self.clock / tau**2
+        return self._costs(self.slow_x, self.slow_grown, self.slow_tau)
+
+    def _costs(self, x: FloatArray, grown: FloatArray, tau: FloatArray) -> tuple[FloatArray, ...]:
+        return self.down + self.up / x, self.radio * (grown / x), tau, self.clock / tau**2
 
 
 def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1.0) -> Needs:
@@ -130,8 +131,7 @@ def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1
         slow_x=air.x_low,
         fast_grown=grown,
         slow_grown=np.expm1(air.x_low),
-        full_odds=np.maximum(by_power, by_clock)
-        * (1.0 + 1e-9),  # slightly more, so that both are exactly at their highest
+        full_odds=np.maximum(by_power, by_clock) * (1.0 + 1e-9),  # slightly more: both exactly at their highest
     )
 
 

@@ -301,9 +301,8 @@ def _first(
 
 
 def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    shapes = {"band": mu.shape, "deadline": weighty.shape, "energy": weighty.shape}
     found = {}
-    for name, shape in shapes.items():
+    for name, shape in (("band", mu.shape), ("deadline", weighty.shape), ("energy", weighty.shape)):
         try:
             value = np.broadcast_to(np.asarray(getattr(start, name), dtype=np.float64), shape)
         except (TypeError, ValueError):
@@ -314,11 +313,7 @@ def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tupl
                 f"or an array of shape {list(shape)}."
             )
         found[name] = value
-    floor = _FLOOR * weighty
-    lam, nu = (
-        np.maximum(_of(weighty > 0, found["deadline"]), floor),
-        np.maximum(_of(weighty > 0, found["energy"]), floor),
-    )
+    lam, nu = (np.maximum(_of(weighty > 0, found[name]), _FLOOR * weighty) for name in ("deadline", "energy"))
     return lam, nu, found["band"]
 
 

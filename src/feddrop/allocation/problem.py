@@ -186,15 +186,9 @@ def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
 def refuse(
     name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...], *, first_round: int = 0
 ) -> None:
-    """Raise a ConfigError that names the first device with an invalid value, if there is one.
+    """Raise a ConfigError that names the first device whose value is not ``good``, if there is one.
 
-    Args:
-        name: of the field.
-        value: the values, broadcast to ``shape``.
-        good: which of them are valid.
-        rule: what a valid value is.
-        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
-        first_round: number of the first round.
+    Values are broadcast to ``shape``, ``[num_devices]`` or ``[num_rounds, num_devices]``; ``rule`` says what is valid.
     """
     if not good.all():
         place = tuple(np.argwhere(~np.broadcast_to(good, shape))[0])
