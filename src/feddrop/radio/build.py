@@ -130,9 +130,7 @@ def _draw(radio: Radio, devices: int, seed: int) -> Drawn:
 def noise_note(radio: Radio, real: bool = False) -> str:
     """Return a notice if real gains are combined with the noise of the paper, else an empty string.
 
-    Args:
-        radio: the section.
-        real: whether gains or distances come from outside the section.
+    Gains are real if the section or, by ``real``, the caller gives gains or distances.
     """
     real = real or bool(radio.gains_csv or radio.gains_array or radio.distances_m)
     if not real or radio.noise == "literal" or radio.noise_w_hz != PAPER_NOISE_W_HZ:

@@ -15,16 +15,9 @@ import numpy.typing as npt
 
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.errors import ConfigError, FeddropWarning
+from feddrop.radio import propagation
 from feddrop.radio.fading import Rician
-from feddrop.radio.propagation import (
-    MODELS,
-    Link,
-    beyond_breakpoint,
-    path_loss_db,
-    sight_probability,
-    surroundings_m,
-    wall_db,
-)
+from feddrop.radio.propagation import MODELS, Link
 from feddrop.seeds import derive, generator
 
 _INDOORS = ("uma", "umi")
@@ -108,8 +101,9 @@ class Place:
         refuse("distance_m", metres, (metres >= low) & (metres <= high), rule, distance.shape)
         chance = generator(derive(seed, "sight")).random((devices, 2))
         sight = self._sight(distance, chance[:, 0])
-        around = surroundings_m(distance, self.device_height_m, chance[:, 1]) if self.model == "uma" else 1.0
-        link = Link(distance, self.carrier_hz / 1e9, self.base_height_m, self.device_height_m, around)
+        height = self.device_height_m
+        around = propagation.surroundings_m(distance, height, chance[:, 1]) if self.model == "uma" else 1.0
+        link = Link(distance, self.carrier_hz / 1e9, self.base_height_m, height, around)
         indoor, wall = self._buildings(devices, seed)
         return Dropped(
             place=self,
@@ -117,7 +111,7 @@ class Place:
             angle_rad=2.0 * np.pi * spot[:, 1],
             sight=sight,
             indoor=indoor,
-            path_loss_db=path_loss_db(self.model, link, sight) + wall,
+            path_loss_db=propagation.path_loss_db(self.model, link, sight) + wall,
             shadow_db=self._shadow(link, sight, indoor, seed),
             kappa=self._kappa(sight & ~indoor, seed),
         )
@@ -125,7 +119,7 @@ class Place:
     def _sight(self, distance: FloatArray, chance: FloatArray) -> BoolArray:
         if self.sight != "drawn":
             return np.full(distance.shape, self.sight == "always")
-        return np.asarray(chance < sight_probability(self.model, distance, self.device_height_m))
+        return np.asarray(chance < propagation.sight_probability(self.model, distance, self.device_height_m))
 
     def _shadow(self, link: Link, sight: BoolArray, indoor: BoolArray, seed: int) -> FloatArray:
         normal = generator(derive(seed, "shadow")).standard_normal(link.distance_m.shape)
@@ -133,7 +127,7 @@ class Place:
             return np.zeros_like(normal)
         near, without = MODELS[self.model].shadow_db
         far = 6.0 if self.model == "rma" else near
-        spread = np.where(sight, np.where(beyond_breakpoint(link), far, near), without)
+        spread = np.where(sight, np.where(propagation.beyond_breakpoint(link), far, near), without)
         return np.asarray(normal * np.where(indoor, _INDOOR_SHADOW_DB, spread))
 
     def _buildings(self, devices: int, seed: int) -> tuple[BoolArray, FloatArray]:
@@ -143,8 +137,8 @@ class Place:
         indoor = draw[:, 0] < self.indoor_share
         high_loss = draw[:, 1] < _HIGH_LOSS
         depth = _DEEPEST_M * np.minimum(draw[:, 2], draw[:, 3])
-        loss = wall_db(self.carrier_hz / 1e9, high_loss) + 0.5 * depth + normal * np.where(high_loss, 6.5, 4.4)
-        return indoor, np.where(indoor, loss, 0.0)
+        wall, spread = propagation.wall_db(self.carrier_hz / 1e9, high_loss), np.where(high_loss, 6.5, 4.4)
+        return indoor, np.where(indoor, wall + 0.5 * depth + normal * spread, 0.0)
 
     def _kappa(self, sight: BoolArray, seed: int) -> FloatArray:
         mean, spread = MODELS[self.model].kappa_db

@@ -69,13 +69,7 @@ class Propagation(NamedTuple):
 
 
 def path_loss_db(model: str, link: Link, sight: npt.ArrayLike) -> FloatArray:
-    """Return the path loss of links in dB, ``[num_devices]``, without shadowing.
-
-    Args:
-        model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
-        link: positions of the devices.
-        sight: which of them have a line of sight.
-    """
+    """Return the path loss of links with or without a line of sight in dB, ``[num_devices]``, without shadowing."""
     with_sight, without = MODELS[model].losses(link)
     return np.where(sight, with_sight, np.maximum(with_sight, without))
 
@@ -88,10 +82,7 @@ def sight_probability(model: str, distance_m: npt.ArrayLike, device_m: float = 1
 def surroundings_m(distance_m: FloatArray, device_m: float, draw: FloatArray) -> FloatArray:
     """Return h_E of the ``uma`` model: 1 m, or for devices above 13 m sometimes a roof below them.
 
-    Args:
-        distance_m: of the devices.
-        device_m: their height.
-        draw: a random number in [0, 1) per device.
+    ``draw`` holds a random number in [0, 1) per device.
     """
     heights = np.arange(12.0, device_m - 1.5 + 1e-9, 3.0)
     if not heights.size:

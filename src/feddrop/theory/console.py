@@ -48,16 +48,10 @@ class Subject:
 def run_study(
     subject: Subject, *, level: str, rates: Sequence[float], batch: int, masks: int, seed: int, console: Console
 ) -> tuple[Study, str]:
-    """Study a network, show progress, and return the study with a title.
+    """Study a network on ``batch`` training samples, show progress, and return the study with a title.
 
-    Args:
-        subject: network, data and devices.
-        level: ``"weight"``, ``"unit"`` or ``"both"``.
-        rates: γ, increasing, in (0, 1); if empty, the default rates.
-        batch: number of training samples.
-        masks: number of masks per rate and level, and of random vectors per stochastic estimate.
-        seed: root of every random choice.
-        console: where progress is shown.
+    ``level`` may be ``"both"``, empty ``rates`` are the default ones, and there are as many probes as ``masks``; see
+    :func:`feddrop.theory.study`.
     """
     levels = LEVELS if one_of("level", level, (*LEVELS, "both")) == "both" else (level,)
     rates = rates or RATES
