@@ -48,6 +48,7 @@ class Prepared:
         task: what the device side needs.
         method: the method, as the server uses it.
         flops: FLOPs per sample.
+        work: what the scheme knows about the training.
         roster: chooses the devices of a round.
         scheme: chooses their rates.
         params: the initial network.
@@ -63,6 +64,7 @@ class Prepared:
     task: Task
     method: Method
     flops: Flops
+    work: Workload
     roster: Roster
     scheme: RateScheme
     params: Params
@@ -103,7 +105,6 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
     fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
-    gains = fading if isinstance(fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -114,11 +115,12 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         task=task,
         method=method,
         flops=counted,
+        work=work,
         roster=roster,
         scheme=scheme,
         params=params,
         state=checked_state(method.init(params), "init"),
-        gains=gains,
+        gains=fading if isinstance(fading, MeasuredGains) else None,
     )
     preflight.check(run)
     for line in preflight.notices(run):
@@ -139,12 +141,11 @@ def device_task(
         devices: number of devices.
     """
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
-    given, chosen = custom.model, config.radio is not None or custom.rates is not None
-    network = (
-        models.build_model(config.model, dataset, config.seed)
-        if given is None
-        else models.copy_model(given, config.seed)
-    )
+    chosen = config.radio is not None or custom.rates is not None
+    if custom.model is None:
+        network = models.build_model(config.model, dataset, config.seed)
+    else:
+        network = models.copy_model(custom.model, config.seed)
     parameters.check_learnable(network)
     setup = Setup(
         model=network,

@@ -94,7 +94,7 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
             "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
-        "parameters": parameters.count_parameters(model),
+        "parameters": run.work.parameters,
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),

@@ -52,20 +52,17 @@ class Run:
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
         overwrite: whether to overwrite a run in the folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         command: how the run was started, for the report.
 
     Example:
@@ -258,51 +255,44 @@ def run(
     Args:
         config: what to run.
         out: the run folder; new or empty, unless overwriting.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
         command: how the run was started, for the report.
-
-    A network that is given is not changed; :func:`feddrop.load_model` returns the trained one.
 
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> records = feddrop.run(config, "runs/first")
-        >>> [record.round for record in records]
+        >>> [record.round for record in feddrop.run(config, "runs/first")]
         [1, 2]
     """
-    return _finish(
-        Run(
-            config,
-            out,
-            overwrite=overwrite,
-            command=command,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
+    job = Run(
+        config,
+        out,
+        overwrite=overwrite,
+        command=command,
+        model=model,
+        dataset=dataset,
+        parts=parts,
+        method=method,
+        executor=executor,
+        loss=loss,
+        metrics=metrics,
+        gains=gains,
+        samples=samples,
+        rates=rates,
+        callbacks=callbacks,
     )
+    return _finish(job)
 
 
 def resume(
@@ -326,20 +316,17 @@ def resume(
 
     Args:
         folder: the run folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
 
     Example:
         >>> import feddrop
@@ -348,24 +335,23 @@ def resume(
         >>> len(feddrop.resume("runs/stopped"))
         2
     """
-    return _finish(
-        Run(
-            read_config(folder),
-            folder,
-            resume=True,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
+    job = Run(
+        read_config(folder),
+        folder,
+        resume=True,
+        model=model,
+        dataset=dataset,
+        parts=parts,
+        method=method,
+        executor=executor,
+        loss=loss,
+        metrics=metrics,
+        gains=gains,
+        samples=samples,
+        rates=rates,
+        callbacks=callbacks,
     )
+    return _finish(job)
 
 
 def read_config(folder: str | Path) -> RunConfig:

@@ -137,8 +137,10 @@ class RunFolder:
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise unless a new run may be written here: the folder is new, empty, or a run that may be overwritten."""
+        if not is_folder(self.path):
+            return
         with os_errors("list", self.path):
-            if not is_folder(self.path) or all(path.name.startswith(".") for path in self.path.iterdir()):
+            if all(path.name.startswith(".") for path in self.path.iterdir()):
                 return
         found: dict[str, Any] = {}
         with suppress(RunError):

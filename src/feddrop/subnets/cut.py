@@ -25,7 +25,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
     if config.level == "unit":
         cut_units = unit_cutter(blueprint, config)
         return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
-    rate_of = _rates(blueprint, config)
+    rate_of = layer_rates(blueprint, config)
 
     def cut_weights(seed: int, rate: float) -> Subnet:
         check_rate(rate)
@@ -45,7 +45,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
 
 def unit_cutter(blueprint: Blueprint, config: Subnets) -> Callable[[float, Choose], Subnet]:
     """Return the function ``(rate, choose) -> Subnet`` at the unit level."""
-    rate_of, graph = _rates(blueprint, config), blueprint.units
+    rate_of, graph = layer_rates(blueprint, config), blueprint.units
 
     def cut_units(rate: float, choose: Choose) -> Subnet:
         check_rate(rate)
@@ -109,7 +109,7 @@ def sizer(blueprint: Blueprint, config: Subnets) -> Callable[[float], dict[str, 
 
     With ``count="bernoulli"`` these are the expected numbers, rounded.
     """
-    rate_of = _rates(blueprint, config)
+    rate_of = layer_rates(blueprint, config)
 
     def sizes(rate: float) -> dict[str, int]:
         if config.level == "unit":
@@ -143,7 +143,7 @@ def _droppable(blueprint: Blueprint, config: Subnets) -> dict[str, str]:
     return blueprint.weights | blueprint.biases if config.biases else blueprint.weights
 
 
-def _rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], float]:
+def layer_rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], float]:
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
