@@ -54,7 +54,7 @@ class MethodSettings(Settings):
 
     def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
         """Return one line for each setting that has no effect in a run of this many rounds."""
-        return self.notices()
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -300,12 +300,7 @@ class PruneFL(MethodSettings):
         return float(self.removable * 0.5 ** (rounds / self.half_life))
 
     def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round.
-
-        Args:
-            round_: the round.
-            began: the last round of the first stage, or -1 during that stage.
-        """
+        """Return whether the mask is adjusted in a round; the first stage ended with round ``began``, -1 if not yet."""
         if began < 0:
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0

@@ -160,18 +160,16 @@ class Radio(Settings):
             yield f"radio.{given[0]} and radio.{given[1]} are both given; give one source of gains."
         yield from self._site_problems() if self.propagation else self._no_site_problems()
 
-    def notices(self) -> list[str]:
-        """Also report settings of path loss and fading that have no effect."""
+    def remarks(self) -> Iterator[str]:
+        """Report settings of path loss and fading that have no effect."""
         near = "" if self.distances_m or self.devices_csv else "it needs devices with distances (radio.distances_m)"
         source = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
         measured = f"gains come from radio.{source}" if source else ""
         idle = {"path_loss_exponent": near, "reference_m": near, "kappa": measured, "path_loss": measured}
         default = Radio()
-        return Settings.notices(self) + [
-            f"radio.{name} has no effect: {why}."
-            for name, why in idle.items()
-            if why and getattr(self, name) != getattr(default, name)
-        ]
+        for name, why in idle.items():
+            if why and getattr(self, name) != getattr(default, name):
+                yield f"radio.{name} has no effect: {why}."
 
     def _control_problems(self) -> Iterator[str]:
         if "rate" not in self.control or len(set(self.control)) < len(self.control):

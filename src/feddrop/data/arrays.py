@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
-from feddrop.data.values import Array, moments, standardised
+from feddrop.data.values import Array, standardised
 from feddrop.errors import DataError
 
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ def assemble(
     """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs."""
     import torch  # here, so that importing this module stays fast
 
-    pairs = []
-    for a, b in zip(as_tuple(train), as_tuple(test), strict=True):
-        if is_tokens(a):
-            pairs.append((a.astype(np.int64), b.astype(np.int64)))
-        else:
-            mean, deviation = moments(a) if normalise else (np.float32(0), np.float32(1))
-            pairs.append((standardised(a, mean, deviation), standardised(b, mean, deviation)))
+    pairs = [
+        [a.astype(np.int64), b.astype(np.int64)] if is_tokens(a) else standardised(a, b, normalise=normalise)
+        for a, b in zip(as_tuple(train), as_tuple(test), strict=True)
+    ]
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))
     several = isinstance(train, tuple)
     train_y, test_y = (

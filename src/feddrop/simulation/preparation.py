@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +30,6 @@ from feddrop.simulation.participation import Roster
 from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_rates
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-
-log = logging.getLogger("feddrop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,16 +81,10 @@ class Prepared:
 
 
 def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
-    """Build and check everything, before anything is written.
-
-    Args:
-        config: the configuration, checked by :func:`feddrop.simulation.preflight.check_config`.
-        custom: the user's objects, likewise by ``check_custom``.
-    """
+    """Build everything and check it, before anything is written."""
     source = config.data
-    dataset = custom.dataset or data.load_dataset(
-        source.name, path=source.path or None, train_limit=source.train_limit or None
-    )
+    limit = source.train_limit or None
+    dataset = custom.dataset or data.load_dataset(source.name, path=source.path or None, train_limit=limit)
     parts, samples = list[npt.NDArray[Any]](), custom.samples
     if samples is None:
         parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
@@ -123,23 +114,13 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         gains=fading if isinstance(fading, MeasuredGains) else None,
     )
     preflight.check(run)
-    for line in preflight.notices(run):
-        log.warning(line)
     return run
 
 
 def device_task(
     config: RunConfig, dataset: Dataset, parts: Sequence[npt.NDArray[Any]], custom: CustomObjects, *, devices: int
 ) -> Task:
-    """Return what the device side needs; a real device builds its own, from its own data.
-
-    Args:
-        config: the configuration, the same as the server's.
-        dataset: the data of all devices, or of one.
-        parts: sample numbers of every device.
-        custom: the user's objects.
-        devices: number of devices.
-    """
+    """Return what the device side needs; a real device builds its own, from its own data and part."""
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
     chosen = config.radio is not None or custom.rates is not None
     if custom.model is None:

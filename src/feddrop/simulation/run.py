@@ -29,7 +29,6 @@ from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
-from feddrop.simulation.memory import SavedMemories
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -133,14 +132,13 @@ class Run:
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
-        self._memories = SavedMemories(self._disk.memories)
+        self._memories = self._disk.memories
         facts = recording.facts(ready, command)
         with self._disk.locked():
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
-                self._begun = self.about
             else:
-                self._begun = self._disk.begin(self.config, facts, overwrite=overwrite)
+                self._disk.begin(self.config, facts, overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
@@ -156,17 +154,17 @@ class Run:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
-            self._disk.check_unchanged(self._begun, self.round)
+            self._disk.check_unchanged()
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
-                    self._callbacks.on_start(self)
+                    self._callbacks.call("on_start", self)
                     while self.round < self.config.rounds:
                         record = self._one_round(executor)
-                        self._callbacks.on_round(record)
+                        self._callbacks.call("on_round", record)
                         yield record
             finally:
-                self._callbacks.on_end(self)
+                self._callbacks.call("on_end", self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
@@ -275,24 +273,8 @@ def run(
         >>> [record.round for record in feddrop.run(config, "runs/first")]
         [1, 2]
     """
-    job = Run(
-        config,
-        out,
-        overwrite=overwrite,
-        command=command,
-        model=model,
-        dataset=dataset,
-        parts=parts,
-        method=method,
-        executor=executor,
-        loss=loss,
-        metrics=metrics,
-        gains=gains,
-        samples=samples,
-        rates=rates,
-        callbacks=callbacks,
-    )
-    return _finish(job)
+    given = locals()  # every argument, by name
+    return _finish(Run(**given))
 
 
 def resume(
@@ -335,23 +317,8 @@ def resume(
         >>> len(feddrop.resume("runs/stopped"))
         2
     """
-    job = Run(
-        read_config(folder),
-        folder,
-        resume=True,
-        model=model,
-        dataset=dataset,
-        parts=parts,
-        method=method,
-        executor=executor,
-        loss=loss,
-        metrics=metrics,
-        gains=gains,
-        samples=samples,
-        rates=rates,
-        callbacks=callbacks,
-    )
-    return _finish(job)
+    given = locals()  # every argument, by name
+    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:
