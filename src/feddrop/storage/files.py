@@ -144,7 +144,8 @@ def locked(folder: Path) -> Iterator[None]:
         InUseError: another process holds the lock.
         RunError: the folder cannot be used.
     """
-    make_folder(folder)
+    if not is_folder(folder):
+        make_folder(folder)
     release = _flock(folder) if fcntl is not None else None
     if release is None:
         release = _lock_file(folder / LOCK)

@@ -128,7 +128,6 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other writers."""
-        is_folder(self.path)
         with locked(self.path):
             self._inode = self._current_inode()
             for folder in (self.path, self.path / CHECKPOINTS, self.path / MEMORIES):
