@@ -89,15 +89,8 @@ class RunFolder(RunReader):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other writers."""
-<<<<<<< HEAD
         with locked(self.path, CHECKPOINTS, MEMORIES):
             self._inode = self._identity("")
-=======
-        with locked(self.path):
-            self._inode = self._current_inode()
-            for folder in (self.path, self.path / CHECKPOINTS, self.path / MEMORIES):
-                sweep(folder)
->>>>>>> hb
             yield
 
     def check_free(self, *, overwrite: bool = False) -> None:
