@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def train(folder: Path, overwrite: bool = False, until: int = ROUNDS) -> None:
-    """A method that mixes parameters, memories and the round in every bit; it starts, or goes on, or overwrites."""
+    """A method that mixes parameters, memories and the round in every bit; it starts, resumes or overwrites."""
     disk, config, facts = RunFolder(folder), RunConfig(rounds=ROUNDS), {"parameters": 4}
     weights, done = torch.linspace(-1, 1, 4), 0
     with disk.locked():

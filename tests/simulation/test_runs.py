@@ -138,7 +138,7 @@ def test_folders_that_cannot_be_used(tmp_path):
     with pytest.raises(RunError, match="not empty"):
         Run(RunConfig(), tmp_path / "full")
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
-    with pytest.raises(RunError, match="Give a run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         resume(tmp_path / "nothing")
     with pytest.raises(RunError, match="is a file"):
         Run(RunConfig(), tmp_path / "full" / "thesis.tex")
@@ -235,7 +235,7 @@ def rewrite_checkpoint(folder, change):
         (lambda f: rewrite_checkpoint(f, lambda t: {k: v.long() for k, v in t.items()}), "another network"),
         (lambda f: rewrite_checkpoint(f, lambda t: {k: v[:1].clone() for k, v in t.items()}), "another network"),
         (lambda f: (f / "run.json").write_text("{"), "cannot be read"),
-        (lambda f: (f / "metrics.jsonl").write_text("5\n6\n"), "lacks rounds 1 to 2"),
+        (lambda f: (f / "metrics.jsonl").write_text("5\n6\n"), "does not hold rounds 1 to 2"),
         (lambda f: (f / "config.toml").write_bytes(b"\xff"), "not UTF-8"),
     ],
 )

@@ -10,6 +10,7 @@ from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, contradictions, resolve
 
 SCHEMES = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+OBJECTIVES = ("inverse", "inverse-squared", "linear")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
 COSTS = ("measured", "formula")
@@ -30,6 +31,8 @@ class Radio(Settings):
     Attributes:
         preset: the cell that provides the values that are not given.
         scheme: allocation scheme.
+        objective: what ``"exact"`` minimises, over the kept shares s = 1-γ: ``"inverse"`` Σ w/s (the paper),
+            ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning).
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
         policy: what to do in an infeasible round.
@@ -92,6 +95,7 @@ class Radio(Settings):
 
     preset: str = setting("paper", choices=tuple(PRESETS))
     scheme: str = setting("exact", choices=SCHEMES)
+    objective: str = setting("inverse", choices=OBJECTIVES, only_with={"scheme": ("exact",)})
     control: tuple[str, ...] = setting(("rate", "share"), choices=CONTROLS)
     policy: str = setting(FROM_PRESET, choices=POLICIES)
     bandwidth_hz: float = setting(FROM_PRESET, gt=0)
@@ -176,6 +180,11 @@ class Radio(Settings):
             yield (
                 f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
+            )
+        if self.chooses and self.objective != "inverse":
+            yield (
+                f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
+                "Leave them out, or change the objective."
             )
         if self.chooses and self.scheme not in _PACED:
             yield (

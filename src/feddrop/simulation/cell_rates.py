@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Allocation, AnyProblem, allocate, refit, scheme_named
+from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, allocate, refit, scheme_named
 from feddrop.config import Radio
 from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, MeasuredGains, covering
@@ -142,7 +142,11 @@ class CellRates:
         return replace(channels, present=present & channels.present)
 
     def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
-        scheme = scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
+        scheme: Scheme = scheme_named(
+            self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed
+        )
+        if self._radio.objective != "inverse":
+            scheme = Exact(OBJECTIVES[self._radio.objective])
         return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, dtypes: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
-    method = checked_method(task.factory(task.setup), "method")
+    method = task.factory(task.setup)
+    if custom.method is not None:
+        checked_method(method, "method")
     counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)

@@ -269,8 +269,7 @@ def run(
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> [record.round for record in feddrop.run(config, "runs/first")]
-        [1, 2]
+        >>> first, second = feddrop.run(config, "runs/first")
     """
     given = locals()  # every argument, by name
     return _finish(Run(**given))
