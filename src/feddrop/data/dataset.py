@@ -37,7 +37,7 @@ class Dataset:
         owner_names: name of every owner, or empty.
         num_classes: number of classes; 0 for regression.
         input_shapes: shape of every input of one sample.
-        target_shape: shape of one target: ``()`` one class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
+        target_shape: shape of one target: ``()`` a class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
     """
 
     name: str

@@ -26,6 +26,7 @@ from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
 from feddrop.learning.local import Loss
+from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.report import write_report
 from feddrop.simulation import preflight
@@ -51,7 +52,7 @@ def server_app(
     dataset: Dataset | None = None,
     method: MethodFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
@@ -94,7 +95,7 @@ def train(
     dataset: Dataset | None = None,
     method: MethodFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),

@@ -13,6 +13,7 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import ExecutorFactory
 from feddrop.learning.local import Loss
+from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.radio import MeasuredGains
 from feddrop.simulation.participation import Roster
@@ -36,7 +37,7 @@ class CustomObjects:
     method: MethodFactory | None = None
     executor: ExecutorFactory | None = None
     loss: Loss | None = None
-    metrics: Mapping[str, Loss] | None = None
+    metrics: Mapping[str, Metric] | None = None
     gains: Gains | None = None
     samples: Sequence[int] | None = None
     rates: SchemeFactory | None = None

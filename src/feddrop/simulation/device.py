@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from feddrop import wire
 from feddrop.errors import FeddropError, FrameError
-from feddrop.executors.executor import Reply
+from feddrop.executors.executor import Measured, Reply
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate
+from feddrop.learning.metrics import Metric, MetricSet, joined
 from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
@@ -51,7 +52,9 @@ class Task:
         factory: builds the method.
         samples: the data of all devices.
         parts: sample numbers of each device, one tensor per device.
-        measures: metrics on the test set, ``(outputs, targets) -> mean`` by name.
+        measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.
+        metrics: metrics of the whole test set by name, which the server computes from the outputs.
+        outputs: whether device sides return outputs, for the metrics.
         threads: torch threads per device.
         torch_device: where networks are trained, e.g. ``"cpu"`` or ``"cuda"``.
     """
@@ -61,22 +64,38 @@ class Task:
     samples: Samples
     parts: Sequence[Tensor]
     measures: Mapping[str, Loss] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    outputs: bool = False
     threads: int = 1
     torch_device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", self.outputs or bool(self.metrics))
+
     @property
-    def test_starts(self) -> range:
+    def chunks(self) -> list[int]:
         """The first sample of each chunk of the test set."""
-        return range(0, len(self.samples.test_y), TEST_CHUNK)
+        return list(range(0, len(self.samples.test_y), TEST_CHUNK))
 
     @property
     def network_bytes(self) -> int:
         """Size of the full network."""
         return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
 
-    def with_samples(self, samples: Samples) -> Task:
-        """Return the same task over other data."""
-        return replace(self, samples=samples)
+    def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
+        """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs."""
+        totals, count, metrics = dict[str, float](), 0, MetricSet(self.metrics)
+        for sums, size, outputs in measured:
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0.0) + value
+            if self.metrics:
+                metrics.add(outputs, self.samples.test_y[count : count + size])
+            count += size
+        return {name: total / count for name, total in totals.items()} | metrics.compute() if count else {}
+
+    def for_worker(self, samples: Samples) -> Task:
+        """Return the task over a worker's copy of the data, without the metrics, which the server computes."""
+        return replace(self, samples=samples, metrics={})
 
     def start(self) -> Device:
         """Start a device side that plays all devices."""
@@ -157,15 +176,18 @@ class Device:
         """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
-    def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return summed loss and measures over one chunk of the test set, and its size.
+    def evaluate(self, chunk: int) -> Measured:
+        """Return summed loss and measures over the chunk of the test set that begins at this sample.
 
         Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
         samples, where = self.task.samples, self.task.torch_device
-        stop = min(start + TEST_CHUNK, len(samples.test_y))
-        cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
+        stop = min(chunk + TEST_CHUNK, len(samples.test_y))
+        cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(chunk, stop, _TEST_BATCH)]
         batches = ((take_samples(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
+        kept: list[Any] = []
+        measures, keep = {"loss": self.task.setup.loss, **self.task.measures}, self.task.outputs
         with self._own_draws():
-            self._seed(derive(self.task.setup.seed, "test", start))
-            return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
+            self._seed(derive(self.task.setup.seed, "test", chunk))
+            sums, size = evaluate(self.model, batches, measures, kept.append if keep else None)
+        return Measured(sums, size, joined(kept) if keep else None)

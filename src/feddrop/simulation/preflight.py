@@ -17,6 +17,7 @@ from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.learning.metrics import Accumulator
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network
@@ -103,10 +104,15 @@ def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
 def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
     """Metrics are functions by name, and the names are free."""
     metrics: Any = custom.metrics or {}
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metrics[name]) for name in metrics
-    ):
-        yield f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> mean."
+
+    def usable(metric: Any) -> bool:
+        return callable(metric) or isinstance(metric, Accumulator)
+
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and usable(metrics[name]) for name in metrics):
+        yield (
+            f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> number, or to "
+            "objects with update(outputs, targets), compute() and reset()."
+        )
         return
     taken = {"loss", "mean_rate", *(item.name for item in fields(RoundRecord))}
     for name in metrics:
@@ -235,7 +241,7 @@ def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
 def network_fits_the_data(run: Prepared) -> Iterator[str]:
     """Outputs fit the targets, and the loss and metrics return numbers; raised by the trial."""
     descends = run.custom.method is None and not isinstance(run.config.method, CustomMethod)
-    try_network(run.task.setup, run.dataset, run.custom.metrics or {}, descends=descends)
+    try_network(run.task.setup, run.dataset, run.task.metrics, descends=descends)
     yield from ()
 
 

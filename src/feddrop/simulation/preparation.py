@@ -17,6 +17,7 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.metrics import copied
 from feddrop.methods import build_method, checked_method
 from feddrop.methods.method import Method, Setup, State, checked_state
 from feddrop.models import flops
@@ -29,6 +30,7 @@ from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.device import Samples, Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_rates
+from feddrop.simulation.trial import try_outputs
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
@@ -156,12 +158,16 @@ def device_task(
         server=config.server,
         seed=config.seed,
     )
+    numbers, metrics = dataset.train_y.is_floating_point(), custom.metrics or {}
+    classes = 0 if numbers else dataset.num_classes or 1 + int(dataset.train_y.max())
+    measures = measures_for(loss, classes, partial(try_outputs, setup, dataset))
     return Task(
         setup=setup,
         factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
-        measures={**measures_for(loss), **(custom.metrics or {})},
+        measures={name: one for name, one in measures.items() if name not in metrics},
+        metrics=copied(metrics),
         threads=config.execution.threads,
         torch_device=config.execution.torch_device,
     )

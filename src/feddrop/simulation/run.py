@@ -24,6 +24,7 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Executor, ExecutorFactory
 from feddrop.learning.guard import Guard
 from feddrop.learning.local import Loss
+from feddrop.learning.metrics import Metric
 from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
@@ -58,7 +59,8 @@ class Run:
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
             ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
@@ -93,7 +95,7 @@ class Run:
         method: MethodFactory | None = None,
         executor: ExecutorFactory | None = None,
         loss: Loss | None = None,
-        metrics: Mapping[str, Loss] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         gains: Gains | None = None,
         samples: Sequence[int] | None = None,
         rates: SchemeFactory | None = None,
@@ -245,7 +247,7 @@ def run(
     method: MethodFactory | None = None,
     executor: ExecutorFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
     rates: SchemeFactory | None = None,
@@ -264,7 +266,8 @@ def run(
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
             ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
@@ -314,7 +317,7 @@ def resume(
     method: MethodFactory | None = None,
     executor: ExecutorFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
     rates: SchemeFactory | None = None,
@@ -332,7 +335,8 @@ def resume(
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
             ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.

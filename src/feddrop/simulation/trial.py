@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.data import Dataset
-from feddrop.learning.local import Loss, call_model
-from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit, check_metrics
+from feddrop.learning.local import call_model
+from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit
+from feddrop.learning.metrics import Metric, check_metrics
 from feddrop.methods.method import Setup
 from feddrop.subnets import probe
 from feddrop.subnets.probe import Example
 
 
-def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, descends: bool) -> None:
+def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Metric], *, descends: bool) -> None:
     """Raise if outputs do not fit the targets, or a custom loss or metric does not return a number.
 
     Args:
@@ -35,8 +36,19 @@ def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, 
             return
         outputs, targets = _outputs(model, setup.example, dataset, 2)
         check_custom_loss(setup.loss, outputs, targets, learned=descends)
+        total = sum(tensor.nbytes for tensor in probe.tensors_in(outputs)) * len(dataset.test_y) // 2
         with torch.no_grad():
-            check_metrics(metrics, outputs, targets)
+            check_metrics(metrics, outputs, targets, total_bytes=total)
+
+
+def try_outputs(setup: Setup, dataset: Dataset) -> tuple[Any, Tensor]:
+    """Return the network's outputs for one sample, and its target; no outputs if the network fails."""
+    model = probe.twin(setup.model)
+    try:
+        with torch.no_grad(), probe.random_state_kept(model):
+            return _outputs(model, setup.example, dataset, 1)
+    except Exception:  # the checks before the run say why
+        return None, dataset.train_y[:1]
 
 
 def single_sample_notice(setup: Setup, dataset: Dataset, samples: Sequence[int]) -> str:
