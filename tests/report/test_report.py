@@ -529,6 +529,8 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(report.metric_figure(run, "mae").axes[0].lines[0].get_ydata(), run.metrics["mae"])
     with pytest.raises(ConfigError, match="Did you mean 'mae'"):
         report.metric_figure(run, "mea")
+    with pytest.raises(ConfigError, match="no run has 'test_accuracy' to draw: it was not measured"):
+        report.accuracy_figure(run)
     both = Page(report.write_comparison([folder, folder], tmp_path / "c.html"))
     assert {"test loss", "mae"} <= {*both.of("th")}
     write_metrics(folder, [lines[0] | {"metrics": {"mae": "low"}}])
@@ -968,6 +970,8 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.device_figure(run, "rates")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no simulated time to draw against; that needs a radio"):
+        report.accuracy_figure(run, against="time")
     with pytest.raises(ConfigError, match="no run"):
         report.accuracy_figure([])
     with pytest.raises(ConfigError, match="class_names has 1 names for 2 classes"):

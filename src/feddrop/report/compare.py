@@ -78,6 +78,7 @@ def _figures(groups: Sequence[Group]) -> list[Html]:
         for name, title, _, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    shared = [name for name in shared if any(np.isfinite(run.metrics[name]).any() for run in runs)]
     return figures + [
         figure_panel(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
         for n, name in enumerate(shared)

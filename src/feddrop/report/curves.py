@@ -45,6 +45,7 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     groups = _as_groups(runs)
     figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
     labels = _curves(axes, groups, "test_accuracy", against, factor=100)
+    _require_curves(labels, "test_accuracy")
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
     if len(groups) > 1 or len(groups[0].runs) > 1:
         end_labels(axes, labels)
@@ -75,6 +76,7 @@ def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
         if len(x):
             draw_line(axes, x, y, SERIES[1])
             labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
+    _require_curves(labels, "test_loss")
     if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are not squeezed by a y-axis from 0
         axes.set_ylim(bottom=0)
     end_labels(axes, labels)
@@ -89,10 +91,17 @@ def metric_figure(runs: Runs, name: str, *, against: Against = "round") -> Figur
     figure, axes = new_figure(HALF, HEIGHT, clean(name, LONGEST_LABEL))
     axes.title.set_parse_math(False)
     labels = _curves(axes, groups, f"metrics.{name}", against)
+    _require_curves(labels, name)
     if len(groups) == 1:
         labels = [label._replace(text=in_digits(label.y)) for label in labels]
     end_labels(axes, labels)
     return figure
+
+
+def _require_curves(labels: Sequence[EndLabel], field: str) -> None:
+    """Raise if no curve was drawn."""
+    if not labels:
+        raise ConfigError(f"no run has {field!r} to draw: it was not measured, or is never finite.")
 
 
 def _as_groups(runs: Runs) -> list[Group]:
@@ -110,6 +119,8 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
         scale, unit = byte_scale(max(float(run.traffic.sum()) for run in runs))
         return scale, f"{unit} sent so far"
     if against == "time":
+        if missing := [run.name for run in runs if not np.isfinite(run.by_round["latency_s"]).any()]:
+            raise ConfigError(f"run {missing[0]!r} has no simulated time to draw against; that needs a radio section.")
         scale, unit = second_scale(max(float(np.nansum(run.by_round["latency_s"])) for run in runs))
         return scale, f"simulated time, {unit}"
     return 1.0, "round"
