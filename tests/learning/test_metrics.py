@@ -111,9 +111,7 @@ def test_metrics_need_not_be_sent_to_workers(tmp_path, data):
             return Locked()
 
     settings = ("execution.executor=processes", "execution.workers=1", "rounds=1")
-    records = feddrop.run(
-        config(*settings), tmp_path / "run", model=network(), dataset=data, metrics={"f1": Locked()}
-    )
+    records = feddrop.run(config(*settings), tmp_path / "run", model=network(), dataset=data, metrics={"f1": Locked()})
     assert 0 <= records[0].metrics["f1"] <= 1
 
 

@@ -20,7 +20,7 @@ from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.metrics import Accumulator
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
-from feddrop.simulation.trial import single_sample_notice, try_network
+from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
 
 if TYPE_CHECKING:
@@ -260,6 +260,23 @@ def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
 
 
+def method_uses_the_mean(run: Prepared) -> Iterator[str]:
+    """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
+    custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
+    if custom and run.config.server.mean != "mean":
+        rates = dict(sorted(run.scheme.decide(1).rates.items())[:2])
+        if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
+            yield unused_mean(run.config)
+
+
+def unused_mean(config: RunConfig) -> str:
+    """Return the message for a method that ignores ``server.mean``."""
+    return (
+        f"server.mean is {config.server.mean!r}, which has no effect: the method's merge averages by itself. Average "
+        'with setup.average(params, updates) or setup.mean_of(params, over=...), or set server.mean = "mean".'
+    )
+
+
 RUN_CHECKS = (
     torch_device_computes,
     gains_have_a_radio,
@@ -268,6 +285,7 @@ RUN_CHECKS = (
     rounds_have_enough_updates,
     metrics_are_not_notes,
     first_round_can_be_planned,
+    method_uses_the_mean,
 )
 """Checks that need network, data, method and scheme."""
 

@@ -125,7 +125,7 @@ class RoundRecord(_Record):
         round: its number, from 1.
         train_loss: mean over the samples of all devices whose update was valid, including those that Krum rejected.
         test_loss: of the full model on the test set; None if it was not evaluated or is not finite.
-        test_accuracy: from 0 to 1, likewise; None also if the loss is not cross-entropy.
+        test_accuracy: from 0 to 1, likewise; None also if the outputs are not class scores.
         push_bytes: bytes of all frames to devices.
         pull_bytes: bytes of all frames from devices.
         latency_s: seconds of the slowest device, simulated or measured by the server; None without a radio.
