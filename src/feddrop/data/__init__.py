@@ -5,12 +5,14 @@ from feddrop.data.adapters import from_dataset
 from feddrop.data.arrays import from_arrays
 from feddrop.data.dataset import Dataset
 from feddrop.data.partitions import class_counts, partition, partition_dataset
+from feddrop.data.preprocessing import Preprocessing
 from feddrop.data.sources import DATASETS, load_dataset, locate_dataset
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
     "Dataset",
+    "Preprocessing",
     "class_counts",
     "from_arrays",
     "from_dataset",

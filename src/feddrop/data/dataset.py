@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.data.preprocessing import Preprocessing
 from feddrop.errors import DataError, one_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Dataset:
         vocabulary: number of distinct tokens; 0 if the inputs are not tokens.
         owners: natural owner of each training sample, int64 ``[num_train]``, or None.
         owner_names: name of every owner, or empty.
+        preprocessing: what was done to every raw input; None for tokens, empty if nothing is known.
         num_classes: number of classes; 0 for regression.
         input_shapes: shape of every input of one sample.
         target_shape: shape of one target: ``()`` a class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
@@ -50,6 +52,7 @@ class Dataset:
     vocabulary: int = 0
     owners: npt.NDArray[np.int64] | None = None
     owner_names: tuple[str, ...] = ()
+    preprocessing: tuple[Preprocessing | None, ...] = ()
     num_classes: int = field(init=False, repr=False)
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     target_shape: tuple[int, ...] = field(init=False, repr=False)

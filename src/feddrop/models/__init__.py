@@ -1,6 +1,7 @@
 """The networks of the package, and how their FLOPs are counted."""
 
 from feddrop.models.images import alexnet, lenet, resnet18
+from feddrop.models.preprocessed import Preprocessed
 from feddrop.models.registry import MODELS, Shaped, Shapes, build_model, copy_model
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import mlp
@@ -8,6 +9,7 @@ from feddrop.subnets.parameters import count_parameters
 
 __all__ = [
     "MODELS",
+    "Preprocessed",
     "Shaped",
     "Shapes",
     "alexnet",

@@ -94,6 +94,7 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
             "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
+        "preprocessing": [step and step.to_json() for step in dataset.preprocessing],
         "parameters": parameters.count_parameters(model),
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
