@@ -4,7 +4,7 @@ from feddrop.config.data import PARTITIONS
 from feddrop.data.adapters import from_dataset
 from feddrop.data.arrays import from_arrays
 from feddrop.data.dataset import Dataset
-from feddrop.data.partitions import class_counts, partition, partition_dataset
+from feddrop.data.partitions import class_counts, partition, partition_dataset, validation_samples
 from feddrop.data.preprocessing import Preprocessing
 from feddrop.data.sources import DATASETS, load_dataset, locate_dataset
 
@@ -20,4 +20,5 @@ __all__ = [
     "locate_dataset",
     "partition",
     "partition_dataset",
+    "validation_samples",
 ]

@@ -52,7 +52,8 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     elif labels:
         end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
         x, y, _ = _curve(groups[0], "test_accuracy", against, _scale(groups, against))
-        best = int(np.argmax(y))
+        (run,) = groups[0].runs
+        best = int(np.argmax(run.rounds[np.isfinite(run.by_round["test_accuracy"])] == run.accuracy[2]))
         if best < len(y) - 1:
             axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
             first, last = axes.get_xlim()

@@ -21,7 +21,7 @@ Words = npt.NDArray[np.str_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
-    "deadline_s",
+    "deadline_s", "val_loss", "val_accuracy",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
@@ -168,10 +168,15 @@ class RunLog:
 
     @property
     def accuracy(self) -> tuple[float, float, int]:
-        """Last and best test accuracy, and the round of the best; NaN and 0 if nothing was tested."""
+        """Last and best test accuracy, and the round of the best; NaN and 0 if nothing was tested.
+
+        With validation samples, the best round is the best on these.
+        """
         values = self.by_round["test_accuracy"]
         tested = np.flatnonzero(np.isfinite(values))
         if not tested.size:
             return float("nan"), float("nan"), 0
-        best = int(np.nanargmax(values))
+        chosen = self.by_round["val_accuracy"]
+        chosen = np.where(np.isfinite(values), chosen if np.isfinite(chosen).any() else values, np.nan)
+        best = int(np.nanargmax(chosen))
         return float(values[tested[-1]]), float(values[best]), int(self.rounds[best])

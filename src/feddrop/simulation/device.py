@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -43,6 +43,13 @@ class Samples(NamedTuple):
     test_y: Tensor
 
 
+class Chunk(NamedTuple):
+    """Samples that are evaluated together: a part, ``"test"`` or ``"validation"``, and the first of its samples."""
+
+    part: str
+    start: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Everything the device side needs; worker processes receive it.
@@ -52,6 +59,7 @@ class Task:
         factory: builds the method.
         samples: the data of all devices.
         parts: sample numbers of each device, one tensor per device.
+        validation: numbers of the training samples that are held out for validation.
         measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.
         metrics: metrics of the whole test set by name, which the server computes from the outputs.
         outputs: whether device sides return outputs, for the metrics.
@@ -63,6 +71,7 @@ class Task:
     factory: MethodFactory
     samples: Samples
     parts: Sequence[Tensor]
+    validation: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     measures: Mapping[str, Loss] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     outputs: bool = False
@@ -73,9 +82,10 @@ class Task:
         object.__setattr__(self, "outputs", self.outputs or bool(self.metrics))
 
     @property
-    def chunks(self) -> list[int]:
-        """The first sample of each chunk of the test set."""
-        return list(range(0, len(self.samples.test_y), TEST_CHUNK))
+    def chunks(self) -> list[Chunk]:
+        """The chunks of the test set and of the validation set."""
+        sizes = {"test": len(self.samples.test_y), "validation": len(self.validation)}
+        return [Chunk(part, start) for part, size in sizes.items() for start in range(0, size, TEST_CHUNK)]
 
     @property
     def network_bytes(self) -> int:
@@ -83,15 +93,23 @@ class Task:
         return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
 
     def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
-        """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs."""
-        totals, count, metrics = dict[str, float](), 0, MetricSet(self.metrics)
-        for sums, size, outputs in measured:
+        """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs.
+
+        Those of the validation set have the prefix ``val_``; metrics are computed on the test set only.
+        """
+        totals, metrics = dict[str, float](), MetricSet(self.metrics)
+        counts = {"test": 0, "validation": 0}
+        for (part, start), (sums, size, outputs) in zip(self.chunks, measured, strict=True):
             for name, value in sums.items():
+                name = name if part == "test" else f"val_{name}"
                 totals[name] = totals.get(name, 0.0) + value
-            if self.metrics:
-                metrics.add(outputs, self.samples.test_y[count : count + size])
-            count += size
-        return {name: total / count for name, total in totals.items()} | metrics.compute() if count else {}
+            if self.metrics and part == "test":
+                metrics.add(outputs, self.samples.test_y[start : start + size])
+            counts[part] += size
+        found = {
+            name: total / counts["validation" if name.startswith("val_") else "test"] for name, total in totals.items()
+        }
+        return found | metrics.compute() if counts["test"] else found
 
     def for_worker(self, samples: Samples) -> Task:
         """Return the task over a worker's copy of the data, without the metrics, which the server computes."""
@@ -176,18 +194,25 @@ class Device:
         """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
-    def evaluate(self, chunk: int) -> Measured:
-        """Return summed loss and measures over the chunk of the test set that begins at this sample.
+    def evaluate(self, chunk: Chunk) -> Measured:
+        """Return summed loss and measures over a chunk, and for the metrics the outputs.
 
         Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
-        samples, where = self.task.samples, self.task.torch_device
-        stop = min(chunk + TEST_CHUNK, len(samples.test_y))
-        cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(chunk, stop, _TEST_BATCH)]
-        batches = ((take_samples(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
-        kept: list[Any] = []
-        measures, keep = {"loss": self.task.setup.loss, **self.task.measures}, self.task.outputs
+        task, (part, start) = self.task, chunk
+        keep, kept = task.outputs and part == "test", list[Any]()
+        measures = {"loss": task.setup.loss, **task.measures}
         with self._own_draws():
-            self._seed(derive(self.task.setup.seed, "test", chunk))
-            sums, size = evaluate(self.model, batches, measures, kept.append if keep else None)
+            self._seed(derive(task.setup.seed, part, start))
+            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, kept.append if keep else None)
         return Measured(sums, size, joined(kept) if keep else None)
+
+    def _test_batches(self, part: str, start: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """Yield the batches of a chunk."""
+        samples, held, where = self.task.samples, self.task.validation, self.task.torch_device
+        x, y = (samples.test_x, samples.test_y) if part == "test" else (samples.train_x, samples.train_y)
+        stop = min(start + TEST_CHUNK, len(y) if part == "test" else len(held))
+        for at in range(start, stop, _TEST_BATCH):
+            cut = slice(at, min(at + _TEST_BATCH, stop))
+            index = cut if part == "test" else held[cut]
+            yield take_samples(x, index, where), y[index].to(where, copy=True)

@@ -161,11 +161,13 @@ def device_task(
     numbers, metrics = dataset.train_y.is_floating_point(), custom.metrics or {}
     classes = 0 if numbers else dataset.num_classes or 1 + int(dataset.train_y.max())
     measures = measures_for(loss, classes, partial(try_outputs, setup, dataset))
+    held = data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition"))
     return Task(
         setup=setup,
         factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
+        validation=torch.from_numpy(held),
         measures={name: one for name, one in measures.items() if name not in metrics},
         metrics=copied(metrics),
         threads=config.execution.threads,

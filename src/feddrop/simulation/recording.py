@@ -14,6 +14,9 @@ from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.subnets import parameters
 
+_FIELDS = ("loss", "accuracy", "val_loss", "val_accuracy")
+"""What is measured and has a field in the record; everything else is a metric."""
+
 
 def round_record(
     round_: int,
@@ -43,6 +46,8 @@ def round_record(
         train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / sum(d.num_samples for d in used),
         test_loss=measured.get("loss"),
         test_accuracy=measured.get("accuracy"),
+        val_loss=measured.get("val_loss"),
+        val_accuracy=measured.get("val_accuracy"),
         push_bytes=sum(device.push_bytes for device in devices),
         pull_bytes=sum(device.pull_bytes for device in devices),
         latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
@@ -50,7 +55,7 @@ def round_record(
         wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
-        metrics={name: value for name, value in measured.items() if name not in ("loss", "accuracy")} | dict(notes),
+        metrics={name: value for name, value in measured.items() if name not in _FIELDS} | dict(notes),
         devices=(
             *(_device_record(plan, device, costs.get(device.device, {})) for device in devices),
             *(DeviceRecord(device=device, rate=1.0, share=0.0, status="left out") for device in plan.left_out),
@@ -99,6 +104,7 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
+        "validation_samples": len(run.task.validation),
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),
         "budget_j": run.scheme.budgets(),

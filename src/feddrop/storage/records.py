@@ -13,6 +13,7 @@ from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
 
+_ABSENT: tuple[Any, ...] = (None, "", {})
 _EDITED = "Was it edited by hand?"
 
 
@@ -27,7 +28,7 @@ class _Record(Mapping[str, Any]):
         return getattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in self._keys() if key not in self._rare() or getattr(self, key))
+        return (key for key in self._keys() if key not in self._rare() or getattr(self, key) not in _ABSENT)
 
     def __contains__(self, key: object) -> bool:
         return any(key == one for one in self)
@@ -126,6 +127,8 @@ class RoundRecord(_Record):
         train_loss: mean over the samples of all devices whose update was valid, including those that Krum rejected.
         test_loss: of the full model on the test set; None if it was not evaluated or is not finite.
         test_accuracy: from 0 to 1, likewise; None also if the outputs are not class scores.
+        val_loss: of the full model on the validation samples; None without ``data.validation``.
+        val_accuracy: likewise.
         push_bytes: bytes of all frames to devices.
         pull_bytes: bytes of all frames from devices.
         latency_s: seconds of the slowest device, simulated or measured by the server; None without a radio.
@@ -141,6 +144,8 @@ class RoundRecord(_Record):
     train_loss: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
     push_bytes: int = 0
     pull_bytes: int = 0
     latency_s: float | None = None
@@ -153,7 +158,7 @@ class RoundRecord(_Record):
 
     @classmethod
     def _rare(cls) -> frozenset[str]:
-        return frozenset({"metrics"})
+        return frozenset({"metrics", "val_loss", "val_accuracy"})
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
@@ -170,10 +175,16 @@ class RoundRecord(_Record):
 
     @property
     def score(self) -> float | None:
-        """Test result, higher is better: the accuracy, or else the negative loss; None if neither is finite."""
-        if self.test_accuracy is not None and math.isfinite(self.test_accuracy):
-            return self.test_accuracy
-        return -self.test_loss if self.test_loss is not None and math.isfinite(self.test_loss) else None
+        """What chooses the best round, higher is better: the accuracy, or else the negative loss.
+
+        On the validation samples if there are any, otherwise on the test set; None if neither number is finite.
+        """
+        validated = self.val_loss is not None or self.val_accuracy is not None
+        part = (self.val_accuracy, self.val_loss) if validated else (self.test_accuracy, self.test_loss)
+        accuracy, loss = (value if value is not None and math.isfinite(value) else None for value in part)
+        if accuracy is not None:
+            return accuracy
+        return None if loss is None else -loss
 
     @property
     def diverged(self) -> bool:
