@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import feddrop
+from feddrop import report
 from feddrop.data import partition_dataset, validation_samples
 from feddrop.errors import ConfigError
 from feddrop.storage import RoundRecord, RunFolder
+from feddrop.storage.recovery import best_round
 
 
 def config(*settings):
-    text = "rounds = 3\nmodel = { name = 'mlp' }\ndata = { devices = 4, train_limit = 400 }\ntrain = { batch_size = 16 }"
+    text = "rounds = 3\nmodel = { name = 'mlp' }\ndata = { devices = 4, train_limit = 400 }"
     return feddrop.RunConfig.from_toml(text, settings)
 
 
@@ -50,7 +54,7 @@ def test_validation_of_owners_and_given_parts(digits):
 def test_validation_is_measured_and_chooses_the_best_round(tmp_path, digits):
     records = feddrop.run(config("data.validation=0.2"), tmp_path / "run")
     network = feddrop.load_model(tmp_path / "run").eval()
-    held = torch.from_numpy(feddrop.Run(config("data.validation=0.2"), tmp_path / "other").prepared.task.validation.numpy())
+    held = feddrop.Run(config("data.validation=0.2"), tmp_path / "other").prepared.task.validation
     with torch.no_grad():
         right = (network(digits.train_x[held]).argmax(1) == digits.train_y[held]).double().mean()
     assert len(held) == 80
@@ -62,13 +66,12 @@ def test_validation_is_measured_and_chooses_the_best_round(tmp_path, digits):
 
 
 def test_the_best_round_is_that_of_the_validation_samples(tmp_path):
-    rounds = [RoundRecord(round=1, test_accuracy=0.9, val_accuracy=0.0), RoundRecord(round=2, test_accuracy=0.2, val_accuracy=0.5)]
+    pairs = ((0.9, 0.0), (0.2, 0.5))
+    rounds = [RoundRecord(round=n, test_accuracy=test, val_accuracy=val) for n, (test, val) in enumerate(pairs, 1)]
     assert [record.score for record in rounds] == [0.0, 0.5]
     assert RoundRecord(round=1, test_accuracy=0.9, val_loss=2.0).score == -2.0
     assert RoundRecord.from_json(rounds[0].to_json()) == rounds[0]
     assert "val_accuracy" in rounds[0].to_json()
-    from feddrop.storage.recovery import best_round
-
     assert best_round(rounds) == (0.5, 2)
 
 
@@ -81,15 +84,11 @@ def test_without_validation_nothing_changes(tmp_path):
 
 
 def test_the_report_names_the_round_that_validation_chose(tmp_path):
-    from feddrop import report
-
     feddrop.run(config("data.validation=0.2"), tmp_path / "run")
     disk = RunFolder(tmp_path / "run")
     lines = [record.to_json() for record in disk.records()]
     for line, test, val in zip(lines, (0.9, 0.5, 0.6), (0.1, 0.7, 0.2), strict=True):
         line |= {"test_accuracy": test, "val_accuracy": val}
-    import json
-
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     log = report.read_log(tmp_path / "run")
     assert log.accuracy == (0.6, 0.5, 2)

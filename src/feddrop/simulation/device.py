@@ -20,7 +20,7 @@ from feddrop import wire
 from feddrop.errors import FeddropError, FrameError
 from feddrop.executors.executor import Measured, Reply
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
-from feddrop.learning.local import Loss, evaluate
+from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
 from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
@@ -32,6 +32,8 @@ from feddrop.wire.sections import pack_sections, unpack_sections
 TEST_CHUNK = 1000
 """Test samples per task; fixed, so that sums do not depend on the executor."""
 _TEST_BATCH = 500
+_RIGHT = "right/"
+"""Begins the names of the sums of correct predictions by class."""
 
 
 class Samples(NamedTuple):
@@ -60,6 +62,8 @@ class Task:
         samples: the data of all devices.
         parts: sample numbers of each device, one tensor per device.
         validation: numbers of the training samples that are held out for validation.
+        class_shares: share of every class in the training samples of every device, ``[devices, classes]``; empty if the
+            accuracy of devices is not measured.
         measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.
         metrics: metrics of the whole test set by name, which the server computes from the outputs.
         outputs: whether device sides return outputs, for the metrics.
@@ -72,6 +76,7 @@ class Task:
     samples: Samples
     parts: Sequence[Tensor]
     validation: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    class_shares: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     measures: Mapping[str, Loss] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     outputs: bool = False
@@ -95,7 +100,8 @@ class Task:
     def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
         """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs.
 
-        Those of the validation set have the prefix ``val_``; metrics are computed on the test set only.
+        Those of the validation set have the prefix ``val_``; metrics are computed on the test set only. The accuracy of
+        device 3 is ``device/3``.
         """
         totals, metrics = dict[str, float](), MetricSet(self.metrics)
         counts = {"test": 0, "validation": 0}
@@ -109,7 +115,20 @@ class Task:
         found = {
             name: total / counts["validation" if name.startswith("val_") else "test"] for name, total in totals.items()
         }
+        right = torch.tensor([found.pop(name) for name in list(found) if name.startswith(_RIGHT)], dtype=torch.float64)
+        found |= self._device_accuracies(right * counts["test"]) if len(right) else {}
         return found | metrics.compute() if counts["test"] else found
+
+    def _device_accuracies(self, right: Tensor) -> dict[str, float]:
+        """Return the accuracy of every device from the correct predictions of every class; NaN if it is unknown.
+
+        It is the test accuracy with classes weighted as in the device's training samples. Classes without test samples
+        do not count.
+        """
+        counts = torch.bincount(self.samples.test_y.flatten(), minlength=len(right)).double()
+        shares = self.class_shares * (counts > 0)
+        found = (shares @ (right / counts.clamp(min=1))) / shares.sum(1)
+        return {f"device/{device}": float(value) for device, value in enumerate(found)}
 
     def for_worker(self, samples: Samples) -> Task:
         """Return the task over a worker's copy of the data, without the metrics, which the server computes."""
@@ -200,12 +219,21 @@ class Device:
         Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
         task, (part, start) = self.task, chunk
-        keep, kept = task.outputs and part == "test", list[Any]()
-        measures = {"loss": task.setup.loss, **task.measures}
+        measures, classes = {"loss": task.setup.loss, **task.measures}, task.class_shares.shape[1]
+        kept, right = list[Any](), torch.zeros(classes, dtype=torch.int64)
+
+        def keep(outputs: Any, targets: Tensor) -> None:
+            if task.outputs:
+                kept.append(outputs)
+            if classes:
+                right.add_(right_by_class(outputs, targets, classes))
+
         with self._own_draws():
             self._seed(derive(task.setup.seed, part, start))
-            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, kept.append if keep else None)
-        return Measured(sums, size, joined(kept) if keep else None)
+            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, keep if part == "test" else None)
+        if part == "test":
+            sums |= {f"{_RIGHT}{number}": float(count) for number, count in enumerate(right.tolist())}
+        return Measured(sums, size, joined(kept) if kept else None)
 
     def _test_batches(self, part: str, start: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield the batches of a chunk."""

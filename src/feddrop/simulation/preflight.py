@@ -17,11 +17,13 @@ from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
+from feddrop.storage.records import WORST
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
@@ -114,7 +116,7 @@ def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
             "objects with update(outputs, targets), compute() and reset()."
         )
         return
-    taken = {"loss", "mean_rate", *(item.name for item in fields(RoundRecord))}
+    taken = {"loss", "mean_rate", WORST, *(item.name for item in fields(RoundRecord))}
     for name in metrics:
         if not name.strip():
             yield f"metrics has the name {name!r}; metric names must not be blank."
@@ -245,6 +247,15 @@ def network_fits_the_data(run: Prepared) -> Iterator[str]:
     yield from ()
 
 
+def devices_have_an_accuracy(run: Prepared) -> Iterator[str]:
+    """The accuracy of devices needs their classes, and class scores."""
+    if run.config.eval_devices and (not run.task.class_shares.numel() or run.task.measures.get("accuracy") != accuracy):
+        yield (
+            "eval_devices is true, which needs devices whose samples are known, targets that are classes, and a "
+            "network that returns class scores. Set it to false."
+        )
+
+
 def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
     """No metric has the name of a number that the method records."""
     metrics, notes = run.custom.metrics, run.method.notes
@@ -281,6 +292,7 @@ RUN_CHECKS = (
     torch_device_computes,
     gains_have_a_radio,
     network_fits_the_data,
+    devices_have_an_accuracy,
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,

@@ -168,11 +168,20 @@ def device_task(
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         validation=torch.from_numpy(held),
+        class_shares=_class_shares(dataset, parts, classes) if config.eval_devices else torch.empty(0, 0),
         measures={name: one for name, one in measures.items() if name not in metrics},
         metrics=copied(metrics),
         threads=config.execution.threads,
         torch_device=config.execution.torch_device,
     )
+
+
+def _class_shares(dataset: Dataset, parts: Sequence[npt.NDArray[Any]], classes: int) -> torch.Tensor:
+    """Return the share of every class in the training samples of every device, ``[devices, classes]``."""
+    if not parts or not classes:
+        return torch.empty(0, 0)
+    counts = torch.from_numpy(data.class_counts(dataset.train_y.numpy(), list(parts), classes)).double()
+    return counts / counts.sum(1, keepdim=True)
 
 
 def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int], dtype: str) -> Workload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -12,10 +13,13 @@ from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
+from feddrop.storage.records import WORST
 from feddrop.subnets import parameters
 
 _FIELDS = ("loss", "accuracy", "val_loss", "val_accuracy")
 """What is measured and has a field in the record; everything else is a metric."""
+_DEVICE = "device/"
+"""Begins the names of the accuracies of devices."""
 
 
 def round_record(
@@ -38,6 +42,7 @@ def round_record(
         notes: the method's numbers.
         wall_s: seconds that the round took here.
     """
+    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
     joules = [cost.get("energy_j") for cost in costs.values()]
@@ -55,12 +60,23 @@ def round_record(
         wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
-        metrics={name: value for name, value in measured.items() if name not in _FIELDS} | dict(notes),
+        metrics=_metrics(measured, of_devices) | dict(notes),
+        device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
         devices=(
             *(_device_record(plan, device, costs.get(device.device, {})) for device in devices),
             *(DeviceRecord(device=device, rate=1.0, share=0.0, status="left out") for device in plan.left_out),
         ),
     )
+
+
+def _metrics(measured: Mapping[str, float], of_devices: Sequence[float]) -> dict[str, float]:
+    """Return what has no field in the record, and the mean accuracy of the worst tenth of the devices."""
+    found = {name: value for name, value in measured.items() if name not in _FIELDS and not name.startswith(_DEVICE)}
+    known = sorted(value for value in of_devices if math.isfinite(value))
+    if known:
+        worst = known[: math.ceil(len(known) / 10)]
+        found[WORST] = sum(worst) / len(worst)
+    return found
 
 
 def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:

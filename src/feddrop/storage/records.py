@@ -13,7 +13,9 @@ from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
 
-_ABSENT: tuple[Any, ...] = (None, "", {})
+_ABSENT: tuple[Any, ...] = (None, "", {}, ())
+WORST = "worst_decile"
+"""The metric that holds the mean accuracy of the worst tenth of the devices."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -137,6 +139,7 @@ class RoundRecord(_Record):
         deadline_s: the deadline in force; None without a radio.
         objective: the allocator's objective; None without a radio.
         metrics: custom metrics by name.
+        device_accuracy: accuracy of every device of the run, if it was measured; None where it is unknown.
         devices: one entry per device that took part or was left out.
     """
 
@@ -154,23 +157,25 @@ class RoundRecord(_Record):
     deadline_s: float | None = None
     objective: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    device_accuracy: tuple[float | None, ...] = ()
     devices: tuple[DeviceRecord, ...] = ()
 
     @classmethod
     def _rare(cls) -> frozenset[str]:
-        return frozenset({"metrics", "val_loss", "val_accuracy"})
+        return frozenset({"metrics", "val_loss", "val_accuracy", "device_accuracy"})
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
         """Read a line; unknown keys are ignored, wrong values are a RunError that names ``where``."""
         if problem := _malformed(line):
             raise RunError(f"{where}{problem}. {_EDITED}")
-        metrics = line.get("metrics") or {}
+        metrics, of_devices = line.get("metrics") or {}, line.get("device_accuracy") or []
         return cls(
             round=integer(line, "round", where),
             metrics={str(name): number(metrics, name, where) for name in metrics},
+            device_accuracy=tuple(number(dict(enumerate(of_devices)), n, where) for n in range(len(of_devices))),
             devices=tuple(DeviceRecord.from_json(entry, where) for entry in line["devices"]),
-            **_values(cls, line, where, ("round", "metrics", "devices")),
+            **_values(cls, line, where, ("round", "metrics", "device_accuracy", "devices")),
         )
 
     @property
@@ -195,11 +200,14 @@ class RoundRecord(_Record):
 
     def scalars(self) -> dict[str, float]:
         """Return every known number of the round by name, custom metrics included."""
-        found = {key: self[key] for key in self if key not in ("round", "metrics", "devices")}
+        found = {key: self[key] for key in self if key not in _NOT_SCALAR}
         rates = [device.rate for device in self.devices if device.took_part and device.rate is not None]
         found |= {"devices": len([d for d in self.devices if d.took_part])}
         found |= {"mean_rate": sum(rates) / len(rates) if rates else None, **self.metrics}
         return {key: float(value) for key, value in found.items() if value is not None}
+
+
+_NOT_SCALAR = ("round", "metrics", "device_accuracy", "devices")
 
 
 def _malformed(line: Any) -> str:
@@ -208,6 +216,8 @@ def _malformed(line: Any) -> str:
         return " must be an object with a round number and a list of devices"
     if not isinstance(metrics := line.get("metrics") or {}, Mapping):
         return f": 'metrics' is {metrics!r:.60}; it must be an object of numbers"
+    if not isinstance(of_devices := line.get("device_accuracy") or [], list | tuple):
+        return f": 'device_accuracy' is {of_devices!r:.60}; it must be a list of numbers"
     if wrong := [entry for entry in line["devices"] if not isinstance(entry, Mapping)]:
         return f": every device must be an object, not {wrong[0]!r:.60}"
     numbers = [one for entry in line["devices"] if isinstance(one := entry.get("device"), int)]
@@ -224,7 +234,7 @@ def integer(item: Mapping[str, Any], key: str, where: str) -> int:
     raise RunError(f"{where}: {key!r} is {_short(value)}; it must be an integer. {_EDITED}")
 
 
-def number(item: Mapping[str, Any], key: str, where: str) -> float | None:
+def number(item: Mapping[Any, Any], key: Any, where: str) -> float | None:
     """Return ``item[key]``, a number; None if it is absent, null or (a loss that diverged) infinite."""
     value = item.get(key)
     if value is None:
