@@ -26,7 +26,7 @@ from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import to_device_shape
+from feddrop.subnets.piece import scaled, to_device_shape, without
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
@@ -153,6 +153,8 @@ class Device:
         self._numbers = range(len(task.parts)) if number is None else range(number, number + 1)
         self.model = copy.deepcopy(task.setup.model).to(task.torch_device)  # training overwrites it
         self._counters = parameters.counters(self.model)
+        names, known = parameters.frozen(task.setup.model), parameters.from_model(task.setup.model)
+        self._frozen = {name: tensor for name, tensor in known.items() if name in names}
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self._norms = any(isinstance(module, norms) for module in self.model.modules())
@@ -182,13 +184,15 @@ class Device:
         payload = {name: section.tensor(known.get(name)) for name, section in frame.sections.items()}
         job = Job(round=head.round, device=head.device, seed=head.seed, rate=head.rate, payload=payload)
         subnet = self.method.cut(job)
-        kept = wire.decode(frame, subnet)
+        kept = wire.decode(frame, without(subnet, self._frozen.keys()))
+        kept |= {name: scaled(w, subnet[name]).float().clone() for name, w in self._frozen.items() if name in subnet}
         values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
         self._seed(derive(job.seed, "torch"))  # for layers that draw, such as dropout
         parameters.load_into(self.model, self._counters)  # another device may have changed them
         update, remembered = self.method.local(subnet, values, job, self._batches(job), known)
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
-        return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
+        moved = without(update.subnet, self._frozen.keys())
+        return wire.encode(answer, moved, update.values, update.payload), pack_sections(remembered)
 
     def _own_draws(self) -> AbstractContextManager[None]:
         """Return a context that restores the caller's random generators."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.metrics import copied
 from feddrop.methods import build_method, checked_method
-from feddrop.methods.method import Method, Setup, State, checked_state
+from feddrop.methods.method import Method, Setup, Sizes, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
 from feddrop.radio import MeasuredGains, gains_from
@@ -194,11 +194,23 @@ def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int],
 
     return Workload(
         samples=[count * task.setup.train.epochs for count in samples],
-        parameters=parameters.count_parameters(task.setup.model),
+        parameters=sum(p.numel() for p in task.setup.model.parameters() if p.requires_grad),
         flops=flops_of,
-        sizes=method.sizes,
+        sizes=method.sizes and partial(_sent_sizes, method.sizes, parameters.frozen(task.setup.model)),
         dtype=dtype,
     )
+
+
+def _sent_sizes(sizes: Callable[[float], Sizes], frozen: frozenset[str], rate: float) -> Sizes:
+    """Return what a subnet holds at a rate, without frozen parameters, which are not sent."""
+    found = sizes(rate)
+    if not frozen:
+        return found
+    kept, answered = (
+        side and {name: count for name, count in side.items() if name not in frozen}
+        for side in (found.kept, found.answered)
+    )
+    return replace(found, kept=kept or {}, answered=answered)
 
 
 def build_scheme(

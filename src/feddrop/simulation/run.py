@@ -35,6 +35,7 @@ from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
+from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
 log = logging.getLogger("feddrop")
@@ -191,6 +192,7 @@ class Run:
             memories=self._memories,
             guard=guard,
             min_devices=config.server.min_devices,
+            frozen=parameters.frozen(ready.model),
         )
         if round_ == 1 and config.server.mean != "mean" and ready.task.setup.means == means:
             raise RunError(preflight.unused_mean(config))
