@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
 from feddrop.data.preprocessing import Preprocessing, channels_come_last, channels_first
-from feddrop.data.values import Array, moments, standardised
+from feddrop.data.values import Array, standardised
 from feddrop.errors import DataError
 
 if TYPE_CHECKING:
@@ -112,17 +112,16 @@ def assemble(
     """
     import torch  # here, so that importing this module stays fast
 
-    pairs, steps = [], list[Preprocessing | None]()
+    pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
     for a, b, last in zip(as_tuple(train), as_tuple(test), channels_last, strict=True):
         if is_tokens(a):
             pairs.append((a.astype(np.int64), b.astype(np.int64)))
             steps.append(None)
             continue
         a, b = (channels_first(a), channels_first(b)) if last else (a, b)
-        mean, deviation = moments(a) if normalise else (np.float32(0), np.float32(1))
-        pairs.append((standardised(a, mean, deviation), standardised(b, mean, deviation)))
-        constants = [tuple(map(float, value.ravel())) if normalise else () for value in (mean, deviation)]
-        steps.append(Preprocessing(channels_last=last, image_size=image_size, mean=constants[0], std=constants[1]))
+        copies, mean, std = standardised(a, b, normalise=normalise)
+        pairs.append(copies)
+        steps.append(Preprocessing(channels_last=last, image_size=image_size, mean=mean, std=std))
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))
     several = isinstance(train, tuple)
     train_y, test_y = (

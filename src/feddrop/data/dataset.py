@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.data.preprocessing import Preprocessing
-from feddrop.errors import DataError, one_of
+from feddrop.errors import DataError, not_one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class Dataset:
         preprocessing: what was done to every raw input; None for tokens, empty if nothing is known.
         num_classes: number of classes; 0 for regression.
         input_shapes: shape of every input of one sample.
-        target_shape: shape of one target: ``()`` a class per sample, ``(length,)`` one per position, ``(k,)`` numbers.
+        target_shape: shape of one target: ``()`` for a class, ``(length,)`` for one per position, ``(k,)`` for numbers.
     """
 
     name: str
@@ -58,7 +58,6 @@ class Dataset:
     target_shape: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        one_of("loss of the data set", self.loss, LOSSES)
         object.__setattr__(self, "num_classes", len(self.class_names))
         for problem in self._problems():
             raise DataError(problem)
@@ -102,6 +101,8 @@ class Dataset:
 
     def _problems(self) -> Iterator[str]:
         """Find what does not fit together."""
+        if self.loss not in LOSSES:
+            yield not_one_of("loss of the data set", self.loss, LOSSES)
         for what, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             yield from _length_problems(what, as_tuple(x), y)
             yield from self._target_problems(f"{what}_y", y)

@@ -33,13 +33,25 @@ def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
     return mean.astype(np.float32).reshape(shape), deviation.astype(np.float32).reshape(shape)
 
 
-def standardised(x: Array, mean: Array | np.float32, deviation: Array | np.float32) -> npt.NDArray[np.float32]:
-    """Return a float32 copy of ``x``, shifted and scaled."""
-    out = np.empty(x.shape, np.float32)
-    for rows in _rows(x):
-        np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
-        out[rows] /= deviation
-    return out
+Constants = tuple[float, ...]
+
+
+def standardised(train: Array, test: Array, *, normalise: bool) -> tuple[list[Array], Constants, Constants]:
+    """Return float32 copies of training and test samples, on request scaled by the moments of the former.
+
+    The second and third result are the mean and deviation of every channel; empty if nothing was scaled.
+    """
+    mean, deviation = moments(train) if normalise else (np.float32(0), np.float32(1))
+    copies = []
+    for x in (train, test):
+        out = np.empty(x.shape, np.float32)
+        for rows in _rows(x):
+            np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
+            out[rows] /= deviation
+        copies.append(out)
+    if not normalise:
+        return copies, (), ()
+    return copies, tuple(map(float, mean.ravel())), tuple(map(float, deviation.ravel()))
 
 
 def _rows(x: Array) -> list[slice]:

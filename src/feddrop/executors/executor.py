@@ -55,15 +55,12 @@ class Executor(Protocol):
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices process their frames."""
-        ...
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure of the full network on the test set."""
-        ...
 
     def close(self) -> None:
         """Stop, and release all resources."""
-        ...
 
 
 class DeviceSide(Protocol):
@@ -71,15 +68,12 @@ class DeviceSide(Protocol):
 
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
         """Process one frame."""
-        ...
 
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""
-        ...
 
     def evaluate(self, chunk: Any) -> Measured:
         """Measure the loaded parameters on one of the task's ``chunks``."""
-        ...
 
 
 class DeviceTask(Protocol):
@@ -99,12 +93,9 @@ class DeviceTask(Protocol):
 
     def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
         """Return the mean loss, every measure and every metric from what was measured on ``chunks``, in order."""
-        ...
 
     def for_worker(self, samples: Any) -> DeviceTask:
         """Return the same task for a worker: over its copy of the data, and without what only the server needs."""
-        ...
 
     def start(self) -> DeviceSide:
         """Start the device side."""
-        ...

@@ -22,7 +22,7 @@ class Serial:
 
     def __init__(self, task: DeviceTask) -> None:
         self._threads = torch.get_num_threads()
-        self._device, self._task = task.start(), task
+        self._task, self._device = task, task.start()
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train, in order."""

@@ -14,12 +14,7 @@ from feddrop.subnets.parameters import Params
 
 
 class Spread:
-    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`.
-
-    Args:
-        pool: the workers.
-        task: names the chunks of the test set, and combines what was measured on them.
-    """
+    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`."""
 
     def __init__(self, pool: Pool[Any], task: DeviceTask) -> None:
         self._pool, self._task = pool, task
@@ -65,10 +60,7 @@ class DeviceCalls:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Answer a call of :class:`Spread`."""
-        return self._handle(*arguments) if name == "handle" else self._evaluate(*arguments)
-
-    def _handle(self, frame: bytes, memory: bytes) -> tuple[Any, ...]:
-        return tuple(self._device.handle(frame, memory))
+        return tuple(self._device.handle(*arguments)) if name == "handle" else self._evaluate(*arguments)
 
     def _evaluate(self, chunk: Any, values: dict[str, Any] | None) -> tuple[Any, ...]:
         if values is not None:

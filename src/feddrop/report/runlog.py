@@ -28,8 +28,7 @@ DEVICE_FIELDS = (
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
 DEVICE_WORDS = ("binding", "status", "dtype")
-FULL_VALUE_BYTES = 4
-"""Full models are counted as float32."""
+FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

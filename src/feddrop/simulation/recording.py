@@ -31,16 +31,10 @@ def round_record(
     notes: Mapping[str, float],
     wall_s: float,
 ) -> RoundRecord:
-    """Return the record of a round.
+    """Return the record of a round from its plan and from what each device did.
 
-    Args:
-        round_: round, from 1.
-        plan: what the scheme chose.
-        devices: what each device did.
-        costs: what the scheme says the round cost, by device; if empty, the server's clock counts.
-        measured: results on the test set, by name; empty if the round was not evaluated.
-        notes: the method's numbers.
-        wall_s: seconds that the round took here.
+    ``costs`` are the scheme's, by device; if empty, the server's clock counts. ``measured`` are the results on the test
+    set, empty if the round was not evaluated; ``notes`` are the method's numbers.
     """
     of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
     used = [device for device in devices if device.loss is not None]

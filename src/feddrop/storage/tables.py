@@ -21,7 +21,6 @@ Columns = dict[str, list[Any]]
 
 _DTYPES = {"int": "int64", "float": "float64", "str": "object"}
 _NESTED = ("metrics", "device_accuracy", "devices")
-_KINDS = kinds(RoundRecord) | kinds(DeviceRecord)
 
 
 def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
@@ -77,7 +76,8 @@ def _parquet(table: Columns) -> bytes:
 
 
 def _dtype(name: str) -> str:
-    return _DTYPES[_KINDS.get(name, "float")]  # custom metrics are numbers
+    known = kinds(RoundRecord) | kinds(DeviceRecord)
+    return _DTYPES[known.get(name, "float")]  # custom metrics are numbers
 
 
 def _need(package: str) -> Any:
