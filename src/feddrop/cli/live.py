@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -76,16 +77,19 @@ def _watched(run: Run, console: Console, show: Callable[[RenderableType], None])
 
 def _in_notebook(run: Run) -> Iterator[Record]:
     """Show the table in a notebook cell, without widgets or extensions."""
-    from IPython.display import HTML, display
-
+    notebook: Any = import_module("IPython.display")
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False, force_terminal=True)
-    cell = display(HTML(""), display_id=True)
+    cells: list[Any] = []
 
     def show(content: RenderableType) -> None:
         console.print(content)
         style = "font-family:monospace;line-height:1.35;white-space:pre;overflow-x:auto"
         code = f'<pre style="{style}">{{code}}</pre>'
-        cell.update(HTML(console.export_html(inline_styles=True, code_format=code)))
+        picture = notebook.HTML(console.export_html(inline_styles=True, code_format=code))
+        if cells:
+            cells[0].update(picture)
+        else:
+            cells.append(notebook.display(picture, display_id=True))
 
     yield from _watched(run, console, show)
 

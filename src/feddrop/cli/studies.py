@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from feddrop.cli.folders import writable
 from feddrop.cli.output import Json, Screen, say
-from feddrop.errors import ConfigError, within
+from feddrop.errors import ConfigError, RunError, within
 
 if TYPE_CHECKING:
     from feddrop.theory import Study
@@ -85,10 +85,22 @@ def _subject(checkpoint: Path | None, seed: int, given: Mapping[str, Any], folde
     for name in ("rounds", "devices"):
         within(name, settings[name], 1, MOST)
     if folder is not None:
-        writable(folder)  # before the measurement, which takes minutes
+        _make_writable(folder)  # before the measurement, which takes minutes
     from feddrop.theory.console import new_subject, subject_of_run
 
     return new_subject(**settings, seed=seed) if checkpoint is None else subject_of_run(checkpoint, seed)
+
+
+def _make_writable(folder: Path) -> None:
+    """Create a folder; raise a RunError if files cannot be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".feddrop-") as trial:
+            trial.write(b"\0")
+            trial.flush()
+    except OSError as error:
+        why = error.strerror or error
+        raise RunError(f"cannot write to {folder}: {why}. Choose another folder with --out.") from None
 
 
 def _show(found: Study, title: str, folder: Path | None, as_json: bool) -> None:

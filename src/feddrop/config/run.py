@@ -112,7 +112,8 @@ class RunConfig(Settings):
             raise ConfigError(f"overrides is {overrides!r}; it must be a list of strings: [{overrides!r}].")
         if folder:
             locate(table, Path(folder))
-        for override in sorted(overrides, key=_depth):  # sections before their keys, in whatever order they are given
+        # Sections before their keys, in whatever order they are given.
+        for override in sorted(overrides, key=lambda one: one.partition("=")[0].count(".")):
             _override(table, override)
         return from_table(cls, table, others=_OTHERS)
 
@@ -178,10 +179,6 @@ def _number_or_word(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _depth(override: str) -> int:
-    return override.partition("=")[0].count(".")
 
 
 def _override(table: dict[str, Any], override: str) -> None:

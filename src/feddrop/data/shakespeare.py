@@ -30,14 +30,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Sequences cut from the text.
-
-    Attributes:
-        train: training sequences ``[N, 81]``: 80 characters and the one after them.
-        test: test sequences ``[M, 81]``.
-        owners: role of each training sequence ``[N]``.
-        roles: name of every role.
-    """
+    """Sequences ``[N, 81]``, 80 characters and the one after them, and the role of each training sequence ``[N]``."""
 
     train: Tokens
     test: Tokens

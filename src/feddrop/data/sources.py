@@ -33,16 +33,8 @@ Images = tuple[Bytes, Bytes]
 class Cifar:
     """One of the two CIFAR sets, in its official binary form: records of label bytes and 3 x 32 x 32 pixels.
 
-    Attributes:
-        archive: name of the official archive.
-        folder: the only folder in the archive.
-        train: training files with their numbers of images.
-        test: test files with their numbers of images.
-        names: the file with the class names.
-        label_bytes: label bytes before the pixels; the last one is used.
-        classes: number of classes.
-        base: URL of the folder with the archive.
-        sha256: checksum of the official archive.
+    ``train`` and ``test`` map files to their numbers of images; ``names`` is the file with the class names, and the
+    last of the ``label_bytes`` is used. The official archive, with one folder in it, is below the URL ``base``.
     """
 
     archive: str
@@ -90,15 +82,9 @@ class Cifar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fashion:
-    """Fashion-MNIST, in its four official files.
+    """Fashion-MNIST, in its four official files: training images and labels, test images and labels, with checksums.
 
-    Attributes:
-        folder: folder for downloads.
-        files: name and checksum of training images and labels, test images and labels.
-        train: number of training images.
-        test: number of test images.
-        names: names of the classes.
-        base: URL of the folder with the files.
+    ``names`` are those of the classes; the files are below the URL ``base``.
     """
 
     folder: str = "fashion_mnist"

@@ -27,13 +27,7 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNode:
-    """A node that introduced itself.
-
-    Attributes:
-        node_id: Flower's number for it.
-        introduction: how it described itself.
-        round_trip_s: travel time of the query and its answer in seconds: the cost of an empty message.
-    """
+    """A node that introduced itself: Flower's number, its introduction, and the seconds an empty message takes."""
 
     node_id: int
     introduction: Introduction

@@ -29,12 +29,7 @@ from feddrop.subnets.probe import Example, describe_example, running, tensors_in
 
 
 class Work(NamedTuple):
-    """FLOPs of one sample.
-
-    Attributes:
-        forward: of the forward pass.
-        backward: of the backward pass: gradients of activations and of weights.
-    """
+    """FLOPs of one sample: of the forward pass, and of the backward pass (gradients of activations and of weights)."""
 
     forward: float
     backward: float
@@ -69,8 +64,7 @@ class Flops:
     def of(self, kept: Mapping[str, int]) -> Work:
         """Return the work of a subnet: that of each weight in proportion to its kept values, plus the rest.
 
-        Args:
-            kept: number of values kept, by tensor; weights not named are kept in full.
+        Weights that ``kept`` does not name are kept in full.
         """
         forward, backward = self.rest
         for name, work in self.by_weight.items():

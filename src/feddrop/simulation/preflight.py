@@ -68,13 +68,15 @@ CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_c
 """Checks that need the configuration alone."""
 
 
-def check_config(config: RunConfig) -> None:
-    """Raise a ConfigError if settings of several sections contradict each other."""
+def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None:
+    """Raise a ConfigError if settings of several sections contradict each other, or an object is wrong."""
     if not isinstance(config, RunConfig):
         raise ConfigError(
             f"config is {shortened(config)}; it must be a feddrop.RunConfig, as RunConfig.from_file reads."
         )
     _raise_first(problem for check in CONFIG_CHECKS for problem in check(config))
+    if custom is not None:
+        check_custom(custom)
 
 
 # --- the user's objects

@@ -111,8 +111,7 @@ class Run:
             samples=samples,
             rates=rates,
         )
-        preflight.check_config(config)
-        preflight.check_custom(custom)
+        preflight.check_config(config, custom)
         if resume and overwrite:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
         self.config, self.folder = config.located(), Path(out)

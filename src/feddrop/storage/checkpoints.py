@@ -38,13 +38,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a run needs to resume after a round.
-
-    Attributes:
-        round: the round, from 1.
-        groups: tensors by group (``params``, ``state``, ...) and name.
-        notes: short texts saved with them.
-    """
+    """What a run needs to resume after a round: tensors by group (``params``, ``state``, ...) and name, and notes."""
 
     round: int
     groups: Mapping[str, Mapping[str, Tensor]]
