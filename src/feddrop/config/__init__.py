@@ -17,6 +17,7 @@ from feddrop.config.methods import (
     MethodSettings,
     PruneFL,
     Subnets,
+    SuppliedMethod,
     Windows,
     method_named,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "RunConfig",
     "Server",
     "Subnets",
+    "SuppliedMethod",
     "Train",
     "Windows",
     "from_table",

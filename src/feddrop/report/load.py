@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog, Words
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Words
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
 from feddrop.storage.records import number
 
@@ -38,7 +38,7 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
     if run.about.get("parameters") is not None:
         number(run.about, "parameters", str(run.folder / "run.json"))
     return kind(
-        name=run.name,
+        name=clean(run.about.get("label") or run.name, LONGEST_LABEL),
         config=run.settings,
         info=run.about,
         rounds=np.array([record.round for record in run.rounds], np.int64),

@@ -31,8 +31,9 @@ Fingerprint = dict[str, Any]
 
 _DEEPEST = 12
 _MOST_LAYERS = 400
+_LONGEST = 160
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, enum.Enum, PurePath, re.Pattern)
-_NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, logging.Logger, types.ModuleType)
+_NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, logging.Logger)
 _PACKAGES = ("feddrop", "torch", "numpy", "builtins", *sys.stdlib_module_names)
 _STATELESS = ("abc", "typing", "collections.abc", "contextlib")
 _GENERATED = ("__init__", "__repr__", "__eq__", "__hash__", "__replace__", "__setattr__", "__delattr__")
@@ -61,7 +62,7 @@ def fingerprint(given: Any) -> Fingerprint:
 def network_fingerprint(network: nn.Module) -> Fingerprint:
     """Return the fingerprint of a network: layers, tensors, attributes and code, but not the values of its weights."""
     found: Fingerprint = {"name": qualified_name(network)}
-    reader, layers, attributes, code = _Reader(), dict[str, str](), list[str](), set[str]()
+    reader, layers, attributes, code = _Reader(), dict[str, str](), list[Any](), set[str]()
     try:
         for name, module in network.named_modules():
             layers[name or "network"] = _head(module)
@@ -138,9 +139,10 @@ class _Reader:
         """Return a fingerprint with arguments, captured values and globals by name, so that differences have names."""
         if isinstance(given, functools.partial):
             inner = self.top(given.func)
-            values = {str(n): self.text(value) for n, value in enumerate(given.args)}
-            values |= {name: self.text(value) for name, value in sorted(given.keywords.items())}
+            values = {str(n): _short(self.text(value)) for n, value in enumerate(given.args)}
+            values |= {name: _short(self.text(value)) for name, value in sorted(given.keywords.items())}
             return inner | {"arguments": inner.get("arguments", {}) | values}
+        given = _undecorated(given)
         found: Fingerprint = {"name": qualified_name(given)}
         if isinstance(given, types.FunctionType) and not _is_library(given.__module__):
             return found | self.function(given)
@@ -156,22 +158,27 @@ class _Reader:
         """Return the parts of a function written by the user."""
         captured = dict(zip(given.__code__.co_freevars, given.__closure__ or (), strict=True))
         parts: dict[str, dict[str, Any]] = {
-            "defaults": dict(enumerate(given.__defaults__ or ())) | (given.__kwdefaults__ or {}),
+            "defaults": {str(n): v for n, v in enumerate(given.__defaults__ or ())} | (given.__kwdefaults__ or {}),
             "captured": {name: _content(cell) for name, cell in captured.items()},
             "globals": {name: given.__globals__[name] for name in _globals(given)},
         }
         found: Fingerprint = {"code": _digest(_code(given.__code__, given.__doc__))}
         for part, values in parts.items():
             if values:
-                found[part] = {str(name): self.text(value, depth + 1, str(name)) for name, value in values.items()}
+                found[part] = {
+                    str(name): _short(self.text(value, depth + 1, str(name))) for name, value in values.items()
+                }
         return found
 
     def text(self, value: Any, depth: int = 0, name: str = "") -> str:
         """Return a value as text: the same for equal values, in every process."""
+        value = _undecorated(value)
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, _NAMED):
-            return f"{type(value).__name__} {getattr(value, '__name__', None) or getattr(value, 'name', value)}"
+            return f"{type(value).__name__} {getattr(value, 'name', value)}"
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}{_source(value)}"
         if isinstance(value, nn.Parameter):
             return f"parameter {value.dtype} {list(value.shape)}"
         if isinstance(value, Tensor | np.ndarray | np.generic):
@@ -216,8 +223,10 @@ class _Reader:
         """Return a class as text; one written by the user with its functions and attributes."""
         if _is_library(cls.__module__):
             return qualified_name(cls)
-        if issubclass(cls, enum.Enum) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
-            return f"{qualified_name(cls)} {getattr(cls, '_fields', None) or [repr(one) for one in cls]}"
+        if issubclass(cls, enum.Enum):
+            return f"{qualified_name(cls)} {[repr(one) for one in cls]}"
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            return f"{qualified_name(cls)} {cls._fields}"
         found = {
             key: self.text(_unwrapped(value), depth + 1, f"{cls.__qualname__}.{key}")
             for key, value in vars(cls).items()
@@ -226,11 +235,13 @@ class _Reader:
         bases = [self.text(base, depth + 1) for base in cls.__bases__]
         return f"{qualified_name(cls)} {bases} {sorted(found.items())}"
 
-    def state(self, value: Any, depth: int, name: str = "") -> str:
-        """Return the state of an instance as text."""
+    def state(self, value: Any, depth: int, name: str = "") -> dict[str, str]:
+        """Return the state of an instance, attribute by attribute."""
         if isinstance(value, nn.Module):  # a loss or metric: its tensors are settings, such as class weights
             tensors = {key: _array_text(tensor) for key, tensor in value.state_dict().items()}
-            return f"{value!r} {[self.attributes(one) for one in value.modules()]} {tensors}"
+            parts = dict(value.named_modules())
+            found = {f"{n}.{k}".lstrip("."): v for n, one in parts.items() for k, v in self.attributes(one).items()}
+            return {"layers": _short(repr(value))} | found | tensors
         if dataclasses.is_dataclass(value):
             fields = {item.name: getattr(value, item.name, None) for item in dataclasses.fields(value)}
         elif all(
@@ -247,24 +258,49 @@ class _Reader:
             raise _UnstableError(
                 f"{name} is {what}, whose state is unknown" if name else f"{what} has an unknown state"
             )
-        return str({key: self.text(entry, depth + 1, key) for key, entry in sorted(fields.items())})
+        return {key: _short(self.text(entry, depth + 1, key)) for key, entry in sorted(fields.items())}
 
-    def attributes(self, module: nn.Module) -> str:
-        """Return the attributes of a module that are neither tensors nor modules, and its hooks, as text."""
+    def attributes(self, module: nn.Module) -> dict[str, str]:
+        """Return the attributes of a module that are neither tensors nor modules, and its hooks."""
         library, found = _is_library(type(module).__module__), {}
         for key, value in sorted(vars(module).items()):
             if key in vars(_EMPTY) or key == "_flat_weight_refs":
                 continue
             try:
-                found[key] = self.text(value, 1, key)
+                found[key] = _short(self.text(value, 1, key))
             except _UnstableError:
                 if not library:
                     raise
         hooks = [self.text(hook, 1) for kind in _HOOKS for hook in getattr(module, kind).values()]
-        return f"{found} {hooks}"
+        return found | ({"hooks": _digest(hooks)} if hooks else {})
 
 
 _EMPTY = nn.Module()
+
+
+def _source(module: types.ModuleType) -> str:
+    """Return a digest of a module that the user wrote; empty for libraries."""
+    file = getattr(module, "__file__", None)
+    if _is_library(module.__name__) or not file:
+        return ""
+    try:
+        return f" {_digest(Path(file).read_bytes())}"
+    except OSError:
+        return ""
+
+
+def _undecorated(given: Any) -> Any:
+    """Return the user's function inside a library's decorator, such as ``torch.no_grad()``."""
+    while hasattr(given, "__wrapped__") and _is_library(
+        given.__globals__.get("__name__") if isinstance(given, types.FunctionType) else type(given).__module__
+    ):
+        given = given.__wrapped__
+    return given
+
+
+def _short(text: str) -> str:
+    """Return a text of any length as one that fits a page; the end of a long one becomes a digest."""
+    return text if len(text) <= _LONGEST else f"{text[:60]}… {_digest(text)}"
 
 
 def _unwrapped(value: Any) -> Any:
