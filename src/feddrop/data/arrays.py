@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
-from feddrop.data.values import Array, moments, standardised
-from feddrop.errors import DataError
+from feddrop.data.values import Array, moments, outlier, standardised
+from feddrop.errors import DataError, FeddropWarning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +105,9 @@ def assemble(
         if is_tokens(a):
             pairs.append((a.astype(np.int64), b.astype(np.int64)))
         else:
+            for what, values in (("x", a), ("test_x", b)) if normalise and a.dtype.kind == "f" else ():
+                if note := outlier(values):
+                    warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
             mean, deviation = moments(a) if normalise else (np.float32(0), np.float32(1))
             pairs.append((standardised(a, mean, deviation), standardised(b, mean, deviation)))
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from feddrop.errors import RunError, clean
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Words
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
-from feddrop.storage.records import number
+from feddrop.storage.records import LATE, number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
@@ -87,9 +87,9 @@ def _words(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Words]:
 
 
 def _status(entry: DeviceRecord) -> str:
-    """Return ``"ok"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
+    """Return ``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
     status = entry.status or "ok"
-    return status if status in ("ok", "left out") else "refused"
+    return status if status in ("ok", LATE, "left out") else "refused"
 
 
 def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:

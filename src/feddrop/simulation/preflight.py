@@ -17,6 +17,7 @@ from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network
@@ -258,6 +259,8 @@ RUN_CHECKS = (
     torch_device_computes,
     gains_have_a_radio,
     network_fits_the_data,
+    mistakes.loss_is_a_mean,
+    mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,
@@ -281,6 +284,7 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.dataset, run.samples),
         run.flops.note() if run.config.radio else "",
+        *mistakes.notices(run),
     ]
     return [line for line in lines if line]
 

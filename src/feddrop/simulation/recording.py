@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -17,7 +17,11 @@ from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
+from feddrop.storage.records import LATE
 from feddrop.subnets import parameters
+
+TOLERANCE = 1e-6
+"""A latency exceeds the deadline from this relative excess on: rates are solved to the deadline."""
 
 
 def round_record(
@@ -76,10 +80,25 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
         tx_power_w=plan.powers.get(done.device),
         cpu_hz=plan.clocks.get(done.device),
         loss=done.loss,
-        status=done.status,
+        status=LATE if is_late(plan, done, cost) else done.status,
         suspicious=done.suspicious or None,
         **cost,
     )
+
+
+def is_late(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
+    """Return whether a usable update took longer than the deadline; the executor decides on those of real devices."""
+    if plan.deadline_s is None or done.loss is None or done.elapsed or cost.get("latency_s") is None:
+        return False
+    return bool(cost["latency_s"] > plan.deadline_s * (1 + TOLERANCE))
+
+
+def remarks(record: RoundRecord) -> Iterator[str]:
+    """Yield one line per thing in a round that is probably a mistake; the run logs each line once."""
+    if any(device.status == LATE for device in record.devices):
+        yield "some devices are late: their latency exceeds the deadline, but their updates count."
+    if (record.test_accuracy or 0.0) > 1.0:
+        yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
 
 
 def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:

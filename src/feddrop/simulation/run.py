@@ -137,7 +137,7 @@ class Run:
     def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
         ready = self.prepared
-        self.round = 0
+        self.round, self._remarked = 0, set[str]()
         self.state: State = ready.state
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
@@ -211,6 +211,10 @@ class Run:
         if record.diverged:
             text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
             log.warning(text, record.round, record.test_loss)
+        if unusual := set(recording.remarks(record)) - self._remarked:
+            self._remarked |= unusual
+            for line in sorted(unusual):
+                log.warning("round %d: %s", record.round, line)
         return record
 
     def _settled(self, params: Params, state: State) -> Params:

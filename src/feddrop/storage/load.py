@@ -58,9 +58,15 @@ class LoadedRun:
         """
         return tables.to_pandas(self.rounds, devices=devices)
 
-    def model(self, model: nn.Module | Callable[[int], nn.Module] | None = None, *, best: bool = False) -> nn.Module:
+    def model(
+        self,
+        model: nn.Module | Callable[[int], nn.Module] | None = None,
+        *,
+        best: bool = False,
+        strict: bool = False,
+    ) -> nn.Module:
         """Return the trained network, as :func:`load_model` does."""
-        return load_model(self.folder, model, best=best)
+        return load_model(self.folder, model, best=best, strict=strict)
 
 
 def load_run(folder: str | Path) -> LoadedRun:
@@ -90,7 +96,11 @@ def load_run(folder: str | Path) -> LoadedRun:
 
 
 def load_model(
-    folder: str | Path, model: nn.Module | Callable[[int], nn.Module] | None = None, *, best: bool = False
+    folder: str | Path,
+    model: nn.Module | Callable[[int], nn.Module] | None = None,
+    *,
+    best: bool = False,
+    strict: bool = False,
 ) -> nn.Module:
     """Return the network that a run trained.
 
@@ -98,6 +108,8 @@ def load_model(
         folder: the run folder.
         model: for a run with a custom network, that network or a function from a seed to it. It is not modified.
         best: return the network of the round with the best test result, not of the last round.
+        strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
+            and the earlier round that is used.
 
     Raises:
         RunError: no checkpoint is intact, or it belongs to another network.
@@ -114,7 +126,7 @@ def load_model(
 
     run = RunFolder(folder)
     config, about = run.config(), run.about()
-    values = run.checkpoint(best=best).groups.get("params", {})
+    values = run.checkpoint(best=best, strict=strict).groups.get("params", {})
     if model is not None:
         network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):

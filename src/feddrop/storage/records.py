@@ -13,6 +13,8 @@ from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
 
+LATE = "late"
+"""Status of a device whose update counts although its simulated latency exceeds the deadline."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -65,7 +67,8 @@ class DeviceRecord(_Record):
         binding: the active limit: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"`` or ``"none"``;
             None without a radio.
         loss: mean training loss.
-        status: ``"ok"``, ``"left out"``, or why its update was refused.
+        status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
+            ``"left out"``; or why its update was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -99,6 +102,11 @@ class DeviceRecord(_Record):
     @classmethod
     def _rare(cls) -> frozenset[str]:
         return _RARE
+
+    @property
+    def usable(self) -> bool:
+        """Whether the device returned a usable update, in time or late."""
+        return self.status in ("ok", LATE)
 
     @property
     def took_part(self) -> bool:
