@@ -93,13 +93,13 @@ def test_runs_with_different_objects_are_not_seeds_of_each_other(tmp_path, data,
     assert OTHERS[what][1] in line
     page = report.write_comparison(folders, tmp_path / "c.html").read_text()
     assert "2 settings, 3 runs" in page
-    assert f"<td>{name}</td>" in page.replace(' class="words"', "")
+    assert f">{name}</" in page
 
 
 def test_different_data_and_gains_are_not_seeds_of_each_other(tmp_path, data):
     other = feddrop.from_arrays(data.train_x + 1.0, data.train_y, data.test_x, data.test_y, normalise=False)
     radio = feddrop.Radio(deadline_s=9.0)
-    for name, given, gains in (("a", data, 1e-9), ("b", other, 1e-9), ("c", data, 2e-9)):
+    for name, given, gains in (("a", data, 0.25), ("b", other, 0.25), ("c", data, 0.5)):
         feddrop.run(config(radio=radio), tmp_path / name, model=net(), dataset=given, gains=np.full((1, 2), gains))
     first, second, third = (identity(tmp_path / name) for name in "abc")
     assert first.differs(second)[0].startswith("data: crc32")
@@ -140,7 +140,7 @@ def test_an_object_without_a_stable_identity_groups_only_under_a_label(tmp_path,
     logs = [report.read_log(folder) for folder in sorted(tmp_path.iterdir())]
     groups = report.grouped(logs)
     assert [(group.name, len(group.runs)) for group in groups] == [
-        *(("noisier", 2), ("none-1", 1), ("none-2", 1), ("noisy", 2))
+        *(("noisier", 2), ("noisy", 2), ("none-1", 1), ("none-2", 1))
     ]
     assert "source is a random.Random" in str(report.groups.differing_settings(groups)["loss"])
     page = report.write_comparison(sorted(tmp_path.iterdir()), tmp_path / "page.html").read_text()

@@ -133,7 +133,11 @@ def comparable(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return what counts of an object's fingerprint: no name if its code is known, nothing if it is not stable."""
     if part.get("stable") is False:
         return {}
-    return {key: value for key, value in part.items() if key != "name" or "code" not in part}
+    return {
+        key: comparable(value) if isinstance(value, Mapping) else value
+        for key, value in part.items()
+        if key != "name" or "code" not in part
+    }
 
 
 def _changed_objects(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
