@@ -66,7 +66,12 @@ class Setting:
         """Return the configuration of one run in this setting."""
         settings: dict[str, Any] = feddst or {}
         if method != "feddst":
-            settings = {"layers": layers or self.layers, "count": count, "rule": rule, "factor": factor}
+            settings = {
+                "layers": layers or self.layers,
+                "count": count,
+                "rule": rule,
+                "step": "scaled" if factor else "plain",
+            }
         return RunConfig(
             seed=seed,
             rounds=self.figure_rounds if figure else self.rounds,

@@ -25,7 +25,7 @@ def training(config: RunConfig) -> str:
     momentum = f", momentum {train.momentum:g}" if train.momentum else ""
     if config.method.name == "feddrop":
         layers = "weights of all layers" if method.layers == "all" else "weights of fully-connected layers only"
-        factor = " with the factor 1/(1-γ)" if method.factor else ""
+        factor = " with the factor 1/(1-γ)" if method.step == "scaled" else ""
         how = f"dropped: {layers}, {method.count} counts; rule <code>{method.rule}</code>{factor}"
     else:
         how = f"{config.method.name}: {method.layer_sparsity}, α = {method.alpha:g}, readjusted every "

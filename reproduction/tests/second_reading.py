@@ -52,12 +52,12 @@ def load() -> list[dict]:
 
 def method_of(config: dict) -> dict:
     names = {"method": "name", "released": "as_released"}
-    wanted = ("method", "layers", "count", "rule", "factor", "alpha", "released")
+    wanted = ("method", "layers", "count", "rule", "step", "alpha", "released")
     return {name: config["method"].get(names.get(name, name)) for name in wanted}
 
 
 RUNS = load()
-PLAIN = {"rule": "delta", "factor": True, "count": "exact", "epochs": 1, "dirichlet": 0.1, "scheme": None}
+PLAIN = {"rule": "delta", "step": "scaled", "count": "exact", "epochs": 1, "dirichlet": 0.1, "scheme": None}
 TABLE = {
     "lenet": {**PLAIN, "net": "lenet", "images": 0, "rounds": 50, "lr": 0.2, "layers": "all"},
     "alexnet": {**PLAIN, "net": "alexnet", "images": 5000, "rounds": 50, "lr": 0.01, "layers": "linear", "init": "he"},
@@ -71,7 +71,7 @@ def pick(wanted: dict, **more) -> dict[int, dict]:
     """Return the series of the runs that are so, by seed; each seed once. FedDST has no layers and no rule."""
     wanted = {**wanted, **more}
     if wanted.get("method") == "feddst":
-        wanted = {name: value for name, value in wanted.items() if name not in ("layers", "rule", "factor", "count")}
+        wanted = {name: value for name, value in wanted.items() if name not in ("layers", "rule", "step", "count")}
     if wanted.get("scheme") not in (None, "fixed"):
         wanted.pop("rate", None)
     found: dict[int, dict] = {}

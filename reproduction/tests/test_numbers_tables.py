@@ -358,7 +358,7 @@ def variant(question: str, title: str) -> dict[int, dict]:
         if rule in title.split(" (")[0].split(", ")[-1].split():
             more["rule"] = rule
     if "without factor" in title:
-        more["factor"] = False
+        more["step"] = "plain"
     if "bernoulli" in title:
         more["count"] = "bernoulli"
     return figure_run(net, 0.0 if "no dropout" in title else 0.2, **more)

@@ -98,8 +98,8 @@ def test_runs_with_different_objects_are_not_seeds_of_each_other(tmp_path, data,
 
 def test_different_data_and_gains_are_not_seeds_of_each_other(tmp_path, data):
     other = feddrop.from_arrays(data.train_x + 1.0, data.train_y, data.test_x, data.test_y, normalise=False)
-    radio = feddrop.Radio(deadline_s=9.0)
-    for name, given, gains in (("a", data, 0.25), ("b", other, 0.25), ("c", data, 0.5)):
+    radio = feddrop.Radio(deadline_s=9.0, noise_w_hz=1.26e-20)
+    for name, given, gains in (("a", data, 1e-9), ("b", other, 1e-9), ("c", data, 2e-9)):
         feddrop.run(config(radio=radio), tmp_path / name, model=net(), dataset=given, gains=np.full((1, 2), gains))
     first, second, third = (identity(tmp_path / name) for name in "abc")
     assert first.differs(second)[0].startswith("data: crc32")

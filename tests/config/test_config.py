@@ -157,9 +157,10 @@ def test_rates_from_a_number_a_list_and_files(tmp_path):
     assert read_rates(str(tmp_path / "r.json"), 2) == [0.1, 0.2]
     assert read_rates(str(tmp_path / "r.csv"), 2) == [0.3, 0.4]
     (tmp_path / "bad.csv").write_text("device,gamma\n0,0.3\n")
+    (tmp_path / "large.csv").write_text("rate\n0.1\n1.0\n")
     for bad, message in [
         ((0.1,), "1 rates for 2 devices"),
-        ((0.1, 1.0), "rate of device 1"),
+        (str(tmp_path / "large.csv"), "rate of device 1 is 1.0"),
         (str(tmp_path / "bad.csv"), "column rate"),
         (str(tmp_path / "none.csv"), "cannot read"),
     ]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from feddrop.config import Subnets, Train
 from feddrop.errors import ConfigError, TrainingError
-from feddrop.learning.batches import LocalBatches, channels_last, safe_layout
-from feddrop.learning.local import accuracy, evaluate, train_network
+from feddrop.learning.batches import LocalBatches, channels_last
+from feddrop.learning.local import accuracy, evaluate, safe_layout, train_network
 from feddrop.learning.losses import LOSSES, loss_named, measures_for
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.preset_cells import cells_figure
 from feddrop.allocation import allocate
 from feddrop.config import Radio, RunConfig, from_table, to_table
 from feddrop.config.presets import PRESETS, SITES, noise_density
@@ -23,7 +24,6 @@ from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
-from feddrop.report.places import cells_figure as draw
 from feddrop.simulation.run import Run, resume, run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -571,7 +571,7 @@ def test_the_page_has_every_preset_kind_and_model():
 
 
 def test_the_picture_shows_who_was_dropped_where():
-    *maps, gains = draw(devices=30).axes
+    *maps, gains = cells_figure(devices=30).axes
     assert [sum(len(points.get_offsets()) for points in panel.collections) for panel in maps] == [30, 30, 30]
     assert len(gains.lines) == 4
 

@@ -86,7 +86,7 @@ def test_ctrl_c_in_a_callback_is_not_swallowed():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        CallbackList([Stop()], Callbacks()).on_round(None)
+        CallbackList([Stop()], Callbacks()).call("on_round", None)
 
 
 def test_what_ends_the_program_in_the_first_callback_ends_the_executor(tmp_path):

@@ -184,7 +184,7 @@ def test_tensors_that_do_not_travel_or_hold_nothing_are_no_obstacle(tmp_path, sm
 )
 @pytest.mark.parametrize("where", ["train", "test"])
 def test_outputs_that_do_not_fit_the_targets_are_an_error_before_the_run(tmp_path, net, said, where):
-    """One device alone holds class 2, or none does: the others would have gone on without it."""
+    """One device alone holds class 2, or none does: the others would have continued without it."""
     if isinstance(net, nn.ModuleDict):
         net.forward = lambda x: {"logits": net["a"](x)}
     x, y, test_y = np.random.default_rng(0).random((30, 4)), np.arange(30) % 2, np.arange(30) % 2

@@ -36,7 +36,7 @@ CASES = {
     "weight-biases-layers": ["rate=0.4", "method.biases=true", 'method.layers="linear"', "train.epochs=2"],
     "weight-model": ["rate=0.4", 'method.rule="model"'],
     "weight-holders": ["rate=0.4", 'method.rule="holders"'],
-    "weight-no-factor": ["rate=0.4", "method.factor=false", 'train.schedule="cosine"'],
+    "weight-no-factor": ["rate=0.4", 'method.step="plain"', 'train.schedule="cosine"'],
     "unit": ["rate=0.4", 'method.level="unit"'],
     "unit-holders-float16": [
         "rate=0.4",

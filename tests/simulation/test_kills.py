@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def train(folder: Path, overwrite: bool = False, until: int = ROUNDS) -> None:
-    """A method that mixes parameters, memories and the round in every bit; it starts, or goes on, or overwrites."""
+    """A method that mixes parameters, memories and the round in every bit; it starts, resumes or overwrites."""
     disk, config, facts = RunFolder(folder), RunConfig(rounds=ROUNDS), {"parameters": 4}
     weights, done = torch.linspace(-1, 1, 4), 0
     with disk.locked():
@@ -41,9 +41,9 @@ def train(folder: Path, overwrite: bool = False, until: int = ROUNDS) -> None:
             disk.begin(config, facts)
         for round_ in range(done + 1, until + 1):
             for device in (round_ % 3, 5):
-                memory = disk.memories.get(device).get("m", torch.zeros(4))
+                memory = torch.frombuffer(bytearray(disk.memories.get(device) or bytes(16)), dtype=torch.float32)
                 weights = torch.sin(weights * 1.7 + memory + device)
-                disk.memories.put(round_, device, {"m": weights * round_})
+                disk.memories.put(round_, device, (weights * round_).numpy().tobytes())
             score = 1.0 if round_ == 1 else 0.5  # the first is the best: it stays, with its memories
             record = RoundRecord(round=round_, test_accuracy=score, devices=(DeviceRecord(device=5),))
             disk.save(record, {"params": {"w": weights}})

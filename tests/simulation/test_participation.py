@@ -49,7 +49,7 @@ def test_a_table_says_who_is_there(tmp_path):
     ("text", "message"),
     [
         ("device,first,last\n9,1,2\n", "devices are 0 to 5"),
-        ("device,first,last\n1,0,2\n", "line 2: first is '0'; it must be a whole number, and they count from 1"),
+        ("device,first,last\n1,0,2\n", "line 2: first is '0'; it must be a whole number from 1"),
         ("device,first,last\n1,3,2\n", "rounds 3 to 2"),
         ("device,first\n1,3\n", "columns device, first, last"),
         ("device,first,last\n1,x,2\n", "first is 'x'; it must be a whole number"),

@@ -24,7 +24,7 @@ def small(digits):
     ("factor", "count", "momentum"), [(True, "exact", 0.0), (False, "bernoulli", 0.9), (True, "bernoulli", 0.5)]
 )
 def test_a_run_equals_the_reference(small, tmp_path, rule, factor, count, momentum):
-    factor = factor or rule != "delta"  # only that rule has one
+    factor = factor or rule == "model"  # which has no step to scale
     config = RunConfig.from_toml(
         f"""
         seed = 5
@@ -32,7 +32,7 @@ def test_a_run_equals_the_reference(small, tmp_path, rule, factor, count, moment
         rate = {list(RATES)}
         data = {{ devices = 4, partition = "dirichlet", alpha = 1.0 }}
         train = {{ lr = 0.05, momentum = {momentum}, weight_decay = 0.01, batch_size = 16, epochs = 2 }}
-        method = {{ count = "{count}", rule = "{rule}", factor = {str(factor).lower()} }}
+        method = {{ count = "{count}", rule = "{rule}", step = "{"scaled" if factor else "plain"}" }}
         """
     )
     model = lenet(num_classes=10, input_shape=(1, 16, 16))

@@ -183,7 +183,7 @@ def test_a_run_does_not_write_into_the_folder_of_another(tmp_path):
     """The folder would hold the configuration of one, and the rounds of the other."""
     first = Run(RunConfig.from_toml("", [*SMALL, "seed=1"]), tmp_path / "run")
     second = Run(RunConfig.from_toml("", [*SMALL, "seed=2"]), tmp_path / "run", overwrite=True)
-    with pytest.raises(RunError, match="now holds another run"):
+    with pytest.raises(RunError, match="was modified by another process"):
         next(iter(first))
     assert next(iter(second)).round == 1
 

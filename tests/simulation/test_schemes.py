@@ -124,7 +124,7 @@ def test_own_network_and_data(tmp_path, tiny, digits):
 
 
 def test_covering_is_close(tmp_path):
-    """The full model that the allocator is told of is at most a little larger than the real one."""
+    """The full model that the allocator plans with is at most slightly larger than the real one."""
     import torch
 
     from feddrop.config import FedDrop, Radio
@@ -176,7 +176,7 @@ def test_little_of_the_deadline_is_wasted(tmp_path, scheme):
 
 
 def test_the_joint_design_beats_an_equal_split_by_measured_costs_too(tmp_path):
-    """Layers that stay whole cost more of a small subnet: each device plans with the cost at its own rate."""
+    """Layers that are not cut cost a larger part of a small subnet: each device plans with the cost at its rate."""
 
     def objectives(deadline_s, scheme):
         settings = ["method.layers=linear", f"radio.deadline_s={deadline_s}", f"radio.scheme={scheme}"]
@@ -213,7 +213,7 @@ def test_closer_covers_do_not_change_who_takes_part(tmp_path, scheme):
 
 
 def test_fixed_rates_are_billed_at_those_rates(tmp_path):
-    """Layers that stay whole weigh more in a smaller subnet: the cost at θ is not that of rate 0.5."""
+    """Layers that are not cut weigh more in a smaller subnet: the cost at θ is not that of rate 0.5."""
     settings = ["data.devices=6", "method.layers=linear", "radio.scheme=fixed", "rate=0.5", "radio.deadline_s=0.3"]
     assert len(first_plan(tmp_path, *settings).rates) == 6
     with pytest.raises(InfeasibleError):

@@ -356,12 +356,12 @@ def test_a_damaged_memory_falls_back_too(tmp_path):
     with disk.locked():
         disk.begin(RunConfig(), FACTS)
         for round_ in (1, 2, 3):
-            disk.memories.put(round_, 7, {"x": torch.tensor([round_])})
+            disk.memories.put(round_, 7, bytes([round_]))
             disk.save(record(round_, 1 - round_ / 10), groups(round_))
     flip(tmp_path / "run" / "memories" / "device-000007-round-000003.safetensors", -1)
     disk, found = reopened(tmp_path / "run")
     assert found.round == 2
-    assert disk.memories.get(7)["x"].tolist() == [2]
+    assert disk.memories.get(7) == bytes([2])
     assert len(list((tmp_path / "run" / "memories").iterdir())) == 2  # of round 2, and of the best
 
 
@@ -395,7 +395,7 @@ def test_a_full_disk_is_one_line_and_costs_the_round_only(tmp_path, monkeypatch,
         real(held)
 
     def do(round_):
-        disk.memories.put(round_, 1, {"x": torch.tensor([round_])})
+        disk.memories.put(round_, 1, bytes([round_]))
         disk.save(record(round_), groups(round_))
 
     with disk.locked():
@@ -409,7 +409,7 @@ def test_a_full_disk_is_one_line_and_costs_the_round_only(tmp_path, monkeypatch,
     monkeypatch.setattr(files.os, "fsync", real)
     disk, found = reopened(folder)
     assert found.round in (2, 3)
-    assert disk.memories.get(1)["x"].tolist() == [found.round]
+    assert disk.memories.get(1) == bytes([found.round])
     assert len(disk.records()) == found.round
 
 

@@ -50,7 +50,7 @@ BAD_TOML = [
     ("train.lr = inf", "train.lr is inf; it must be finite and above 0"),
     ("[train]\nlr_end = 0.5", "lr_end is 0.5, which has no effect"),
     ("[train]\noptimizer = 'adam'\nmomentum = 0.9", "momentum is 0.9, which has no effect"),
-    ("[method]\nrule = 'model'\nfactor = false", "method.factor is False, which has no effect"),
+    ("[method]\nrule = 'model'\nstep = 'plain'", "method.step is 'plain', which has no effect"),
     ("[method]\nlevel = 'unit'\nbiases = true", "method.biases is True, which has no effect"),
     ("[method]\nname = 'fjord'\nwidths = [0.5]", "last one is 1"),
     ("[server]\nmomentum = 0.5", "server.momentum is 0.5, which has no effect"),

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feddrop.allocation.baselines import Equal, Fixed, NoDropout, Random
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose
+from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, LinearKept, Objective, TabulatedCost
 from feddrop.allocation.optimum import Exact
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.primal_dual import ConstantSteps, FirstMultipliers, Pass, PrimalDual, RelativeSteps
@@ -25,33 +26,11 @@ from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, one_of
 
 __all__ = [
-    "POLICIES",
-    "SCHEMES",
-    "Allocation",
-    "AnyProblem",
-    "ConstantSteps",
-    "Equal",
-    "Exact",
-    "FirstMultipliers",
-    "Fixed",
-    "Multipliers",
-    "NoDropout",
-    "Pass",
-    "PowerProblem",
-    "PrimalDual",
-    "Problem",
-    "Random",
-    "RelativeSteps",
-    "Scheme",
-    "Shortfall",
-    "Status",
-    "SubbandPowerProblem",
-    "SubbandProblem",
-    "allocate",
-    "diagnose",
-    "refit",
-    "scheme_named",
-]
+    "OBJECTIVES", "POLICIES", "SCHEMES", "Allocation", "AnyProblem", "ConstantSteps", "CustomCost", "Equal", "Exact",
+    "FirstMultipliers", "Fixed", "InverseKept", "LinearKept", "Multipliers", "NoDropout", "Objective", "Pass",
+    "PowerProblem", "PrimalDual", "Problem", "Random", "RelativeSteps", "Scheme", "Shortfall", "Status",
+    "SubbandPowerProblem", "SubbandProblem", "TabulatedCost", "allocate", "diagnose", "refit", "scheme_named",
+]  # fmt: skip
 
 SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | NoDropout | Fixed]] = {
     scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, NoDropout, Fixed)

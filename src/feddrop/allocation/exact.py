@@ -29,8 +29,7 @@ from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Prob
 from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
-_MANY = 32
-"""With more blocks than this, which do not fit into the cache together, the search starts from a sample."""
+_MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
 
 
 class _Curve(NamedTuple):
@@ -61,12 +60,7 @@ class _Curve(NamedTuple):
 
 
 def solve(problem: Problem, active: BoolArray) -> Allocation | None:
-    """Return the optimal rates and shares; None if the problem is infeasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates and shares; None if the problem is infeasible for the active devices."""
     share = np.empty(problem.shape)
     curves, parts, sums = [], [], []
     with np.errstate(all="ignore"):

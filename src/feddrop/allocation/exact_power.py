@@ -21,29 +21,18 @@ from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, to
 from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 
-_NOBODY = 1e-200
-"""Replaces a weight of 0: the device demands its least share, and the weight can be divided by."""
-
-FREE = 1e60
-"""1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band."""
+_NOBODY = 1e-200  # replaces a weight of 0: the device demands its least share, and the weight can be divided by
+FREE = 1e60  # 1/sqrt(μ) above which the price counts as 0: only devices without weight would demand more band
 
 
 class _State(NamedTuple):
-    """Devices at a price and at a q.
+    """Devices at a price and at a q."""
 
-    Attributes:
-        r: 1/share.
-        gap: log D - log E.
-        slope: its derivative in q.
-        r_moves: d log r / d log μ, with both loads equal.
-        q_moves: d q / d log μ, likewise.
-    """
-
-    r: FloatArray
-    gap: FloatArray
-    slope: FloatArray
-    r_moves: FloatArray
-    q_moves: FloatArray
+    r: FloatArray  # 1/share
+    gap: FloatArray  # log D - log E
+    slope: FloatArray  # its derivative in q
+    r_moves: FloatArray  # d log r / d log μ, with both loads equal
+    q_moves: FloatArray  # d q / d log μ, likewise
 
 
 @dataclass(slots=True)
@@ -140,22 +129,12 @@ class _Block:
 
 
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Return the optimum by the fast iteration or, if that fails, by the safe one; None if infeasible.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimum by the fast iteration or, if that fails, by the safe one; None if infeasible."""
     return power_newton.solve(problem, active) or solve_safely(problem, active)
 
 
 def solve_safely(problem: PowerProblem, active: BoolArray) -> Allocation | None:
-    """Return the optimal rates, shares, powers and clocks; None if infeasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates, shares, powers and clocks; None if infeasible for the active devices."""
     with np.errstate(all="ignore"):
         starts = range(0, problem.shape[-1], BLOCK)
         parts = [part_of(problem, slice(first, first + BLOCK)) for first in starts]

@@ -16,20 +16,12 @@ from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
 from feddrop.allocation.subband import NARROW
 
-_STEP = 1e-5
-"""Step in log ρ of the finite differences."""
-
-_TOLERANCE = 2.0**-38
-"""Length of Newton's last step in log ρ; the error after it is far smaller."""
+_STEP = 1e-5  # step in log ρ of the finite differences
+_TOLERANCE = 2.0**-38  # length of Newton's last step in log ρ; the error after it is far smaller
 
 
 def solve(problem: SubbandPowerProblem, active: BoolArray) -> Allocation:
-    """Return the optimal rates, shares, powers and clocks; the problem must be feasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates, shares, powers and clocks; the problem must be feasible for the active devices."""
     ends = np.stack([np.broadcast_to(1.0 / (1.0 - problem.max_rate), problem.shape), np.ones(problem.shape)])
     low, high = np.where(active, np.log(np.minimum(problem.least_share(ends), 2.0)), NARROW)
     high = np.maximum(high, low)

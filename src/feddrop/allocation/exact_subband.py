@@ -19,12 +19,7 @@ from feddrop.allocation.subband import NARROW, SubbandProblem, deadline_side, en
 
 
 def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:
-    """Return the optimal rates and shares; the problem must be feasible for the active devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        active: devices that take part, ``[..., num_devices]``.
-    """
+    """Return the optimal rates and shares; the problem must be feasible for the active devices."""
     low, high = (
         np.where(active, np.log(np.minimum(problem.least_share(z), 2.0)), NARROW)
         for z in (1.0 / (1.0 - problem.max_rate), np.ones(()))

@@ -21,18 +21,13 @@ from feddrop.errors import ConfigError, InfeasibleError
 AnyKind = TypeVar("AnyKind", bound=AnyProblem)
 
 POLICIES = ("error", "leave-out", "stretch")
-FITS = 1.0 + 2.0**-40
-"""Largest load that fits; it exceeds 1 by rounding only."""
-
-_ROOMY = 1.0 - 2.0**-46
-"""Largest load of the devices that are not left out."""
-
+FITS = 1.0 + 2.0**-40  # largest load that fits; it exceeds 1 by rounding only
+_ROOMY = 1.0 - 2.0**-46  # largest load of the devices that are not left out
 _SPARE = 1.0 - 2.0**-33
 """Load at the smallest deadline or budget. The remaining 1e-10 of the band keeps rounding from deciding the rates of
 devices that need almost no band."""
 
-_MOST_J = 1e280
-"""Largest budget that is searched; the smallest is its inverse."""
+_MOST_J = 1e280  # largest budget that is searched; the smallest is its inverse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +65,7 @@ class Shortfall:
         return self.text()
 
     def text(self, names: Sequence[str] = ()) -> str:
-        """Return the message.
-
-        Args:
-            names: names of all devices, by number; empty names are replaced by the number.
-        """
+        """Return the message with the names of all devices, by number; numbers replace empty names."""
         where = "" if self.round is None else f"Round {self.round} of the batch: "
         split = " when the band is split equally" if self.equal else ""
         rate = "At the given rate" if self.rate == "rate" else "At the highest rate allowed"
@@ -110,10 +101,10 @@ class Shortfall:
 
 
 def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
-    """Return why a round is infeasible; None if it is feasible.
+    """Return why a round is infeasible, in a batch the first that is; None if all are feasible.
 
     Args:
-        problem: one round, or a batch, whose first infeasible round is explained.
+        problem: one round or a batch of rounds.
         equal: whether the band must be split equally.
     """
     over = ~fits(problem, equal=equal)
@@ -121,12 +112,7 @@ def diagnose(problem: AnyProblem, *, equal: bool = False) -> Shortfall | None:
 
 
 def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
-    """Return whether each round is feasible, ``[..., 1]``.
-
-    Args:
-        problem: a round or a batch of rounds.
-        equal: whether the band must be split equally.
-    """
+    """Return whether each round is feasible, ``[..., 1]``; the arguments are those of :func:`diagnose`."""
     return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 

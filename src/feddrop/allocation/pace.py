@@ -23,45 +23,24 @@ from feddrop.allocation.roots import root
 if TYPE_CHECKING:
     from feddrop.allocation.power import PowerProblem
 
-MARGIN = 1.0 - 1e-12
-"""Margin of the least share, larger than the error of Newton's method."""
-
-TOLERANCE = 2.0**-30
-"""Length of Newton's last step in q; the error after it is its square."""
-
-_FINE = 2.0**-46
-"""The same for what remains after computing, which may change a billion times as fast as q."""
-
-_TIE = 2.0**-45
-"""Loads this close count as equal: the device then runs at full speed."""
-
-_NO_TIME, _LEAST = 1e-100, 1e-200
-"""Replace 0, to avoid divisions by zero."""
-
-_SECONDS, _JOULES = 1e60, 1e100
-"""Deadlines and budgets are clipped to these and their inverses, so that ratios stay finite."""
+MARGIN = 1.0 - 1e-12  # margin of the least share, larger than the error of Newton's method
+TOLERANCE = 2.0**-30  # length of Newton's last step in q; the error after it is its square
+_FINE = 2.0**-46  # the same for what remains after computing, which may change a billion times as fast as q
+_TIE = 2.0**-45  # loads this close count as equal: the device then runs at full speed
+_NO_TIME, _LEAST = 1e-100, 1e-200  # replace 0, to avoid divisions by zero
+_SECONDS, _JOULES = 1e60, 1e100  # deadlines and budgets are clipped to these and their inverses
 
 
 class PacedLink(NamedTuple):
-    """Transmission of the full model at given shares.
+    """Transmission of the full model at given shares."""
 
-    Attributes:
-        down_s: seconds to download.
-        down_fall: -d log(down_s) / d log ρ.
-        nats: the upload takes nats/x seconds at the spectral efficiency x.
-        noise_w: N/g: the power for the spectral efficiency x is noise_w (e^x - 1).
-        noise_fall: d log(noise_w) / d log ρ: 0, or 1 under subband noise.
-        x_low: spectral efficiency in nats at the lowest power.
-        x_high: spectral efficiency in nats at the highest power.
-    """
-
-    down_s: FloatArray
-    down_fall: FloatArray | float
-    nats: FloatArray
-    noise_w: FloatArray
-    noise_fall: float
-    x_low: FloatArray
-    x_high: FloatArray
+    down_s: FloatArray  # seconds to download
+    down_fall: FloatArray | float  # -d log(down_s) / d log ρ
+    nats: FloatArray  # the upload takes nats/x seconds at the spectral efficiency x
+    noise_w: FloatArray  # N/g: the power for the spectral efficiency x is noise_w (e^x - 1)
+    noise_fall: float  # d log(noise_w) / d log ρ: 0, or 1 under subband noise
+    x_low: FloatArray  # spectral efficiency in nats at the lowest power
+    x_high: FloatArray  # spectral efficiency in nats at the highest power
 
     def pull(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return seconds and joules to upload at the spectral efficiency x."""
@@ -116,25 +95,20 @@ class Needs(NamedTuple):
 
     def full_speed(self) -> tuple[FloatArray, ...]:
         """Return the relative time and energy of transmission, then of computing, at the highest clock and power."""
-        x, tau = self.fast_x, self.fast_tau
-        return self.down + self.up / x, self.radio * (self.fast_grown / x), tau, self.clock / tau**2
+        return self._costs(self.fast_x, self.fast_grown, self.fast_tau)
 
     def at_ease(self) -> tuple[FloatArray, ...] | None:
         """Return the same at the lowest clock and power; None if all lowest powers are 0, which takes forever."""
         if not (self.slow_x > 0).any():
             return None
-        x, tau = self.slow_x, self.slow_tau
-        return self.down + self.up / x, self.radio * (self.slow_grown / x), tau, self.clock / tau**2
+        return self._costs(self.slow_x, self.slow_grown, self.slow_tau)
+
+    def _costs(self, x: FloatArray, grown: FloatArray, tau: FloatArray) -> tuple[FloatArray, ...]:
+        return self.down + self.up / x, self.radio * (grown / x), tau, self.clock / tau**2
 
 
 def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1.0) -> Needs:
-    """Return the relative costs of the devices.
-
-    Args:
-        problem: one round or a batch of rounds.
-        air: transmission at given shares.
-        stretch: a factor on the deadline.
-    """
+    """Return the relative costs of the devices, with ``stretch`` times the deadline."""
     deadline_s, budget_j = _limits(problem, stretch)
     clock = problem.cpu_constant * problem.cycles**2 * problem.cycles / deadline_s**2 / budget_j
     ratio = air.noise_w * (deadline_s / budget_j)
@@ -157,8 +131,7 @@ def needs(problem: PowerProblem, air: PacedLink, stretch: FloatArray | float = 1
         slow_x=air.x_low,
         fast_grown=grown,
         slow_grown=np.expm1(air.x_low),
-        full_odds=np.maximum(by_power, by_clock)
-        * (1.0 + 1e-9),  # slightly more, so that both are exactly at their highest
+        full_odds=np.maximum(by_power, by_clock) * (1.0 + 1e-9),  # slightly more: both exactly at their highest
     )
 
 
@@ -171,29 +144,17 @@ def _limits(problem: PowerProblem, stretch: FloatArray | float) -> tuple[FloatAr
 
 
 class Hurry(NamedTuple):
-    """Clock and power at a λ.
+    """Clock and power at a λ."""
 
-    Attributes:
-        odds: λ, equal to κ/(1-κ), the ratio in which deadline and energy split the device's weight.
-        per_q: d log λ / d q.
-        bend: d log(per_q) / d q.
-        tau: time to compute, in deadlines.
-        x: spectral efficiency in nats.
-        d_tau: d tau / d log λ.
-        d_x: d x / d log λ.
-        on_d: transmission time over the whole band, in deadlines.
-        on_e: transmission energy over the whole band, in budgets.
-    """
-
-    odds: FloatArray
-    per_q: FloatArray
-    bend: FloatArray
-    tau: FloatArray
-    x: FloatArray
-    d_tau: FloatArray
-    d_x: FloatArray
-    on_d: FloatArray
-    on_e: FloatArray
+    odds: FloatArray  # λ, equal to κ/(1-κ), the ratio in which deadline and energy split the device's weight
+    per_q: FloatArray  # d log λ / d q
+    bend: FloatArray  # d log(per_q) / d q
+    tau: FloatArray  # time to compute, in deadlines
+    x: FloatArray  # spectral efficiency in nats
+    d_tau: FloatArray  # d tau / d log λ
+    d_x: FloatArray  # d x / d log λ
+    on_d: FloatArray  # transmission time over the whole band, in deadlines
+    on_e: FloatArray  # transmission energy over the whole band, in budgets
 
 
 def hurry(q: FloatArray, c: Needs) -> Hurry:
@@ -220,23 +181,14 @@ def hurry(q: FloatArray, c: Needs) -> Hurry:
 
 
 class Pace(NamedTuple):
-    """The best clock and power of devices at given shares, all ``[..., num_devices]``.
+    """The best clock and power of devices at given shares, all ``[..., num_devices]``."""
 
-    Attributes:
-        cpu_hz: f in Hz.
-        tx_power_w: P in W.
-        deadline: D, the latency of the full model in deadlines.
-        energy: E, the energy of the full model in budgets.
-        fall: -dz / d log ρ, the value of band to a device bound by deadline or energy.
-        q: the solution.
-    """
-
-    cpu_hz: FloatArray
-    tx_power_w: FloatArray
-    deadline: FloatArray
-    energy: FloatArray
-    fall: FloatArray
-    q: FloatArray
+    cpu_hz: FloatArray  # f in Hz
+    tx_power_w: FloatArray  # P in W
+    deadline: FloatArray  # D, the latency of the full model in deadlines
+    energy: FloatArray  # E, the energy of the full model in budgets
+    fall: FloatArray  # -dz / d log ρ, the value of band to a device bound by deadline or energy
+    q: FloatArray  # the solution
 
     @property
     def z(self) -> FloatArray:
@@ -308,13 +260,7 @@ def chosen(
 ) -> tuple[FloatArray, FloatArray]:
     """Return clock in Hz and power in W; values at a limit equal it exactly.
 
-    Args:
-        problem: one round or a batch of rounds.
-        tau: time to compute, in deadlines.
-        x: spectral efficiency in nats.
-        c: the relative costs.
-        stretch: a factor on the deadline.
-        air: transmission; not needed if the noise does not depend on the share.
+    Without ``air``, the noise must not depend on the share.
     """
     p, noise_w = problem, air.noise_w if air else 1.0 / problem.gain_to_noise
     clock = p.cycles / (tau * (p.deadline_s * stretch))

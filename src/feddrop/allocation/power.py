@@ -56,13 +56,13 @@ x <= ln(1 + P_max g/(nBρ)), is log-concave, since the logarithm of ln(1 + e^v) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from feddrop.allocation.pace import MARGIN, Pace, PacedLink, needs, pace, reach
-from feddrop.allocation.problem import BoolArray, FloatArray, Problem, coerce, refuse
+from feddrop.allocation.problem import BoolArray, FloatArray, Problem, RoundProblem, coerce, refuse
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link
 
@@ -70,19 +70,17 @@ _LN2 = float(np.log(2.0))
 _TOLERANCE = 2.0**-38
 """Length of Newton's last step in log ρ; the error after it is far smaller, and ``MARGIN`` covers it."""
 
-_FIRST = -3.0
-"""First guess of log ρ, relative to that of a spectral efficiency of 1."""
+_FIRST = -3.0  # first guess of log ρ, relative to that of a spectral efficiency of 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerProblem:
-    """Rate, share, power and clock of one round or a batch of rounds; see :mod:`feddrop.allocation.power`.
+class PowerProblem(RoundProblem):
+    """Rate, share, power and clock of a round, as stated in :mod:`feddrop.allocation.power`.
 
-    Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together. All
-    costs are of the *full* model over the *whole* band.
+    All costs are of the *full* model over the *whole* band. The other fields are those of
+    :class:`~feddrop.allocation.problem.RoundProblem`.
 
     Attributes:
-        weight: w, the device's part |D_k|/|D| of the samples.
         download_s: d, seconds to download the model.
         cycles: C, CPU cycles to train it on the device's samples.
         cpu_hz: f_max, the highest clock speed.
@@ -91,22 +89,15 @@ class PowerProblem:
         bandwidth_hz: B.
         gain_to_noise: g/N in 1/W, N being the noise power over the whole band.
         tx_power_w: P_max, the highest transmit power.
-        deadline_s: T0.
-        budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
-        max_rate: θ, the highest rate allowed.
         least_cpu_hz: the lowest clock speed; equal to ``cpu_hz`` for a fixed clock.
         least_tx_power_w: the lowest transmit power; equal to ``tx_power_w`` for a fixed power.
-        present: which devices take part in the round; None for all. The others get share 0.
-        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
-        numbers: names of the fields that hold numbers.
     """
 
     numbers: ClassVar[tuple[str, ...]] = (
-        *("weight", "download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "bandwidth_hz", "gain_to_noise"),
-        *("tx_power_w", "deadline_s", "budget_j", "max_rate", "least_cpu_hz", "least_tx_power_w"),
+        *(*RoundProblem.numbers, "download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "bandwidth_hz"),
+        *("gain_to_noise", "tx_power_w", "least_cpu_hz", "least_tx_power_w"),
     )
 
-    weight: FloatArray
     download_s: FloatArray
     cycles: FloatArray
     cpu_hz: FloatArray
@@ -115,13 +106,8 @@ class PowerProblem:
     bandwidth_hz: FloatArray
     gain_to_noise: FloatArray
     tx_power_w: FloatArray
-    deadline_s: FloatArray
-    budget_j: FloatArray
-    max_rate: FloatArray
     least_cpu_hz: FloatArray = 0.0  # type: ignore[assignment]  # converted to an array
     least_tx_power_w: FloatArray = 0.0  # type: ignore[assignment]
-    present: BoolArray | None = None
-    shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         coerce(self)
@@ -138,17 +124,13 @@ class PowerProblem:
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
         """Return the paper's P1 at this clock and power."""
         pull_s = self._nats() / np.log1p(tx_power_w * self.gain_to_noise)
-        return Problem(
-            weight=self.weight,
-            comm_s=self.download_s + pull_s,
-            compute_s=self.cycles / cpu_hz,
-            upload_j=tx_power_w * pull_s,
-            compute_j=self.cpu_constant * self.cycles * cpu_hz**2,
-            deadline_s=self.deadline_s,
-            budget_j=self.budget_j,
-            max_rate=self.max_rate,
-            present=self.present,
-        )
+        return Problem(comm_s=self.download_s + pull_s, upload_j=tx_power_w * pull_s, **self._at_clock(cpu_hz))
+
+    def _at_clock(self, cpu_hz: FloatArray) -> dict[str, Any]:
+        """Return the fields of P1 that do not depend on the radio."""
+        shared: dict[str, Any] = {name: getattr(self, name) for name in (*RoundProblem.numbers, "present")}
+        compute_j = self.cpu_constant * self.cycles * cpu_hz**2
+        return shared | {"compute_s": self.cycles / cpu_hz, "compute_j": compute_j}
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
@@ -188,18 +170,12 @@ class SubbandPowerProblem(PowerProblem):
     def at(self, cpu_hz: FloatArray, tx_power_w: FloatArray) -> Problem | SubbandProblem:
         """Return the paper's P1 at this clock and power."""
         return SubbandProblem(
-            weight=self.weight,
             push_s=self._push_s(),
             pull_s=self.upload_bits / self.bandwidth_hz,
             snr_down=self.download_snr,
             snr_up=tx_power_w * self.gain_to_noise,
             tx_power_w=tx_power_w,
-            compute_s=self.cycles / cpu_hz,
-            compute_j=self.cpu_constant * self.cycles * cpu_hz**2,
-            deadline_s=self.deadline_s,
-            budget_j=self.budget_j,
-            max_rate=self.max_rate,
-            present=self.present,
+            **self._at_clock(cpu_hz),
         )
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:

@@ -11,8 +11,7 @@ from feddrop.allocation.phi import log_phi
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, positive
 
-_TIE = 1e-7
-"""Relative difference that counts as equal when multipliers are chosen; it still counts as a violation."""
+_TIE = 1e-7  # relative difference that counts as equal when multipliers are chosen; it still counts as a violation
 
 
 def fit(
@@ -38,10 +37,8 @@ def fit(
         fall_s, fall_j = air.falls(x)
         on_d, on_e = fall_s / p.deadline_s, fall_j / positive(p.budget_j)
         odds_per_w = p.deadline_s / positive(p.budget_j)
-        by_clock, by_power = (
-            2.0 * p.cpu_constant * cpu_hz**3 * odds_per_w,
-            air.noise_w * np.exp(log_phi(x)) * odds_per_w,
-        )
+        by_clock = 2.0 * p.cpu_constant * cpu_hz**3 * odds_per_w
+        by_power = air.noise_w * np.exp(log_phi(x)) * odds_per_w
         turns = _between(cpu_hz, p.least_cpu_hz, p.cpu_hz) & (p.cycles * p.cpu_constant > 0)
         shifts = _between(tx_power_w, p.least_tx_power_w, p.tx_power_w)
         odds = np.where(turns, by_clock, by_power)

@@ -14,7 +14,7 @@ passes. If it does not, or if the band is not scarce, ``solve`` returns None and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
@@ -28,22 +28,13 @@ from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, Status, finish
 
 _PASSES = 24
-_SETTLED = 2.0**-21
-"""Length of the last step; the error after it is its square."""
-
-_LEFT = 2.0**-42
-"""Length of the step that would follow; if it is longer, the last step crossed a kink."""
-
-_LONGEST, _FLAT = 1.5, 1e-9
-"""The longest step of q, and the slope below which clock, power and share are constant."""
-
-_FARTHEST, _LOST = 3.0, 15.0
-"""The longest step of log μ, and its largest distance from the first guess; beyond, the band is ample or too small."""
-
+_SETTLED = 2.0**-21  # length of the last step; the error after it is its square
+_LEFT = 2.0**-42  # length of the step that would follow; if it is longer, the last step crossed a kink
+_LONGEST, _FLAT = 1.5, 1e-9  # the longest step of q, and the slope below which clock, power and share are constant
+_FARTHEST, _LOST = 3.0, 15.0  # the longest step of log μ, and its largest distance from the first guess
 _NOBODY = 1e-200
 
-_BLOCK = BLOCK // 2
-"""Smaller blocks than elsewhere: a pass has more arrays that must fit into the cache."""
+_BLOCK = BLOCK // 2  # smaller blocks than elsewhere: a pass has more arrays that must fit into the cache
 
 
 class _FullSpeed(NamedTuple):
@@ -51,24 +42,15 @@ class _FullSpeed(NamedTuple):
 
     At full speed D - E = r tilt - rest. At κ = 1 only the deadline binds; as κ falls, r moves until D = E; below the
     lowest κ of full speed, a slower device is better. All ``[..., block]``.
-
-    Attributes:
-        alone: demanded 1/share at a price of 1 if only the deadline binds.
-        eased: the same at the lowest κ at which full speed is best.
-        least: the smallest useful 1/share: nothing is dropped.
-        most: the largest 1/share with which the deadline is met.
-        tied: 1/share at which D = E.
-        tilt: dD/dr - dE/dr.
-        rest: relative energy minus relative time of computing.
     """
 
-    alone: FloatArray
-    eased: FloatArray
-    least: FloatArray
-    most: FloatArray
-    tied: FloatArray
-    tilt: FloatArray
-    rest: FloatArray
+    alone: FloatArray  # demanded 1/share at a price of 1 if only the deadline binds
+    eased: FloatArray  # the same at the lowest κ at which full speed is best
+    least: FloatArray  # the smallest useful 1/share: nothing is dropped
+    most: FloatArray  # the largest 1/share with which the deadline is met
+    tied: FloatArray  # 1/share at which D = E
+    tilt: FloatArray  # dD/dr - dE/dr
+    rest: FloatArray  # relative energy minus relative time of computing
 
     def at(self, root: FloatArray) -> tuple[BoolArray, FloatArray, BoolArray]:
         """Return which devices are at full speed at the price root², their 1/share, and where it follows the price."""
@@ -85,37 +67,24 @@ class _Block:
     """Devices of a block and the state of the iteration: q, and after a pass all other values.
 
     An inactive device counts as one at full speed with a demand of 0.
-
-    Attributes:
-        cap: 1/(1-θ).
-        q: the unknown of each device.
-        top: the highest q; above it clock and power are at their highest, and the slope is 0.
-        step: step of q at constant price, at most ``trust``.
-        follows: d q / d log μ.
-        r: 1/share.
-        held: devices at full speed.
-        tau: time to compute of the others, in deadlines.
-        x: their spectral efficiency in nats.
-        bend: d log(d log λ / d q) / d q.
-        off: the longest step of a device, before it is cut.
     """
 
     part: PowerProblem
     needs: Needs
     full: _FullSpeed
-    cap: FloatArray
+    cap: FloatArray  # 1/(1-θ)
     weight: FloatArray
-    top: FloatArray
-    q: FloatArray
-    step: FloatArray
-    follows: FloatArray
-    r: FloatArray
-    tau: FloatArray
-    x: FloatArray
-    bend: FloatArray
-    held: BoolArray
+    top: FloatArray  # the highest q; above it clock and power are at their highest, and the slope is 0
+    q: FloatArray  # the unknown of each device
+    step: FloatArray  # step of q at constant price, at most ``trust``
     trust: FloatArray
-    off: FloatArray
+    follows: FloatArray = field(init=False)  # d q / d log μ
+    r: FloatArray = field(init=False)  # 1/share
+    held: BoolArray = field(init=False)  # devices at full speed
+    tau: FloatArray = field(init=False)  # time to compute of the others, in deadlines
+    x: FloatArray = field(init=False)  # their spectral efficiency in nats
+    bend: FloatArray = field(init=False)  # d log(d log λ / d q) / d q
+    off: FloatArray = field(init=False)  # the longest step of a device, before it is cut
 
     def look(self, log_price: FloatArray) -> FloatArray:
         """Compute share and step of every device at a price.
@@ -172,9 +141,7 @@ class _Block:
 def solve(problem: PowerProblem, active: BoolArray) -> Allocation | None:
     """Return the optimum if the band is scarce; None if this iteration does not find it.
 
-    Args:
-        problem: one round or a batch of rounds; noise must not depend on the share.
-        active: devices that take part, ``[..., num_devices]``.
+    The noise must not depend on the share.
     """
     if np.any(problem.least_tx_power_w > 0):
         return None
@@ -256,12 +223,5 @@ def _block(part: PowerProblem, active: BoolArray) -> _Block:
         top=top,
         q=np.minimum(c.even(), top) + nothing,
         step=nothing,
-        follows=nothing,
-        r=nothing,
-        tau=nothing,
-        x=nothing,
-        bend=nothing,
-        held=np.zeros(active.shape, np.bool_),
         trust=np.full(active.shape, _LONGEST),
-        off=nothing,
     )

@@ -33,12 +33,8 @@ from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
 from feddrop.errors import ConfigError
 
-_SMALL = 1e-200
-"""Keeps inactive devices from causing divisions by zero."""
-
-_FLOOR = 1e-6
-_WARM = 0.3
-"""Smallest λ_k and ν_k relative to the weight, in any pass and at a warm start."""
+_SMALL = 1e-200  # keeps inactive devices from causing divisions by zero
+_FLOOR, _WARM = 1e-6, 0.3  # smallest λ_k and ν_k relative to the weight, in any pass and at a warm start
 
 
 class Pass(NamedTuple):
@@ -67,8 +63,7 @@ class Pass(NamedTuple):
     free: BoolArray
 
 
-StepRule = Callable[[Pass], tuple[FloatArray, FloatArray, FloatArray]]
-"""From a pass to the next μ, λ and ν."""
+StepRule = Callable[[Pass], tuple[FloatArray, FloatArray, FloatArray]]  # from a pass to the next μ, λ and ν
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +301,8 @@ def _first(
 
 
 def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    shapes = {"band": mu.shape, "deadline": weighty.shape, "energy": weighty.shape}
     found = {}
-    for name, shape in shapes.items():
+    for name, shape in (("band", mu.shape), ("deadline", weighty.shape), ("energy", weighty.shape)):
         try:
             value = np.broadcast_to(np.asarray(getattr(start, name), dtype=np.float64), shape)
         except (TypeError, ValueError):
@@ -319,11 +313,7 @@ def _given(start: FirstMultipliers, weighty: FloatArray, mu: FloatArray) -> tupl
                 f"or an array of shape {list(shape)}."
             )
         found[name] = value
-    floor = _FLOOR * weighty
-    lam, nu = (
-        np.maximum(_of(weighty > 0, found["deadline"]), floor),
-        np.maximum(_of(weighty > 0, found["energy"]), floor),
-    )
+    lam, nu = (np.maximum(_of(weighty > 0, found[name]), _FLOOR * weighty) for name in ("deadline", "energy"))
     return lam, nu, found["band"]
 
 

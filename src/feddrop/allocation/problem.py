@@ -38,31 +38,48 @@ from feddrop.errors import ConfigError
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-GUARD = 1.0 - 2.0**-47
-"""Deadlines and budgets are met with a relative margin of 7e-15, so that they also hold after rounding."""
-
-TINY = 1e-300
-"""Replaces budgets of 0 and below: any cost exceeds it, and it can be divided by."""
+GUARD = 1.0 - 2.0**-47  # relative margin of deadlines and budgets, so that they also hold after rounding
+TINY = 1e-300  # replaces budgets of 0 and below: any cost exceeds it, and it can be divided by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """P1 of one round or a batch of rounds, for noise whose power does not depend on the share.
+class RoundProblem:
+    """The fields of every allocation problem of one round or a batch of rounds.
 
-    Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
+    Every number may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
 
     Attributes:
         weight: w, the device's part |D_k|/|D| of the samples.
-        comm_s: a, seconds to push and pull the full model over the whole band.
-        compute_s: b, seconds to train the full model on the device's samples.
-        upload_j: c, joules to upload the full model over the whole band.
-        compute_j: d, joules to train the full model on the device's samples.
         deadline_s: T0.
         budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
         max_rate: θ, the highest rate allowed.
         present: which devices take part in the round; None for all. The others get share 0.
         shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
         numbers: names of the fields that hold numbers.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("weight", "deadline_s", "budget_j", "max_rate")
+
+    weight: FloatArray
+    deadline_s: FloatArray
+    budget_j: FloatArray
+    max_rate: FloatArray
+    present: BoolArray | None = None
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        coerce(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(RoundProblem):
+    """P1, for noise whose power does not depend on the share; the other fields are those of :class:`RoundProblem`.
+
+    Attributes:
+        comm_s: a, seconds to push and pull the full model over the whole band.
+        compute_s: b, seconds to train the full model on the device's samples.
+        upload_j: c, joules to upload the full model over the whole band.
+        compute_j: d, joules to train the full model on the device's samples.
 
     Example:
         >>> import feddrop
@@ -72,24 +89,12 @@ class Problem:
         (2,)
     """
 
-    numbers: ClassVar[tuple[str, ...]] = (
-        *("weight", "comm_s", "compute_s", "upload_j", "compute_j"),
-        *("deadline_s", "budget_j", "max_rate"),
-    )
+    numbers: ClassVar[tuple[str, ...]] = (*RoundProblem.numbers, "comm_s", "compute_s", "upload_j", "compute_j")
 
-    weight: FloatArray
     comm_s: FloatArray
     compute_s: FloatArray
     upload_j: FloatArray
     compute_j: FloatArray
-    deadline_s: FloatArray
-    budget_j: FloatArray
-    max_rate: FloatArray
-    present: BoolArray | None = None
-    shape: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        coerce(self)
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return transmission time in s and energy in J of the full model at these shares."""
@@ -108,8 +113,7 @@ class Problem:
         return np.where((seconds > 0) & (joules > 0), share, np.inf)
 
 
-BLOCK = 1 << 13
-"""Devices per block: its arrays fit into the processor's cache."""
+BLOCK = 1 << 13  # devices per block: its arrays fit into the processor's cache
 
 
 def part_of(problem: Any, block: slice) -> Any:
@@ -182,15 +186,9 @@ def _check(name: str, value: FloatArray, shape: tuple[int, ...]) -> None:
 def refuse(
     name: str, value: FloatArray, good: BoolArray, rule: str, shape: tuple[int, ...], *, first_round: int = 0
 ) -> None:
-    """Raise a ConfigError that names the first device with an invalid value, if there is one.
+    """Raise a ConfigError that names the first device whose value is not ``good``, if there is one.
 
-    Args:
-        name: of the field.
-        value: the values, broadcast to ``shape``.
-        good: which of them are valid.
-        rule: what a valid value is.
-        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
-        first_round: number of the first round.
+    Values are broadcast to ``shape``, ``[num_devices]`` or ``[num_rounds, num_devices]``; ``rule`` says what is valid.
     """
     if not good.all():
         place = tuple(np.argwhere(~np.broadcast_to(good, shape))[0])

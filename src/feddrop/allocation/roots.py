@@ -15,8 +15,7 @@ import numpy as np
 from feddrop.allocation.problem import BoolArray, FloatArray
 
 PASSES = 400
-BAND = 1.0 - 2.0**-47
-"""Sum of the shares: slightly less than 1, so that they fit into the band after rounding."""
+BAND = 1.0 - 2.0**-47  # sum of the shares: slightly less than 1, so that they fit into the band after rounding
 
 
 def root(

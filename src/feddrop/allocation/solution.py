@@ -19,8 +19,7 @@ AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _TIE = 1e-11
 _BINDS = 1e-9
-_ALL_BUT_ALL = 0.99
-"""Above this rate, rounding may keep more of the model than ``GUARD`` covers."""
+_ALL_BUT_ALL = 0.99  # above this rate, rounding may keep more of the model than ``GUARD`` covers
 
 
 class Status(StrEnum):
@@ -132,9 +131,11 @@ class Allocation:
         """The multipliers that fit the price and the shares; None for schemes without a price."""
         if self.price is None:
             return None
-        if isinstance(self.problem, PowerProblem):
-            return _with_limits(self.problem, self._share, self.price, *self._chosen)
-        return fit_multipliers(self.problem, self._share, self.price)
+        problem = self.problem
+        if not isinstance(problem, PowerProblem):
+            return fit_multipliers(problem, self._share, self.price)
+        lam, nu, clock, power = fit(problem, self._share, *self._chosen, self.price)
+        return _with_rest(problem.weight, self.price, lam, nu, clock=clock, power=power)
 
     @property
     def residual(self) -> float:
@@ -152,21 +153,15 @@ class Allocation:
         problem = self.problem
         if not isinstance(problem, PowerProblem) or self.cpu_hz is None or self.tx_power_w is None:
             raise TypeError("Clocks and powers are chosen for a PowerProblem only.")
-        return np.where(self.active, self.cpu_hz, problem.cpu_hz), np.where(
-            self.active, self.tx_power_w, problem.tx_power_w
-        )
+        clock = np.where(self.active, self.cpu_hz, problem.cpu_hz)
+        return clock, np.where(self.active, self.tx_power_w, problem.tx_power_w)
 
     def _used(self, full: FloatArray) -> FloatArray:
         return np.where(self.active, (1.0 - self.rate) * full, 0.0)
 
 
 def loads(problem: P1Problem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the left sides of C1 and C2: the z that the deadline requires and the one that the budget requires.
-
-    Args:
-        problem: one round or a batch of rounds.
-        share: of the problem's shape.
-    """
+    """Return the left sides of C1 and C2: the z that the deadline requires and the one that the budget requires."""
     seconds, joules = problem.air(share)
     # In place: with a million devices, new memory costs more time than the arithmetic.
     seconds += problem.compute_s
@@ -195,8 +190,7 @@ def finish(
     known; otherwise the search for them starts at ``guess``.
     """
     if isinstance(problem, PowerProblem):
-        at = np.where(active, share, 1.0)
-        cpu_hz, tx_power_w = paces or _paces(problem, at, guess)
+        cpu_hz, tx_power_w = paces or _paces(problem, np.where(active, share, 1.0), guess)
         fixed = problem.at(cpu_hz, tx_power_w)
         found = finish(
             fixed, share=share, active=active, scheme=scheme, status=status, iterations=iterations, price=price
@@ -277,20 +271,13 @@ def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float
     return float(value) if value.ndim == 0 else value
 
 
-def _with_limits(
-    problem: PowerProblem, share: FloatArray, price: FloatArray, cpu_hz: FloatArray, tx_power_w: FloatArray
+def _with_rest(
+    weight: FloatArray, price: FloatArray, lam: FloatArray, nu: FloatArray, **limits: FloatArray
 ) -> Multipliers:
-    lam, nu, clock, power = fit(problem, share, cpu_hz, tx_power_w, price)
-    rest = problem.weight - lam - nu
-    return Multipliers(
-        band=price,
-        deadline=lam,
-        energy=nu,
-        floor=np.maximum(rest, 0.0),
-        cap=np.maximum(-rest, 0.0),
-        clock=clock,
-        power=power,
-    )
+    """Return multipliers with α and β from stationarity in z."""
+    rest = weight - lam - nu
+    floor, cap = np.maximum(rest, 0.0), np.maximum(-rest, 0.0)
+    return Multipliers(band=price, deadline=lam, energy=nu, floor=floor, cap=cap, **limits)
 
 
 def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) -> Multipliers:
@@ -313,8 +300,7 @@ def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) ->
     first = deadline >= energy
     lam = np.where(split, mixed, np.where(first, only_d, 0.0))
     nu = np.where(split, weight - mixed, np.where(first, 0.0, only_e))
-    rest = weight - lam - nu
-    return Multipliers(band=price, deadline=lam, energy=nu, floor=np.maximum(rest, 0.0), cap=np.maximum(-rest, 0.0))
+    return _with_rest(weight, price, lam, nu)
 
 
 def kkt_residual(allocation: Allocation) -> float:
@@ -328,13 +314,8 @@ def kkt_residual(allocation: Allocation) -> float:
     deadline, energy = loads(p, share)
     room_d, room_e = 1.0 - keep * deadline, 1.0 - keep * energy
     room_band = 1.0 - total(allocation.share)
-    worst = [
-        -room_d[active],
-        -room_e[active],
-        -room_band,
-        (allocation.rate - p.max_rate)[active],
-        -allocation.rate[active],
-    ]
+    worst = [-room_d[active], -room_e[active], -room_band]
+    worst += [(allocation.rate - p.max_rate)[active], -allocation.rate[active]]
     m = allocation.multipliers
     if m is not None:
         fall_d, fall_e = p.slopes(share)

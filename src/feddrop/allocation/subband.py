@@ -10,28 +10,24 @@ is concave in ρ. Transmission time and energy are multiples of 1/r, hence conve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, coerce, positive
+from feddrop.allocation.problem import GUARD, FloatArray, RoundProblem, positive
 from feddrop.allocation.roots import root
 
 _LN2 = float(np.log(2.0))
-NARROW, WIDE = -600.0, 60.0
-"""Logarithms of the smallest and largest share that are searched."""
+NARROW, WIDE = -600.0, 60.0  # logarithms of the smallest and largest share that are searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubbandProblem:
-    """P1 of one round or a batch of rounds, under subband noise.
-
-    Every field may be a scalar, ``[num_devices]`` or ``[num_rounds, num_devices]``; they are broadcast together.
+class SubbandProblem(RoundProblem):
+    """P1 under subband noise; the other fields are those of :class:`~feddrop.allocation.problem.RoundProblem`.
 
     Attributes:
-        weight: w, the device's part |D_k|/|D| of the samples.
         push_s: seconds to push the full model over the whole band at 1 bit/s/Hz.
         pull_s: seconds to pull the full model over the whole band at 1 bit/s/Hz.
         snr_down: signal-to-noise ratio of the downlink over the whole band.
@@ -39,20 +35,13 @@ class SubbandProblem:
         tx_power_w: the device's transmit power.
         compute_s: b, seconds to train the full model on the device's samples.
         compute_j: d, joules to train the full model on the device's samples.
-        deadline_s: T0.
-        budget_j: E, joules a device may spend in the round, net of its circuit energy; inf for no budget.
-        max_rate: θ, the highest rate allowed.
-        present: which devices take part in the round; None for all. The others get share 0.
-        shape: ``(num_devices,)`` or ``(num_rounds, num_devices)``.
-        numbers: names of the fields that hold numbers.
     """
 
     numbers: ClassVar[tuple[str, ...]] = (
-        *("weight", "push_s", "pull_s", "snr_down", "snr_up", "tx_power_w", "compute_s", "compute_j"),
-        *("deadline_s", "budget_j", "max_rate"),
+        *RoundProblem.numbers,
+        *("push_s", "pull_s", "snr_down", "snr_up", "tx_power_w", "compute_s", "compute_j"),
     )
 
-    weight: FloatArray
     push_s: FloatArray
     pull_s: FloatArray
     snr_down: FloatArray
@@ -60,14 +49,6 @@ class SubbandProblem:
     tx_power_w: FloatArray
     compute_s: FloatArray
     compute_j: FloatArray
-    deadline_s: FloatArray
-    budget_j: FloatArray
-    max_rate: FloatArray
-    present: BoolArray | None = None
-    shape: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        coerce(self)
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return transmission time in s and energy in J of the full model at these shares."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -60,13 +60,19 @@ def show_run(run: Run, console: Console | None = None) -> Iterator[Record]:
 
 
 def _on_terminal(run: Run, console: Console) -> Iterator[Record]:
+    with Live(console=console, refresh_per_second=4) as live:
+        yield from _watched(run, console, live.update)
+
+
+def _watched(run: Run, console: Console, show: Callable[[RenderableType], None]) -> Iterator[Record]:
+    """Yield the records of a run; show the last ones and the progress at the start and after each round."""
     records, progress = run.records[-_ROWS:], _progress(run, console)
-    with Live(Group(table(records, console.width), progress), console=console, refresh_per_second=4) as live:
-        for record in run:
-            records = [*records, record][-_ROWS:]
-            progress.update(progress.task_ids[0], completed=record["round"])
-            live.update(Group(table(records, console.width), progress))
-            yield record
+    show(Group(table(records, console.width), progress))
+    for record in run:
+        records = [*records, record][-_ROWS:]
+        progress.update(progress.task_ids[0], completed=record["round"])
+        show(Group(table(records, console.width), progress))
+        yield record
 
 
 def _in_notebook(run: Run) -> Iterator[Record]:
@@ -74,19 +80,15 @@ def _in_notebook(run: Run) -> Iterator[Record]:
     from IPython.display import HTML, display
 
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, force_jupyter=False, force_terminal=True)
-    records, progress = run.records[-_ROWS:], _progress(run, console)
+    cell = display(HTML(""), display_id=True)
 
-    def picture(content: RenderableType) -> Any:
+    def show(content: RenderableType) -> None:
         console.print(content)
         style = "font-family:monospace;line-height:1.35;white-space:pre;overflow-x:auto"
-        return HTML(console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>'))
+        code = f'<pre style="{style}">{{code}}</pre>'
+        cell.update(HTML(console.export_html(inline_styles=True, code_format=code)))
 
-    cell = display(picture(Group(table(records, console.width), progress)), display_id=True)
-    for record in run:
-        records = [*records, record][-_ROWS:]
-        progress.update(progress.task_ids[0], completed=record["round"])
-        cell.update(picture(Group(table(records, console.width), progress)))
-        yield record
+    yield from _watched(run, console, show)
 
 
 def _progress(run: Run, console: Console) -> Progress:

@@ -1,60 +1,30 @@
 """The configuration of a run, from Python, TOML or the command line. Imports neither torch nor NumPy."""
 
-from feddrop.config.callbacks import Callbacks
-from feddrop.config.conversion import from_table, to_table
-from feddrop.config.data import Data
-from feddrop.config.execution import Execution
-from feddrop.config.methods import (
-    FIARSE,
-    METHODS,
-    CustomMethod,
-    FedAvg,
-    FedDrop,
-    FedDST,
-    FedRolex,
-    FjORD,
-    HeteroFL,
-    MethodSettings,
-    PruneFL,
-    Subnets,
-    SuppliedMethod,
-    Windows,
-    method_named,
-)
-from feddrop.config.model import Model
-from feddrop.config.participation import Participation
-from feddrop.config.radio import Radio
-from feddrop.config.run import RATE, RunConfig, locate
-from feddrop.config.server import Server
-from feddrop.config.train import Train
-
-__all__ = [
-    "FIARSE",
-    "METHODS",
-    "RATE",
-    "Callbacks",
-    "CustomMethod",
-    "Data",
-    "Execution",
-    "FedAvg",
-    "FedDST",
-    "FedDrop",
-    "FedRolex",
-    "FjORD",
-    "HeteroFL",
-    "MethodSettings",
-    "Model",
-    "Participation",
-    "PruneFL",
-    "Radio",
-    "RunConfig",
-    "Server",
-    "Subnets",
-    "SuppliedMethod",
-    "Train",
-    "Windows",
-    "from_table",
-    "locate",
-    "method_named",
-    "to_table",
-]
+from feddrop.config.callbacks import Callbacks as Callbacks
+from feddrop.config.conversion import from_table as from_table
+from feddrop.config.conversion import to_table as to_table
+from feddrop.config.data import Data as Data
+from feddrop.config.execution import Execution as Execution
+from feddrop.config.methods import FIARSE as FIARSE
+from feddrop.config.methods import METHODS as METHODS
+from feddrop.config.methods import CustomMethod as CustomMethod
+from feddrop.config.methods import FedAvg as FedAvg
+from feddrop.config.methods import FedDrop as FedDrop
+from feddrop.config.methods import FedDST as FedDST
+from feddrop.config.methods import FedRolex as FedRolex
+from feddrop.config.methods import FjORD as FjORD
+from feddrop.config.methods import HeteroFL as HeteroFL
+from feddrop.config.methods import MethodSettings as MethodSettings
+from feddrop.config.methods import PruneFL as PruneFL
+from feddrop.config.methods import Subnets as Subnets
+from feddrop.config.methods import SuppliedMethod as SuppliedMethod
+from feddrop.config.methods import Windows as Windows
+from feddrop.config.methods import method_named as method_named
+from feddrop.config.model import Model as Model
+from feddrop.config.participation import Participation as Participation
+from feddrop.config.radio import Radio as Radio
+from feddrop.config.run import RATE as RATE
+from feddrop.config.run import RunConfig as RunConfig
+from feddrop.config.run import locate as locate
+from feddrop.config.server import Server as Server
+from feddrop.config.train import Train as Train

@@ -27,13 +27,9 @@ def _declared(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "", others: Mapping[str, str] | None = None) -> T:
-    """Create a settings object from plain values.
+    """Create a settings object from plain values; ``others`` are keys of files for other commands, by key.
 
-    Args:
-        cls: its class.
-        table: the values by key.
-        prefix: prefix of the keys in messages, such as ``"radio."``.
-        others: keys that occur only in files of other commands, with the command.
+    ``prefix`` precedes the keys in messages, such as ``"radio."``.
     """
     known = [item.name for item, _ in declared(cls)]
     if unknown := [key for key in table if key not in known]:

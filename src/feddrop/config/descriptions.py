@@ -12,11 +12,9 @@ _ENTRY = re.compile(r"\s*(\w+): (.*)")
 
 
 def meanings(cls: type[Any], code: str = "") -> dict[str, str]:
-    """Return the description of each field, from the Attributes of the class and of its bases.
+    """Return the description of each field, from the Attributes of a settings class and of its bases.
 
-    Args:
-        cls: a settings class.
-        code: the quote around code, such as a backtick for Markdown.
+    ``code`` is the quote around code, such as a backtick for Markdown.
     """
     fields = {item.name for item, _ in declared(cls)}
     found: dict[str, list[str]] = {}

@@ -60,12 +60,10 @@ class Execution(Settings):
                 'sees only the GPUs it reserves. Set both, as in torch_device = "cuda" and gpus = 1, or neither.'
             )
 
-    def notices(self) -> list[str]:
-        """Also report CPUs per worker on a local Ray, where they have no effect."""
-        lines = Settings.notices(self)
+    def remarks(self) -> Iterator[str]:
+        """Report CPUs per worker on a local Ray."""
         if self.executor == "ray" and self.cpus and ray_address(self.address) == "local":
-            lines.append("execution.cpus has no effect on a local Ray: it is for a cluster.")
-        return lines
+            yield "execution.cpus has no effect on a local Ray: it is for a cluster."
 
 
 def address_problems(what: str, address: str) -> Iterator[str]:

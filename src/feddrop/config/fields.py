@@ -159,9 +159,13 @@ class Settings:
         """Yield one message for each rule between fields that is violated."""
         yield from ()
 
+    def remarks(self) -> Iterator[str]:
+        """Yield one line for each setting that has no effect for a reason that its declaration cannot express."""
+        yield from ()
+
     def notices(self) -> list[str]:
         """Return one line for each non-default setting that has no effect now but may have one later."""
-        return list(without_effect(self, strict=False))
+        return [*without_effect(self, strict=False), *self.remarks()]
 
     def _range_problems(self) -> Iterator[str]:
         for item, _ in declared(type(self)):

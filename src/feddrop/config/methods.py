@@ -19,6 +19,8 @@ LEVELS = ("weight", "unit")
 COUNTS = ("exact", "bernoulli")
 LAYERS = ("all", "linear")
 RULES = ("delta", "model", "holders")
+DRAWS = ("uniform", "importance")
+STEPS = ("scaled", "plain")
 LAYER_SPARSITIES = ("erk", "er", "uniform")
 THRESHOLDS = ("network", "layer")
 
@@ -52,7 +54,7 @@ class MethodSettings(Settings):
 
     def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
         """Return one line for each setting that has no effect in a run of this many rounds."""
-        return self.notices()
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -89,11 +91,17 @@ class FedDrop(Subnets):
     """Federated dropout: a random subnet per device and round.
 
     Attributes:
+        draw: ``"uniform"`` keeps every weight or unit with the same probability (the paper); ``"importance"`` keeps it
+            with a probability q proportional to its magnitude and scales it by 1/q: unbiased, too, with less variance.
+        threshold: for importance draws of weights: ``"layer"`` keeps a fraction 1-γ of every layer; ``"network"`` keeps
+            that fraction of the whole network, so that layers of small weights lose more.
         rule: how updates are aggregated: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
             that held it.
-        factor: for ``"delta"``: whether the update of a kept weight is scaled by 1/(1-γ) once more, as the chain rule
-            through ``w * m`` requires; the expected update is then that of the full network.
+        step: the step of a kept weight, which the device moved by Δŵ after scaling it by c: ``"scaled"`` is c·Δŵ for
+            ``"delta"``, as the chain rule through ``w * m`` requires, and Δŵ/c for ``"holders"``; ``"plain"`` is Δŵ.
+        variance_weight: κ; a device counts with weight |D_k|/(1 + κ v_k), where v_k = E‖ŵ-w‖²/‖w‖² is the relative
+            variance of its draw; 0 weights by samples alone.
 
     Example:
         >>> import feddrop
@@ -103,8 +111,18 @@ class FedDrop(Subnets):
 
     name: ClassVar[str] = "feddrop"
 
+    draw: str = setting("uniform", choices=DRAWS)
+    threshold: str = setting("layer", choices=THRESHOLDS, only_with={"draw": ("importance",), "level": ("weight",)})
     rule: str = setting("delta", choices=RULES)
-    factor: bool = setting(True, only_with={"rule": ("delta",)})
+    step: str = setting("scaled", choices=STEPS, only_with={"rule": ("delta", "holders")})
+    variance_weight: float = setting(0.0, ge=0)
+
+    def problems(self) -> Iterator[str]:
+        """Importance draws have exact counts."""
+        if self.draw == "importance" and self.count != "exact":
+            yield f"method.count is {self.count!r}, which has no effect with method.draw = 'importance'. Remove it."
+        if self.threshold == "network" and self.layer_rates:
+            yield "method.layer_rates is given, but method.threshold = 'network' has one rate. Remove one of them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -282,12 +300,7 @@ class PruneFL(MethodSettings):
         return float(self.removable * 0.5 ** (rounds / self.half_life))
 
     def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round.
-
-        Args:
-            round_: the round.
-            began: the last round of the first stage, or -1 during that stage.
-        """
+        """Return whether the mask is adjusted in a round; the first stage ended with round ``began``, -1 if not yet."""
         if began < 0:
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0

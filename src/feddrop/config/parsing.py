@@ -20,13 +20,7 @@ LARGEST = 64 * 2**20
 
 
 def read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST) -> str:
-    """Read a UTF-8 text file, with or without a byte-order mark.
-
-    Args:
-        path: the file.
-        what: what it is, for errors, such as "the configuration".
-        largest: largest size in bytes.
-    """
+    """Read a UTF-8 text file, with or without a byte-order mark; ``what`` describes it in errors."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 -- an invalid name must fail here
             data = file.read(largest + 1)

@@ -91,11 +91,7 @@ SITE = ("carrier_hz", "radius_m", "min_distance_m", "base_height_m", "device_hei
 
 
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all settings that presets have a value for.
-
-    Args:
-        given: the values that were given; ``FROM_PRESET`` counts as not given.
-    """
+    """Return the values of all settings that presets have a value for; ``FROM_PRESET`` counts as not given."""
     given = {key: value for key, value in given.items() if value is not FROM_PRESET}
     chosen = {key: value for key, value in given.items() if key in _PAPER}
     preset = PRESETS[given["preset"]]
@@ -117,12 +113,7 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one message for each contradiction between the values that were given.
-
-    Args:
-        given: the values that were given.
-        found: the values that :func:`resolve` returned.
-    """
+    """Yield one message for each contradiction between the values that were given; :func:`resolve` ``found`` others."""
     own = {key: value for key, value in PRESETS[given["preset"]].items() if value != _PAPER[key]}
     if own and all(key in given and given[key] != value for key, value in own.items()):
         yield (
@@ -150,8 +141,7 @@ def _of_kinds(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the device kind decides: they are empty or 0."""
     if found["devices"] == "paper":
         return {}
-    ranges: dict[str, Any] = dict.fromkeys(("cpu_hz", "tx_power_w", "cpu_constant"), ())
-    return ranges | {"flop_per_cycle": 0.0, "energy_budget_j": 0.0}
+    return {"cpu_hz": (), "tx_power_w": (), "cpu_constant": (), "flop_per_cycle": 0.0, "energy_budget_j": 0.0}
 
 
 def _of_model(found: Mapping[str, Any], distances: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, contradictions, resolve
 
 SCHEMES = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+OBJECTIVES = ("inverse", "inverse-squared", "linear")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
 COSTS = ("measured", "formula")
@@ -30,6 +31,8 @@ class Radio(Settings):
     Attributes:
         preset: the cell that provides the values that are not given.
         scheme: allocation scheme.
+        objective: what ``"exact"`` minimises, over the kept shares s = 1-γ: ``"inverse"`` Σ w/s (the paper),
+            ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning).
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
         policy: what to do in an infeasible round.
@@ -92,6 +95,7 @@ class Radio(Settings):
 
     preset: str = setting("paper", choices=tuple(PRESETS))
     scheme: str = setting("exact", choices=SCHEMES)
+    objective: str = setting("inverse", choices=OBJECTIVES, only_with={"scheme": ("exact",)})
     control: tuple[str, ...] = setting(("rate", "share"), choices=CONTROLS)
     policy: str = setting(FROM_PRESET, choices=POLICIES)
     bandwidth_hz: float = setting(FROM_PRESET, gt=0)
@@ -160,24 +164,27 @@ class Radio(Settings):
             yield f"radio.{given[0]} and radio.{given[1]} are both given; give one source of gains."
         yield from self._site_problems() if self.propagation else self._no_site_problems()
 
-    def notices(self) -> list[str]:
-        """Also report settings of path loss and fading that have no effect."""
+    def remarks(self) -> Iterator[str]:
+        """Report settings of path loss and fading that have no effect."""
         near = "" if self.distances_m or self.devices_csv else "it needs devices with distances (radio.distances_m)"
         source = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
         measured = f"gains come from radio.{source}" if source else ""
         idle = {"path_loss_exponent": near, "reference_m": near, "kappa": measured, "path_loss": measured}
         default = Radio()
-        return Settings.notices(self) + [
-            f"radio.{name} has no effect: {why}."
-            for name, why in idle.items()
-            if why and getattr(self, name) != getattr(default, name)
-        ]
+        for name, why in idle.items():
+            if why and getattr(self, name) != getattr(default, name):
+                yield f"radio.{name} has no effect: {why}."
 
     def _control_problems(self) -> Iterator[str]:
         if "rate" not in self.control or len(set(self.control)) < len(self.control):
             yield (
                 f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
+            )
+        if self.chooses and self.objective != "inverse":
+            yield (
+                f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
+                "Leave them out, or change the objective."
             )
         if self.chooses and self.scheme not in _PACED:
             yield (

@@ -83,8 +83,8 @@ class RunConfig(Settings):
 
     def notices(self) -> list[str]:
         """Return one line for each non-default setting that has no effect now but may have one later."""
-        lines = self.data.notices() + self.execution.notices()
-        return lines + (self.radio.notices() if self.radio else []) + self.method.effect_notices(self.rounds)
+        sections = [section for section in (self.data, self.execution, self.radio) if section is not None]
+        return [line for one in sections for line in one.notices()] + self.method.effect_notices(self.rounds)
 
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:

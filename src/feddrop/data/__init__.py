@@ -1,21 +1,12 @@
 """Data sets and their partition over the devices. Importing this package does not load torch."""
 
-from feddrop.config.data import PARTITIONS
-from feddrop.data.adapters import from_dataset
-from feddrop.data.arrays import from_arrays
-from feddrop.data.dataset import Dataset
-from feddrop.data.partitions import class_counts, partition, partition_dataset
-from feddrop.data.sources import DATASETS, load_dataset, locate_dataset
-
-__all__ = [
-    "DATASETS",
-    "PARTITIONS",
-    "Dataset",
-    "class_counts",
-    "from_arrays",
-    "from_dataset",
-    "load_dataset",
-    "locate_dataset",
-    "partition",
-    "partition_dataset",
-]
+from feddrop.config.data import PARTITIONS as PARTITIONS
+from feddrop.data.adapters import from_dataset as from_dataset
+from feddrop.data.arrays import from_arrays as from_arrays
+from feddrop.data.dataset import Dataset as Dataset
+from feddrop.data.partitions import class_counts as class_counts
+from feddrop.data.partitions import partition as partition
+from feddrop.data.partitions import partition_dataset as partition_dataset
+from feddrop.data.sources import DATASETS as DATASETS
+from feddrop.data.sources import load_dataset as load_dataset
+from feddrop.data.sources import locate_dataset as locate_dataset

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
-from feddrop.data.values import Array, moments, outlier, standardised
+from feddrop.data.values import Array, outlier, standardised
 from feddrop.errors import DataError, FeddropWarning
 
 if TYPE_CHECKING:
@@ -100,16 +100,13 @@ def assemble(
     """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs."""
     import torch  # here, so that importing this module stays fast
 
-    pairs = []
-    for a, b in zip(as_tuple(train), as_tuple(test), strict=True):
-        if is_tokens(a):
-            pairs.append((a.astype(np.int64), b.astype(np.int64)))
-        else:
-            for what, values in (("x", a), ("test_x", b)) if normalise and a.dtype.kind == "f" else ():
-                if note := outlier(values):
-                    warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
-            mean, deviation = moments(a) if normalise else (np.float32(0), np.float32(1))
-            pairs.append((standardised(a, mean, deviation), standardised(b, mean, deviation)))
+    for what, x in zip(("x", "test_x"), (train, test), strict=True) if normalise else ():
+        for note in filter(None, (outlier(part) for part in as_tuple(x) if part.dtype.kind == "f")):
+            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
+    pairs = [
+        [a.astype(np.int64), b.astype(np.int64)] if is_tokens(a) else standardised(a, b, normalise=normalise)
+        for a, b in zip(as_tuple(train), as_tuple(test), strict=True)
+    ]
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))
     several = isinstance(train, tuple)
     train_y, test_y = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.errors import DataError, one_of
+from feddrop.errors import DataError, not_one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,6 @@ class Dataset:
     target_shape: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        one_of("loss of the data set", self.loss, LOSSES)
         object.__setattr__(self, "num_classes", len(self.class_names))
         for problem in self._problems():
             raise DataError(problem)
@@ -99,6 +98,8 @@ class Dataset:
 
     def _problems(self) -> Iterator[str]:
         """Find what does not fit together."""
+        if self.loss not in LOSSES:
+            yield not_one_of("loss of the data set", self.loss, LOSSES)
         for what, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             yield from _length_problems(what, as_tuple(x), y)
             yield from self._target_problems(f"{what}_y", y)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.config.data import MAX_ALPHA, PARTITIONS
-from feddrop.errors import ConfigError, DataError, one_of
+from feddrop.errors import ConfigError, DataError, not_one_of
 from feddrop.seeds import derive, generator, permutation, philox_words
 
 if TYPE_CHECKING:
@@ -26,14 +26,7 @@ Index = npt.NDArray[np.int64]
 def partition_dataset(
     dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None
 ) -> list[Index]:
-    """Partition the training samples of a data set over the devices.
-
-    Args:
-        dataset: the data set.
-        config: how to partition it; unused if ``parts`` is given.
-        seed: seed of the partition; a run passes ``derive(root, "partition")``.
-        parts: a custom partition: the positions of each device's training samples; see :func:`custom_parts`.
-    """
+    """Partition the training samples of a data set over the devices; ``parts`` is a custom partition."""
     if parts is not None:
         return custom_parts(parts, len(dataset.train_y))
     return partition(
@@ -86,7 +79,6 @@ def partition(
         >>> [len(part) for part in feddrop.partition([0, 0, 1, 1, 2], devices=2, seed=1)]
         [3, 2]
     """
-    one_of("partition", how, PARTITIONS)
     labels = _as_labels(labels, how) if how in ("dirichlet", "classes") else np.asarray(labels)
     count = len(labels)
     if how == "owner":
@@ -96,24 +88,24 @@ def partition(
     if how in ("dirichlet", "quantity") and not 0 < alpha <= MAX_ALPHA:
         raise ConfigError(f"alpha is {alpha}; it must be above 0 and at most {MAX_ALPHA:g} (small is uneven).")
     seed = derive(seed, "partition", how)
-    if how == "iid":
-        parts = np.array_split(permutation(seed, count), devices)
-    elif how == "dirichlet":
-        parts = _dirichlet(labels, devices, alpha, seed)
-    elif how == "quantity":
-        parts = _fill_empty(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
-    else:
-        parts = _by_class(labels, devices, classes_per_device, seed)
+    match how:
+        case "iid":
+            parts = np.array_split(permutation(seed, count), devices)
+        case "dirichlet":
+            parts = _dirichlet(labels, devices, alpha, seed)
+        case "quantity":
+            parts = _fill_empty(_cut(permutation(seed, count), devices, alpha, derive(seed, "share")), seed)
+        case "classes":
+            parts = _by_class(labels, devices, classes_per_device, seed)
+        case _:
+            raise ConfigError(not_one_of("partition", how, PARTITIONS))
     return [np.sort(part) for part in parts]
 
 
 def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repeats: bool = False) -> list[Index]:
-    """Validate a custom partition and sort each device's positions.
+    """Validate a custom partition, the positions of each device's samples, and sort them.
 
-    Args:
-        parts: positions of each device's samples, whole numbers from 0 below ``num_samples``.
-        num_samples: number of training samples.
-        allow_repeats: whether a sample may be held more than once.
+    With ``allow_repeats``, a sample may be held more than once.
     """
     found = [np.asarray(part) for part in parts]
     for problem in _part_problems(found, num_samples, allow_repeats=allow_repeats):

@@ -47,14 +47,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shakespeare:
-    """Where to find the text, and where to download it.
-
-    Attributes:
-        folder: folder for downloads.
-        files: name and checksum of the file to download.
-        names: file names to look for.
-        base: URL of the folder with the file.
-    """
+    """Where to find the text (``names``), and from where (``base``) to download which ``files`` with checksums."""
 
     folder: str = "shakespeare"
     files: Mapping[str, str] = field(

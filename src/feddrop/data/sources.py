@@ -192,7 +192,6 @@ def load_dataset(
         image_size: height and width of the images, 32 by default; others are resized by bilinear interpolation.
         progress: show a progress bar for slow steps.
     """
-    one_of("data set", name, DATASETS)
     if name in EMBEDDED and path is not None:
         raise ConfigError(f"path is {str(path)!r}, but {name} comes with scikit-learn; leave path out.")
     if image_size is not None and (image_size < 1 or name in ("diabetes", "shakespeare")):

@@ -49,13 +49,17 @@ def outlier(x: Array) -> str:
     )
 
 
-def standardised(x: Array, mean: Array | np.float32, deviation: Array | np.float32) -> npt.NDArray[np.float32]:
-    """Return a float32 copy of ``x``, shifted and scaled."""
-    out = np.empty(x.shape, np.float32)
-    for rows in _rows(x):
-        np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
-        out[rows] /= deviation
-    return out
+def standardised(train: Array, test: Array, *, normalise: bool) -> list[npt.NDArray[np.float32]]:
+    """Return float32 copies of training and test samples, on request scaled by the moments of the former."""
+    mean, deviation = moments(train) if normalise else (np.float32(0), np.float32(1))
+    copies = []
+    for x in (train, test):
+        out = np.empty(x.shape, np.float32)
+        for rows in _rows(x):
+            np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
+            out[rows] /= deviation
+        copies.append(out)
+    return copies
 
 
 def _rows(x: Array) -> list[slice]:

@@ -52,12 +52,7 @@ class Actor:
 class ActorWorker:
     """An actor as the server sees it; see :class:`feddrop.executors.pool.Worker`.
 
-    Args:
-        cluster: where it runs.
-        build: a function that builds the function answering calls, and its arguments.
-        timeout_s: time limit of one call.
-        cpus: CPUs it reserves.
-        gpus: GPUs it reserves.
+    ``build`` holds a function that builds the function answering calls, and its arguments.
     """
 
     def __init__(
@@ -98,12 +93,7 @@ class ActorWorker:
         self._left = self._timeout_s
 
     def receive(self) -> Any:
-        """Receive an answer.
-
-        Raises:
-            WorkerLostError: the worker is gone.
-            RunError: the call failed.
-        """
+        """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
         errors = self._ray.exceptions
         try:
             while not self._late and not self._ray.wait([self.answer], timeout=TICK_S)[0]:
@@ -177,11 +167,8 @@ def wait(workers: Sequence[ActorWorker], timeout_s: float | None) -> list[ActorW
 
 def versions() -> dict[str, str]:
     """Return the versions that must be equal on all machines."""
-
-    def of(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "none"
-
-    return {name: of(name) for name in _SAME}
+    found = dict.fromkeys(_SAME, "none")
+    for name in _SAME:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

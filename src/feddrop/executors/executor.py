@@ -41,15 +41,12 @@ class Executor(Protocol):
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices process their frames."""
-        ...
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure of the full network on the test set."""
-        ...
 
     def close(self) -> None:
         """Stop, and release all resources."""
-        ...
 
 
 class DeviceSide(Protocol):
@@ -57,15 +54,12 @@ class DeviceSide(Protocol):
 
     def handle(self, frame: bytes, memory: bytes = b"") -> Reply:
         """Process one frame."""
-        ...
 
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""
-        ...
 
     def evaluate(self, start: int) -> tuple[dict[str, float], int]:
         """Return summed measures over the chunk of the test set that begins at ``start``, and its size."""
-        ...
 
 
 class DeviceTask(Protocol):
@@ -85,8 +79,6 @@ class DeviceTask(Protocol):
 
     def with_samples(self, samples: Any) -> DeviceTask:
         """Return the same task over other data."""
-        ...
 
     def start(self) -> DeviceSide:
         """Start the device side."""
-        ...

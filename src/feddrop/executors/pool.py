@@ -23,11 +23,7 @@ log = logging.getLogger("feddrop")
 
 
 class WorkerLostError(Exception):
-    """A worker died or was stopped; the message says how.
-
-    Attributes:
-        late: whether it was stopped because it took too long.
-    """
+    """A worker died or was stopped, if ``late`` because it took too long; the message says how."""
 
     def __init__(self, reason: str, *, late: bool = False) -> None:
         super().__init__(reason)
@@ -50,23 +46,18 @@ class Worker(Protocol):
     @property
     def running(self) -> bool:
         """Whether the worker was started and has not been stopped since."""
-        ...
 
     def start(self) -> None:
         """Start or restart the worker; it answers when it is ready."""
-        ...
 
     def send(self, *call: Any) -> None:
         """Send a call. If the worker is gone, :meth:`receive` raises."""
-        ...
 
     def receive(self) -> Any:
         """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
-        ...
 
     def end(self) -> None:
         """Stop the worker, even mid-call."""
-        ...
 
 
 W = TypeVar("W", bound=Worker)
@@ -211,8 +202,7 @@ class Pool(Generic[W]):
 def result(worker: Worker, good: bool, value: Any, advice: str) -> Any:
     """Note that a worker has answered, and return the value of its answer.
 
-    Raises:
-        RunError: the call failed, or the worker could not start; then the message ends with ``advice``.
+    If the call failed, or the worker could not start, a RunError with ``advice`` is raised.
     """
     if not good:
         failed = f"failed:\n{value}"

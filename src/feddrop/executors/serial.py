@@ -22,7 +22,7 @@ class Serial:
 
     def __init__(self, task: DeviceTask) -> None:
         self._threads = torch.get_num_threads()
-        self._device, self._test_starts = task.start(), task.test_starts
+        self._task, self._device = task, task.start()
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train, in order."""
@@ -31,7 +31,7 @@ class Serial:
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set."""
         self._device.load(params)
-        return means(self._device.evaluate(start) for start in self._test_starts)
+        return means(self._device.evaluate(start) for start in self._task.test_starts)
 
     def close(self) -> None:
         """Restore the thread count."""

@@ -130,16 +130,13 @@ def pickled(what: object) -> bytes:
     Multiprocessing's own pickler would make workers share the network's weights.
     """
     try:
-        return bytes(_pickler().dumps(what))
+        try:
+            pickler = import_module("cloudpickle")
+        except ImportError:
+            pickler = pickle
+        return bytes(pickler.dumps(what))
     except Exception as error:  # pickling runs the object's code, which may raise anything
         raise RunError(
             f"the network, loss, metric or method cannot be sent to worker processes: {error}. Define its classes and "
             'functions at the top level of a module, install cloudpickle, or use execution.executor = "serial".'
         ) from None
-
-
-def _pickler() -> Any:
-    try:
-        return import_module("cloudpickle")
-    except ImportError:
-        return pickle

@@ -15,12 +15,7 @@ from feddrop.subnets.parameters import Params
 
 
 class Spread:
-    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`.
-
-    Args:
-        pool: the workers.
-        test_starts: where the chunks of the test set begin.
-    """
+    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`."""
 
     def __init__(self, pool: Pool[Any], test_starts: range) -> None:
         self._pool, self._test_starts = pool, test_starts
@@ -65,10 +60,7 @@ class DeviceCalls:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Answer a call of :class:`Spread`."""
-        return self._handle(*arguments) if name == "handle" else self._evaluate(*arguments)
-
-    def _handle(self, frame: bytes, memory: bytes) -> tuple[Any, ...]:
-        return tuple(self._device.handle(frame, memory))
+        return tuple(self._device.handle(*arguments)) if name == "handle" else self._evaluate(*arguments)
 
     def _evaluate(self, start: int, values: dict[str, Any] | None) -> tuple[dict[str, float], int]:
         if values is not None:

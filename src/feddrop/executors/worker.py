@@ -39,13 +39,8 @@ class ProcessWorker:
     """A worker process as the server sees it; see :class:`feddrop.executors.pool.Worker`.
 
     Waiting is bounded: a watchdog calls :meth:`tick`, which kills a worker that has timed out; then :meth:`send` and
-    :meth:`receive` return.
-
-    Args:
-        build: builds the function that answers calls.
-        hand_over: ``(link, pid) -> None``: sends what ``build`` reads from the link.
-        timeout_s: time limit of one call.
-        daemon: whether the process is a daemon, which cannot start processes itself.
+    :meth:`receive` return. ``hand_over(link, pid)`` sends what ``build`` reads from the link. A ``daemon`` cannot start
+    processes itself.
     """
 
     def __init__(
@@ -95,12 +90,7 @@ class ProcessWorker:
             self.link.send_bytes(pickle.dumps(call))
 
     def receive(self) -> Any:
-        """Receive an answer.
-
-        Raises:
-            WorkerLostError: the worker is gone.
-            RunError: the call failed.
-        """
+        """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
         self._watched(self._timeout_s if self.ready else START_S, receiving=True)
         try:
             good, value = pickle.loads(self.link.recv_bytes())  # noqa: S301 -- from our own child process

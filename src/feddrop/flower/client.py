@@ -93,11 +93,7 @@ def client_app(
 
 
 class ClientNode:
-    """A device and its memory.
-
-    Attributes:
-        introduction: its description for the server.
-    """
+    """A device, its memory, and its introduction to the server."""
 
     def __init__(self, context: Context, node_data: NodeData | None, custom: CustomObjects) -> None:
         config, fleet = read_settings(context.run_config)
@@ -109,7 +105,8 @@ class ClientNode:
         else:
             dataset, parts = _as_device(node_data(context), self._number)
         self._device = Device(device_task(config, dataset, parts, custom, devices=config.data.devices), self._number)
-        home = context.node_config.get("memory") or _home() / "feddrop"
+        flower_home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
+        home = context.node_config.get("memory") or Path(flower_home) / "feddrop"
         self._memory = NodeMemory(Path(str(home)) / f"device-{self._number}")
         declared = {name: context.node_config.get(name.replace("_", "-"), 0.0) for name in DECLARED}
         self.introduction = Introduction(
@@ -165,7 +162,3 @@ def _as_device(given: Dataset | tuple[Any, Any], number: int) -> tuple[Dataset, 
 def _planned_by_server(*_: Any) -> Any:
     """Mark that the server plans the rates; devices never call it."""
     raise NotImplementedError
-
-
-def _home() -> Path:
-    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")

@@ -42,12 +42,7 @@ class Sent:
 
 
 class Messenger:
-    """Runs devices that are Flower nodes.
-
-    Args:
-        task: used for the test set, which the server evaluates itself.
-        fleet: the nodes.
-    """
+    """Runs devices that are Flower nodes; the server evaluates the test set itself."""
 
     def __init__(self, task: Task, fleet: Fleet) -> None:
         self._fleet, self._grid, self._config = fleet, fleet.grid, fleet.config

@@ -63,14 +63,7 @@ class Fleet:
         self._tries: Counter[int] = Counter()
 
     def gather(self, *, everyone: bool = False) -> None:
-        """Wait until enough devices are connected.
-
-        Args:
-            everyone: whether to wait for all devices if time allows, as before the first round.
-
-        Raises:
-            RunError: too few devices after ``join_s``; the message names the missing ones.
-        """
+        """Wait until enough devices are connected, or ``everyone`` if time allows; RunError after ``join_s``."""
         began = time.monotonic()
         self.look()
         while len(self.nodes) < (len(self.samples) if everyone else self._least):
@@ -105,11 +98,7 @@ class Fleet:
                 self._take(answer)
 
     def hold_to(self, network: str) -> None:
-        """From now on, accept only nodes that train the server's network.
-
-        Raises:
-            RunError: too few connected nodes do.
-        """
+        """From now on, accept only nodes that train the server's network; RunError if too few connected ones do."""
         self._network, reason = network, ""
         for node in list(self._known.values()):
             if unfit := self._unfit(node):
@@ -179,9 +168,5 @@ class Fleet:
             log.info("device %d is node %d, with %d samples.", device, node.node_id, node.introduction.samples)
         elif other.node_id != node.node_id and self._tries[node.node_id] <= TRIES:
             self._tries[node.node_id] = TRIES + 1  # log it once
-            log.warning(
-                "node %d claims to be device %d, which is node %d already: rejected.",
-                node.node_id,
-                device,
-                other.node_id,
-            )
+            text = "node %d claims to be device %d, which is node %d already: rejected."
+            log.warning(text, node.node_id, device, other.node_id)

@@ -21,11 +21,7 @@ KEPT = 8
 
 
 class NodeMemory:
-    """The newest memories of one device.
-
-    Args:
-        folder: folder of the files, created with the first one.
-    """
+    """The newest memories of one device, in a folder that is created with the first one."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)

@@ -30,14 +30,9 @@ def pack(frame: bytes, **notes: Note) -> RecordDict:
 
 
 def unpack(content: RecordDict, most: float = math.inf) -> tuple[bytes, dict[str, Note]]:
-    """Return the frame and the notes of an untrusted message.
+    """Return the frame and the notes of an untrusted message; FrameError unless :func:`pack` wrote it.
 
-    Args:
-        content: the content of the message.
-        most: largest allowed size of the frame in bytes.
-
-    Raises:
-        FrameError: :func:`pack` did not write it, or the frame is too large.
+    The frame may have at most ``most`` bytes.
     """
     arrays, notes = content.array_records.get("frame"), content.config_records.get("notes")
     if set(content) != {"frame", "notes"} or arrays is None or notes is None or set(arrays) != {_NAME}:
@@ -91,11 +86,7 @@ class Introduction(Settings):
 
     @classmethod
     def read(cls, notes: Mapping[str, Note]) -> Introduction:
-        """Read the notes of a message.
-
-        Raises:
-            ConfigError: they are not an introduction.
-        """
+        """Read the notes of a message; ConfigError if they are not an introduction."""
         if error := str(notes.get("error", "")):
             raise ConfigError(clean(error, LONGEST))
         try:

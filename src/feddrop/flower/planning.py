@@ -114,15 +114,7 @@ def lowest(seconds: Floats, joules: Floats, deadline_s: float, budget_j: float) 
 
 
 class NodeRates:
-    """Chooses the rates of real nodes.
-
-    Args:
-        fleet: the nodes.
-        work: what is trained.
-        participation: chooses the devices of a round.
-        first: rates of devices of unknown speed.
-        epochs: passes over a device's samples per round.
-    """
+    """Chooses the rates of real nodes; devices of unknown speed have the rates ``first``."""
 
     takes = ("rate",)  # for devices of unknown speed
 
@@ -173,20 +165,15 @@ class NodeRates:
         if self._config.planning == "measured" and seen:
             around = [(0.0, node.round_trip_s, _ANCHOR)] if node else []
             message_s, byte_s = line([(one.size, one.link_s, 1.0) for one in seen] + around)
-            think_s, flop_s = line(
-                [(0.0, 0.0, _ANCHOR), *((one.flops, one.compute_s, 1.0) for one in seen if one.flops)]
-            )
+            computed = [(one.flops, one.compute_s, 1.0) for one in seen if one.flops]
+            think_s, flop_s = line([(0.0, 0.0, _ANCHOR), *computed])
             return Speed(message_s=message_s + think_s, down_s=byte_s, up_s=byte_s, flop_s=flop_s)
-        if node is None or not (
-            node.introduction.flops_per_s and node.introduction.down_bps and node.introduction.up_bps
-        ):
+        about = node.introduction if node else None
+        if node is None or about is None or not (about.flops_per_s and about.down_bps and about.up_bps):
             return None
-        return Speed(
-            message_s=node.round_trip_s if self._config.planning == "measured" else 0.0,
-            down_s=8.0 / node.introduction.down_bps,
-            up_s=8.0 / node.introduction.up_bps,
-            flop_s=1.0 / node.introduction.flops_per_s,
-        )
+        message_s = node.round_trip_s if self._config.planning == "measured" else 0.0
+        down_s, up_s, flop_s = 8.0 / about.down_bps, 8.0 / about.up_bps, 1.0 / about.flops_per_s
+        return Speed(message_s=message_s, down_s=down_s, up_s=up_s, flop_s=flop_s)
 
     def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return measured seconds and those that were planned for, and add them to the history."""

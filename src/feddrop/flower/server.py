@@ -56,17 +56,7 @@ def server_app(
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
 ) -> ServerApp:
-    """Return a ServerApp that trains what the app's configuration says.
-
-    Args:
-        model: a custom network, as :func:`feddrop.run` takes it.
-        dataset: custom data: an example and the server's test set.
-        method: a custom method.
-        loss: a custom loss.
-        metrics: custom metrics by name.
-        gains: measured gains of the cell.
-        rates: a custom scheme.
-        callbacks: objects called after every round.
+    """Return a ServerApp that trains what the app's configuration says; :func:`train` explains the arguments.
 
     Example:
         >>> import feddrop.flower
@@ -104,7 +94,7 @@ def train(
     Args:
         grid: Flower's, or an object with the same methods.
         settings: the app's configuration; see :class:`feddrop.flower.FleetConfig`.
-        model: a custom network, as :func:`feddrop.run` takes it.
+        model: a custom network; this and the other objects are as :func:`feddrop.run` takes them.
         dataset: custom data: an example and the server's test set.
         method: a custom method.
         loss: a custom loss.
@@ -158,8 +148,7 @@ def train(
 def _check_folder(disk: RunFolder, config: RunConfig, nodes: FleetConfig) -> list[int]:
     """Check, before any node is waited for, that a run can be started or resumed in a folder.
 
-    Returns:
-        Samples per device of the run to resume, 0 for devices that never joined; empty for a new run.
+    Returns samples per device of the run to resume, 0 for devices that never joined; nothing for a new run.
     """
     about, devices = disk.about(), config.data.devices
     if not about:
@@ -224,8 +213,7 @@ def _log_summary(run: Run, fleet: Fleet) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Read saved measurements; empty if they are missing or damaged."""
     try:
-        found = load_json(read_whole(path))
-        return dict(found["measured"])
+        return dict(load_json(read_whole(path))["measured"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

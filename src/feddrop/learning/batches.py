@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddrop.config import Train
 from feddrop.seeds import derive, permutation
 
 Inputs = Tensor | tuple[Tensor, ...]
 
-_NARROW = 16
-"""The largest number of channels that a vector register holds."""
-
 
 class LocalBatches:
-    """The minibatches of one device in one round; the order of each epoch is drawn from the device's seed."""
+    """The minibatches of one device in one round; the order of each epoch is drawn from the device's seed.
+
+    Batch norm cannot train on one sample: without ``lone``, a last minibatch of one joins the one before it.
+    """
 
     def __init__(
         self,
@@ -30,10 +30,6 @@ class LocalBatches:
         *,
         lone: bool = True,
     ) -> None:
-        """Iterate over the samples ``x[part], y[part]``; only the current batch is copied.
-
-        Batch norm cannot train on one sample: without ``lone``, a last minibatch of one joins the one before it.
-        """
         self.num_samples = len(part)
         self._x, self._y, self._part, self._config, self._seed, self._device = x, y, part, config, seed, torch_device
         self._lone = lone
@@ -64,15 +60,3 @@ def _taken(x: Tensor, index: Tensor | slice, torch_device: torch.device | str) -
 def channels_last(x: Tensor) -> Tensor:
     """Convert images to the channels-last layout, in which convolutions take up to a quarter less time."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def safe_layout(model: nn.Module, x: Inputs) -> Inputs:
-    """Return inputs in a layout in which the network can be trained on a CPU.
-
-    With channels last, oneDNN writes out of bounds in the gradient of a strided 1 x 1 convolution with fewer input
-    channels than a vector register holds (its issue 6035): narrow ResNets crash or learn nonsense. A network that may
-    have such a layer, judging by the shapes of its weights, gets its channels first.
-    """
-    if not any(p.ndim == 4 and p.shape[2:] == (1, 1) and p.shape[1] < _NARROW for p in model.parameters()):
-        return x
-    return tuple(one.contiguous() for one in x) if isinstance(x, tuple) else x.contiguous()

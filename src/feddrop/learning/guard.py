@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from feddrop.errors import RunError
 from feddrop.subnets.piece import Subnet, scatter
@@ -34,11 +35,15 @@ Mark = Callable[[int, str], None]
 def size_of(update: Any) -> float:
     """Return the root mean square of an update's values, in the units of the network's weights."""
     count = sum(value.numel() for value in update.values.values())
-    square = sum(
-        (float(torch.linalg.vector_norm(value)) / update.subnet[name].scale) ** 2
-        for name, value in update.values.items()
-    )
+    square = sum(_norm(value, update.subnet[name].scale) ** 2 for name, value in update.values.items())
     return math.sqrt(square / max(1, count))
+
+
+def _norm(values: Tensor, scale: Any) -> float:
+    """Return the norm of values divided by their scale: one number, or one per value."""
+    if isinstance(scale, float):
+        return float(torch.linalg.vector_norm(values)) / scale
+    return float(torch.linalg.vector_norm(values / torch.from_numpy(scale)))
 
 
 class Guard:
@@ -111,7 +116,10 @@ def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.nd
     square, shared, norms = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
     for name in updates[0][0]:
         rows = torch.stack(
-            [scatter(values[name] / subnet[name].scale, subnet[name]).reshape(-1) for subnet, values in updates]
+            [
+                scatter(values[name] / torch.as_tensor(subnet[name].scale), subnet[name]).reshape(-1)
+                for subnet, values in updates
+            ]
         ).double()
         masks = torch.stack(
             [scatter(torch.ones(subnet[name].size), subnet[name]).reshape(-1) for subnet, _ in updates]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from feddrop.config import Train
 from feddrop.config.train import GROWN
 from feddrop.errors import TrainingError
-from feddrop.learning.batches import Inputs, safe_layout
+from feddrop.learning.batches import Inputs
 from feddrop.learning.steps import Adam, Sgd, clip
 from feddrop.subnets.piece import Piece, Subnet, scatter
 
@@ -25,11 +25,27 @@ Gradients = Mapping[str, Tensor]
 """The gradient of a minibatch's loss by parameter, dropped entries included; parameters without gradient are absent."""
 
 
+_NARROW = 16
+"""The largest number of channels that a vector register holds."""
+
+
 def call_model(model: nn.Module, x: Inputs) -> Tensor:
     """Call a network with a batch; several inputs are separate arguments."""
     x = safe_layout(model, x)
     out: Tensor = model(*x) if isinstance(x, tuple) else model(x)
     return out
+
+
+def safe_layout(model: nn.Module, x: Inputs) -> Inputs:
+    """Return inputs in a layout in which the network can be trained on a CPU.
+
+    With channels last, oneDNN writes out of bounds in the gradient of a strided 1 x 1 convolution with fewer input
+    channels than a vector register holds (its issue 6035): narrow ResNets crash or learn nonsense. A network that may
+    have such a layer, judging by the shapes of its weights, gets its channels first.
+    """
+    if not any(p.ndim == 4 and p.shape[2:] == (1, 1) and p.shape[1] < _NARROW for p in model.parameters()):
+        return x
+    return tuple(one.contiguous() for one in x) if isinstance(x, tuple) else x.contiguous()
 
 
 def train_network(
@@ -54,12 +70,9 @@ def train_network(
         batches: (inputs, targets).
         config: settings of local training.
         lr: learning rate.
-        loss: maps outputs and targets to the mean loss.
+        loss: maps outputs and targets to the mean loss; TrainingError if it grows a thousandfold or is not finite.
         objective: minimised instead of the loss of the network's outputs.
         watch: called with the gradients of every minibatch, before they are changed.
-
-    Raises:
-        TrainingError: the loss is not finite, or has grown a thousandfold.
     """
     model.train()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -98,12 +111,7 @@ def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of correct predictions.
-
-    Args:
-        outputs: scores ``[N, classes, ...]``.
-        targets: classes ``[N, ...]``, or probabilities shaped like the outputs.
-    """
+    """Return the share of correct predictions: scores ``[N, classes, ...]``, classes ``[N, ...]`` or probabilities."""
     right = targets.argmax(1) if targets.is_floating_point() else targets
     return (outputs.argmax(1) == right).double().mean()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from feddrop.errors import ConfigError, named_object, one_of, shortened
+from feddrop.errors import ConfigError, named_object, not_one_of, shortened
 from feddrop.learning.local import Loss, accuracy
 
 
@@ -45,20 +45,18 @@ LOSSES: Mapping[str, Loss] = {"cross_entropy": nn.functional.cross_entropy, "mse
 
 def loss_named(name: str) -> Loss:
     """Return a loss by its name, or import ``"package.module:function"``."""
-    if ":" in name:
-        found: Loss = named_object(name, "train.loss")
-        return found
-    return LOSSES[one_of("train.loss", name, LOSSES)]
+    if name in LOSSES:
+        return LOSSES[name]
+    if ":" not in name:
+        raise ConfigError(not_one_of("train.loss", name, LOSSES, or_custom=True))
+    found: Loss = named_object(name, "train.loss")
+    return found
 
 
 def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
     """Raise a ConfigError if a network's outputs do not fit the targets; custom losses are not checked.
 
-    Args:
-        loss: the loss.
-        outputs: the network's outputs for some samples.
-        targets: the targets of these samples.
-        classes: number of classes among all targets.
+    ``classes`` is the number of classes among all targets, of which these are some.
     """
     if loss not in LOSSES.values():
         return
@@ -83,11 +81,7 @@ def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
 def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: bool) -> None:
     """Raise a ConfigError if a custom loss fails on some samples, or does not return their mean loss.
 
-    Args:
-        loss: the loss; those of the package are not checked.
-        outputs: the network's outputs for some samples, with their graph.
-        targets: the targets of these samples.
-        learned: whether devices minimise it, so that it needs a gradient.
+    If it is ``learned``, that is, minimised by devices, it needs a gradient.
     """
     if loss in LOSSES.values():
         return
@@ -98,15 +92,11 @@ def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: boo
             f"the loss fails on {_described(outputs)} and targets of shape {tuple(targets.shape)}: "
             f"{type(error).__name__}: {error}. It must map outputs and targets to the mean loss."
         ) from error
-    for problem in _loss_problems(found, learned=learned):
-        raise ConfigError(problem)
-
-
-def _loss_problems(found: Any, *, learned: bool) -> Iterator[str]:
     if not isinstance(found, Tensor) or found.numel() != 1:
-        yield f"the loss returns {_described(found)}; it must return the mean over the samples, a tensor of one number."
-    elif learned and not found.requires_grad:
-        yield (
+        allowed = "it must return the mean over the samples, a tensor of one number"
+        raise ConfigError(f"the loss returns {_described(found)}; {allowed}.")
+    if learned and not found.requires_grad:
+        raise ConfigError(
             "the loss has no gradient: it does not depend on the network's outputs, or only through operations that "
             "torch cannot differentiate, such as argmax, detach() or NumPy. Compute it from the outputs with torch."
         )

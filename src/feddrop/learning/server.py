@@ -27,9 +27,9 @@ def first_state(config: Server, params: Params) -> Params:
 
     They are at least float32, since τ² and squares of small changes underflow in float16.
     """
-    zeros = {name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for name, w in params.items()}
     if config.optimizer == "average":
         return {}
+    zeros = {name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for name, w in params.items()}
     moments = {f"moment/{name}": zero for name, zero in zeros.items()}
     if config.optimizer in ADAPTIVE:
         moments |= {f"square/{name}": torch.full_like(zero, config.tau**2) for name, zero in zeros.items()}
@@ -39,17 +39,10 @@ def first_state(config: Server, params: Params) -> Params:
 def server_step(
     config: Server, state: Params, before: Params, after: Params, weights: Collection[str]
 ) -> tuple[Params, Params]:
-    """Take a server step.
+    """Take a server step from the parameters before the round to those after the method's merge.
 
-    Args:
-        config: the optimizer and its settings.
-        state: the optimizer's state.
-        before: the parameters before the round.
-        after: the parameters after the method's merge.
-        weights: names of the trained parameters; the others are taken from ``after``.
-
-    Returns:
-        The new parameters and the new state.
+    Only the trained parameters, ``weights``, take it; the others are taken from ``after``. Returns the new parameters
+    and the optimizer's new state.
     """
     if config.optimizer == "average":
         return after, state

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddrop.config import FIARSE
-from feddrop.learning.batches import Inputs, safe_layout
+from feddrop.learning.batches import Inputs
+from feddrop.learning.local import safe_layout
 from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
 from feddrop.methods.windows import average_over_holders

@@ -21,9 +21,9 @@ from torch.func import functional_call
 
 from feddrop.config import FjORD
 from feddrop.errors import ConfigError, FrameError, TrainingError
-from feddrop.learning.batches import Inputs, safe_layout
+from feddrop.learning.batches import Inputs
 from feddrop.learning.guard import LARGEST
-from feddrop.learning.local import call_model
+from feddrop.learning.local import call_model, safe_layout
 from feddrop.methods.method import (
     Batches,
     Job,

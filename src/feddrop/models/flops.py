@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
-from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
+from feddrop.subnets.probe import Example, describe_example, running, tensors_in
 
 
 class Work(NamedTuple):
@@ -103,21 +103,13 @@ def count_flops(model: nn.Module, example: Example) -> Flops:
     Raises:
         ConfigError: the network does not accept such samples.
     """
-    copy = twin(model)
-    inputs = example_inputs(copy, example, 1)
-    counter = _Counter(copy)
-    try:
-        with torch.enable_grad(), random_state_kept(copy), _plain_kernels(), counter:
-            outputs = [t for t in tensors_in(copy(*inputs)) if t.requires_grad]
-            counter.backward = 1
-            if outputs:  # differentiate a scalar: for anything else torch imports its compiler, which takes a second
-                total = torch.stack([t.abs().sum() if t.is_complex() else t.sum() for t in outputs]).sum()
-                learned = [p for p in copy.parameters() if p.requires_grad]
-                torch.autograd.grad(total, learned, allow_unused=True)
-    except Exception as error:
-        raise ConfigError(f"The network does not accept {describe_example(example)}: {error}") from error
-    known = dict(copy.named_parameters())
-    weights = parameters.weights(copy)
+    with running(model, example, 1) as (copy, inputs):
+        counter = _Counter(copy)
+        try:
+            _run_both_ways(copy, inputs, counter)
+        except Exception as error:
+            raise ConfigError(f"The network does not accept {describe_example(example)}: {error}") from error
+    known, weights = dict(copy.named_parameters()), parameters.weights(copy)
     named = [name for name in known if name in weights or name in counter.work]
     return Flops(
         by_weight={name: Work(*counter.work[name]) for name in named},
@@ -125,6 +117,17 @@ def count_flops(model: nn.Module, example: Example) -> Flops:
         uncounted=dict(counter.uncounted),
         sizes={name: known[name].numel() for name in named},
     )
+
+
+def _run_both_ways(model: nn.Module, inputs: tuple[Tensor, ...], counter: _Counter) -> None:
+    """Run a network forward and backward under the counter."""
+    with torch.enable_grad(), _plain_kernels(), counter:
+        outputs = [t for t in tensors_in(model(*inputs)) if t.requires_grad]
+        counter.backward = 1
+        if outputs:  # differentiate a scalar: for anything else torch imports its compiler, which takes a second
+            total = torch.stack([t.abs().sum() if t.is_complex() else t.sum() for t in outputs]).sum()
+            learned = [p for p in model.parameters() if p.requires_grad]
+            torch.autograd.grad(total, learned, allow_unused=True)
 
 
 def forward_flops(model: nn.Module, example: Example) -> int:

@@ -6,7 +6,8 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from feddrop.models.images import ALEXNET, LENET, RESNET18, alexnet, lenet, resn
 from feddrop.models.sequences import lstm, transformer
 from feddrop.models.tables import MLP, mlp
 from feddrop.seeds import derive
-from feddrop.subnets.parameters import count_parameters
 
 _HEADS = 4
 _MOST = 1 << 31  # parameters; training takes about 16 bytes for each
@@ -73,9 +73,10 @@ def build_model(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
     kind = MODELS[config.name]
     for problem in _misfits(config.name, kind.inputs, dataset):
         raise ConfigError(f"{problem} with a custom network: feddrop.run(..., model=net).")
+    make, first = kind.builder(config, dataset), derive(seed, "init")
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):  # shapes without memory
-            count = count_parameters(kind.make(config, dataset))
+            count = sum(parameter.numel() for parameter in make().parameters())
         if count > _MOST:
             raise ConfigError(
                 f"model.width is {config.width:g}, which gives {config.name} {count:,} parameters; at most {_MOST:,} "
@@ -83,65 +84,51 @@ def build_model(config: Model | str, dataset: Shaped, seed: int) -> nn.Module:
             )
         with torch.device("cpu"):
             # torch.manual_seed would also seed the accelerators, which fork_rng(devices=[]) does not restore.
-            torch.default_generator.manual_seed(derive(seed, "init"))
-            model = kind.make(config, dataset)
+            torch.default_generator.manual_seed(first)
+            model = make()
             if config.init == "he":
                 _he(model)
         return model
 
 
+Builder = Callable[[], nn.Module]
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkKind:
-    """An entry of the table: the kind of inputs (images, tables or tokens) and the function that builds the network."""
+    """An entry of the table: the kind of inputs (images, tables or tokens), and what prepares a builder."""
 
     inputs: str
-    make: Callable[[Model, Shaped], nn.Module]
+    builder: Callable[[Model, Shaped], Builder]
 
 
-def _lenet(config: Model, data: Shaped) -> nn.Module:
+def _lenet(config: Model, data: Shaped) -> Builder:
     channels, hidden = (config.scaled(*counts) for counts in LENET)
-    return lenet(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, hidden=hidden)
+    return partial(lenet, **_dense_sizes(data), channels=channels, hidden=hidden)
 
 
-def _alexnet(config: Model, data: Shaped) -> nn.Module:
+def _alexnet(config: Model, data: Shaped) -> Builder:
     channels, hidden = (config.scaled(*counts) for counts in ALEXNET)
-    return alexnet(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, hidden=hidden)
+    return partial(alexnet, **_dense_sizes(data), channels=channels, hidden=hidden)
 
 
-def _resnet18(config: Model, data: Shaped) -> nn.Module:
-    channels = config.scaled(*RESNET18)
-    return resnet18(num_classes=_outputs(data), input_shape=data.input_shapes[0], channels=channels, norm=config.norm)
+def _resnet18(config: Model, data: Shaped) -> Builder:
+    return partial(resnet18, **_dense_sizes(data), channels=config.scaled(*RESNET18), norm=config.norm)
 
 
-def _mlp(config: Model, data: Shaped) -> nn.Module:
-    hidden = config.scaled(*[MLP] * (config.layers or 2))
-    return mlp(num_classes=_outputs(data), input_shape=data.input_shapes[0], hidden=hidden)
+def _mlp(config: Model, data: Shaped) -> Builder:
+    return partial(mlp, **_dense_sizes(data), hidden=config.scaled(*[MLP] * (config.layers or 2)))
 
 
-def _lstm(config: Model, data: Shaped) -> nn.Module:
+def _lstm(config: Model, data: Shaped) -> Builder:
     embedding, hidden = config.scaled(64, 256)
-    return lstm(
-        vocabulary=data.vocabulary,
-        num_classes=_outputs(data),
-        embedding=embedding,
-        hidden=hidden,
-        layers=config.layers or 1,
-        every=_every(data),
-    )
+    return partial(lstm, **_token_sizes(data), embedding=embedding, hidden=hidden, layers=config.layers or 1)
 
 
-def _transformer(config: Model, data: Shaped) -> nn.Module:
+def _transformer(config: Model, data: Shaped) -> Builder:
     head, feed = config.scaled(128 // _HEADS, 512)
-    return transformer(
-        vocabulary=data.vocabulary,
-        num_classes=_outputs(data),
-        length=data.input_shapes[0][0],
-        width=_HEADS * head,
-        heads=_HEADS,
-        feed=feed,
-        layers=config.layers or 2,
-        every=_every(data),
-    )
+    sizes = _token_sizes(data) | {"length": data.input_shapes[0][0], "layers": config.layers or 2}
+    return partial(transformer, **sizes, width=_HEADS * head, heads=_HEADS, feed=feed)
 
 
 MODELS = {
@@ -154,13 +141,17 @@ MODELS = {
 }
 
 
-def _outputs(data: Shaped) -> int:
-    return data.num_classes or data.target_shape[0]
+def _dense_sizes(data: Shaped) -> dict[str, Any]:
+    return {"num_classes": data.num_classes or data.target_shape[0], "input_shape": data.input_shapes[0]}
 
 
-def _every(data: Shaped) -> bool:
-    """Return whether there is one target per position."""
-    return bool(data.num_classes) and len(data.target_shape) == 1
+def _token_sizes(data: Shaped) -> dict[str, Any]:
+    every = bool(data.num_classes) and len(data.target_shape) == 1  # one target per position
+    return {
+        "vocabulary": data.vocabulary,
+        "num_classes": data.num_classes or data.target_shape[0],
+        "every": every,
+    }
 
 
 def _misfits(name: str, inputs: str, data: Shaped) -> Iterator[str]:

@@ -13,23 +13,7 @@ from feddrop.radio.fading import Fading, Rician, path_loss
 from feddrop.radio.gains import MeasuredGains, gains_from, read_arrays, read_gains
 
 __all__ = [
-    "Cell",
-    "Channels",
-    "Cost",
-    "Dynamics",
-    "Fading",
-    "MeasuredGains",
-    "Overhead",
-    "Rician",
-    "build_cell",
-    "convolution_flops",
-    "cost",
-    "covering",
-    "gains_from",
-    "linear_flops",
-    "overheads",
-    "path_loss",
-    "read_arrays",
-    "read_gains",
-    "smallest_bandwidth",
-]
+    "Cell", "Channels", "Cost", "Dynamics", "Fading", "MeasuredGains", "Overhead", "Rician", "build_cell",
+    "convolution_flops", "cost", "covering", "gains_from", "linear_flops", "overheads", "path_loss", "read_arrays",
+    "read_gains", "smallest_bandwidth",
+]  # fmt: skip

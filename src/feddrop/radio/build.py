@@ -11,13 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray
-from feddrop.config.presets import (
-    PAPER_CPU_CONSTANT,
-    PAPER_CPU_HZ,
-    PAPER_NOISE_W_HZ,
-    PAPER_TX_POWER_W,
-    noise_density,
-)
+from feddrop.config.presets import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_NOISE_W_HZ, PAPER_TX_POWER_W, noise_density
 from feddrop.config.radio import Radio
 from feddrop.errors import ConfigError, FeddropWarning
 from feddrop.radio.cell import Cell
@@ -136,9 +130,7 @@ def _draw(radio: Radio, devices: int, seed: int) -> Drawn:
 def noise_note(radio: Radio, real: bool = False) -> str:
     """Return a notice if real gains are combined with the noise of the paper, else an empty string.
 
-    Args:
-        radio: the section.
-        real: whether gains or distances come from outside the section.
+    Gains are real if the section or, by ``real``, the caller gives gains or distances.
     """
     real = real or bool(radio.gains_csv or radio.gains_array or radio.distances_m)
     if not real or radio.noise == "literal" or radio.noise_w_hz != PAPER_NOISE_W_HZ:

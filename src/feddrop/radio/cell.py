@@ -172,22 +172,15 @@ class Cell:
             return Channels(**{name: np.stack([getattr(c, name) for c in drawn]) for name in Channels.__slots__})
         number = int(np.asarray(round))
         uplink, downlink = self.fading.draw(self.devices, number, seed)
-        if self.dynamics is None:
-            everyone = np.ones(self.devices, dtype=np.bool_)
-            return Channels(
-                uplink=uplink, downlink=downlink, cpu_hz=self.cpu_hz, tx_power_w=self.tx_power_w, present=everyone
-            )
-        few = self.dynamics.min_devices
-        count = int(generator(derive(seed, "present", number)).integers(few, self.devices + 1))
-        present = permutation(derive(seed, "who", number), self.devices).argsort() < count
-        part = generator(derive(seed, "devices", number)).random((self.devices, 2))
-        return Channels(
-            uplink=uplink,
-            downlink=downlink,
-            cpu_hz=between(self.dynamics.cpu_hz, part[:, 0]),
-            tx_power_w=between(self.dynamics.tx_power_w, part[:, 1]),
-            present=present,
-        )
+        cpu_hz, tx_power_w, present = self.cpu_hz, self.tx_power_w, np.ones(self.devices, dtype=np.bool_)
+        if self.dynamics is not None:
+            few = self.dynamics.min_devices
+            count = int(generator(derive(seed, "present", number)).integers(few, self.devices + 1))
+            present = permutation(derive(seed, "who", number), self.devices).argsort() < count
+            part = generator(derive(seed, "devices", number)).random((self.devices, 2))
+            cpu_hz = between(self.dynamics.cpu_hz, part[:, 0])
+            tx_power_w = between(self.dynamics.tx_power_w, part[:, 1])
+        return Channels(uplink=uplink, downlink=downlink, cpu_hz=cpu_hz, tx_power_w=tx_power_w, present=present)
 
     def bits_per_second(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Return downlink and uplink bits/s at these shares, ``[..., num_devices]`` each (eq. r_downlink, r_k,t)."""
@@ -236,20 +229,11 @@ class Cell:
         }
         if choose:
             return self._open(channels, push, pull, cycles, choose, rest)
-        rest |= {
-            "compute_s": cycles / channels.cpu_hz,
-            "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2,
-        }
+        rest |= {"compute_s": cycles / channels.cpu_hz, "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2}
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
         if self.noise == "subband":
-            return SubbandProblem(
-                **rest,
-                push_s=push / self.bandwidth_hz,
-                pull_s=pull / self.bandwidth_hz,
-                snr_down=down,
-                snr_up=up,
-                tx_power_w=channels.tx_power_w,
-            )
+            rest |= {"push_s": push / self.bandwidth_hz, "pull_s": pull / self.bandwidth_hz}
+            return SubbandProblem(**rest, snr_down=down, snr_up=up, tx_power_w=channels.tx_power_w)
         pull_s = pull / (self.bandwidth_hz * _efficiency(up))
         push_s = push / (self.bandwidth_hz * _efficiency(down))
         return Problem(**rest, comm_s=push_s + pull_s, upload_j=channels.tx_power_w * pull_s)

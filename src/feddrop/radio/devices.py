@@ -29,28 +29,17 @@ Ranges = tuple[FloatArray | float, FloatArray | float]
 
 
 class DeviceKind(NamedTuple):
-    """A typical device.
+    """A typical device."""
 
-    Attributes:
-        cpu_hz: lowest and highest clock.
-        flop_per_cycle: float32 operations per cycle of all listed cores.
-        cpu_constant: Ω: computing takes Ω f³ watts.
-        tx_power_w: highest transmit power.
-        budget_j: joules per round, 1/10,000 of the battery; inf on mains.
-        what: the device and its cores.
-    """
-
-    cpu_hz: Range
-    flop_per_cycle: float
-    cpu_constant: float
-    tx_power_w: float
-    budget_j: float
-    what: str
+    cpu_hz: Range  # lowest and highest clock
+    flop_per_cycle: float  # float32 operations per cycle of all listed cores
+    cpu_constant: float  # Ω: computing takes Ω f³ watts
+    tx_power_w: float  # highest transmit power
+    budget_j: float  # joules per round, 1/10,000 of the battery; inf on mains
+    what: str  # the device and its cores
 
 
-_CLASS_3 = 0.2
-"""Watts: 23 dBm, power class 3 of TS 38.101-1."""
-
+_CLASS_3 = 0.2  # watts: 23 dBm, power class 3 of TS 38.101-1
 KINDS: dict[str, DeviceKind] = {
     "phone-low": DeviceKind((0.3e9, 2.02e9), 14.0, 2.5e-28, _CLASS_3, 6.0, "Snapdragon 662 (SM6115), 4 x A73"),
     "phone-mid": DeviceKind((0.65e9, 2.32e9), 14.0, 9.4e-29, _CLASS_3, 6.0, "Snapdragon 720G (SM7125), 2 x A76"),
@@ -92,27 +81,16 @@ class Dynamics:
 
 
 class Drawn(NamedTuple):
-    """Properties of drawn devices, ``[num_devices]`` each.
+    """Properties of drawn devices, ``[num_devices]`` each."""
 
-    Attributes:
-        cpu_hz: f.
-        tx_power_w: P.
-        cpu_constant: Ω.
-        flop_per_cycle: floating-point operations per cycle; None without kinds.
-        budget_j: joules per round; None without kinds.
-        cpu_range: lowest and highest clock.
-        power_range: lowest and highest transmit power.
-        least_cpu_hz: the lowest clock that may be chosen; 0 without kinds.
-    """
-
-    cpu_hz: FloatArray
-    tx_power_w: FloatArray
-    cpu_constant: FloatArray
-    flop_per_cycle: FloatArray | None
-    budget_j: FloatArray | None
-    cpu_range: Ranges
-    power_range: Ranges
-    least_cpu_hz: FloatArray | float = 0.0
+    cpu_hz: FloatArray  # f
+    tx_power_w: FloatArray  # P
+    cpu_constant: FloatArray  # Ω
+    flop_per_cycle: FloatArray | None  # floating-point operations per cycle; None without kinds
+    budget_j: FloatArray | None  # joules per round; None without kinds
+    cpu_range: Ranges  # lowest and highest clock
+    power_range: Ranges  # lowest and highest transmit power
+    least_cpu_hz: FloatArray | float = 0.0  # the lowest clock that may be chosen; 0 without kinds
 
 
 def draw_devices(

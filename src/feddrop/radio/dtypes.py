@@ -34,8 +34,7 @@ AUTO = "auto"
 ERRORS = {"float32": 0.0, "float16": 1e-7, "int8": 5e-4}
 """Upper bounds of the rounding error's mean square, relative to that of the values; most precise first."""
 _STEPS = tuple(ERRORS)
-_PASSES = 8
-"""Passes in which only the devices that drop something move down; then all do."""
+_PASSES = 8  # passes in which only the devices that drop something move down; then all do
 
 
 class Tried(NamedTuple):

@@ -77,19 +77,12 @@ _TABLES: dict[str, type[Any]] = {"radio": Radio, "cell": CellTable, "model": Mod
 
 
 class Given(NamedTuple):
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        problem: one round.
-        names: of the devices; empty without names.
-        scheme: ``radio.scheme`` of a cell, else ``"exact"``.
-        policy: ``radio.policy`` of a cell, else ``"error"``.
-    """
-
-    problem: AnyProblem
-    names: list[str]
-    scheme: str = "exact"
-    policy: str = "error"
+    problem: AnyProblem  # one round
+    names: list[str]  # of the devices; empty without names
+    scheme: str = "exact"  # ``radio.scheme`` of a cell, else ``"exact"``
+    policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
 
 
 def load(path: str | Path) -> Given:
@@ -208,15 +201,8 @@ def with_names(error: InfeasibleError, names: Sequence[str]) -> InfeasibleError:
 
 def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return one row per device: rate, share, latency, energy, power and clock if chosen, and binding constraint."""
-    columns = {
-        "rate": allocation.rate,
-        "share": allocation.share,
-        "latency_s": allocation.latency_s,
-        "energy_j": allocation.energy_j,
-        "tx_power_w": allocation.tx_power_w,
-        "cpu_hz": allocation.cpu_hz,
-    }
-    known = {key: values for key, values in columns.items() if values is not None}
+    keys = ("rate", "share", "latency_s", "energy_j", "tx_power_w", "cpu_hz")
+    known = {key: values for key in keys if (values := getattr(allocation, key)) is not None}
     return [
         {"device": number, "name": names[number]}
         | {key: float(values[number]) for key, values in known.items()}
@@ -227,31 +213,23 @@ def rows(allocation: Allocation, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def as_json(allocation: Allocation, names: Sequence[str]) -> str:
     """Return the allocation as one JSON object; infinite values are null."""
-    return (
-        json_line(
-            {
-                "scheme": allocation.scheme,
-                "status": allocation.status.value,
-                "objective": allocation.objective,
-                "deadline_s": float(np.max(allocation.problem.deadline_s)),
-                "iterations": allocation.iterations,
-                "residual": allocation.residual,
-                "price": None if allocation.price is None else float(allocation.price[0]),
-                "devices": rows(allocation, names),
-            }
-        )
-        .decode()
-        .strip()
-    )
+    fields = {
+        "scheme": allocation.scheme,
+        "status": allocation.status.value,
+        "objective": allocation.objective,
+        "deadline_s": float(np.max(allocation.problem.deadline_s)),
+        "iterations": allocation.iterations,
+        "residual": allocation.residual,
+        "price": None if allocation.price is None else float(allocation.price[0]),
+        "devices": rows(allocation, names),
+    }
+    return json_line(fields).decode().strip()
 
 
 def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | None = None) -> str:
-    """Return the allocation as a text table.
+    """Return the allocation of one round as a text table.
 
-    Args:
-        allocation: of a single round.
-        names: of the devices; numbers replace empty ones.
-        asked: the given problem, to report a stretched deadline.
+    Numbers replace empty names; ``asked`` is the given problem, to report a stretched deadline.
     """
     wide = max(len(name) for name in ("device", *names))
     paced = allocation.cpu_hz is not None

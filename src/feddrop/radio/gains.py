@@ -22,12 +22,9 @@ from feddrop.errors import ConfigError, one_of
 from feddrop.radio.tables import TableRow, by_numbers, read_table
 
 FORMS = ("power", "cir", "ofdm")
-_MOST = 1e30
-"""Larger gains are in other units."""
-_LARGEST = 4 * 2**30
-"""Bytes of the largest array that is read from a file."""
-_ARRAYS = {"uplink": "power", "a": "cir", "h_freq": "ofdm"}
-"""Form by the name of an array in a file."""
+_MOST = 1e30  # larger gains are in other units
+_LARGEST = 4 * 2**30  # bytes of the largest array that is read from a file
+_ARRAYS = {"uplink": "power", "a": "cir", "h_freq": "ofdm"}  # form by the name of an array in a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

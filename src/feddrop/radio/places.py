@@ -15,22 +15,14 @@ import numpy.typing as npt
 
 from feddrop.allocation.problem import BoolArray, FloatArray, refuse
 from feddrop.errors import ConfigError, FeddropWarning
+from feddrop.radio import propagation
 from feddrop.radio.fading import Rician
-from feddrop.radio.propagation import (
-    MODELS,
-    Link,
-    beyond_breakpoint,
-    path_loss_db,
-    sight_probability,
-    surroundings_m,
-    wall_db,
-)
+from feddrop.radio.propagation import MODELS, Link
 from feddrop.seeds import derive, generator
 
 _INDOORS = ("uma", "umi")
 _INDOOR_SHADOW_DB = 7.0
-_HIGH_LOSS = 0.2
-"""Share of buildings with coated glass."""
+_HIGH_LOSS = 0.2  # share of buildings with coated glass
 _DEEPEST_M = 25.0
 
 
@@ -39,32 +31,19 @@ class Place:
     """A site: the model of TR 38.901, the carrier, heights, and the disc that devices are dropped into.
 
     ``[radio]`` declares the range of each value; this class checks what depends on the model.
-
-    Attributes:
-        model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
-        carrier_hz: carrier frequency.
-        radius_m: radius of the disc.
-        min_distance_m: smallest distance of a device.
-        base_height_m: h_B.
-        device_height_m: h_D.
-        antenna_gain_db: sum of the antenna gains of base station and device, dBi.
-        sight: line of sight: ``"drawn"`` by its probability, ``"always"`` or ``"never"``.
-        shadowing: whether shadowing is drawn.
-        indoor_share: probability that a device is in a building; ``uma`` and ``umi`` only.
-        kappa: κ of the devices with a line of sight; None to draw it by the model. All others have 0.
     """
 
-    model: str
-    carrier_hz: float
-    radius_m: float
-    min_distance_m: float
-    base_height_m: float
-    device_height_m: float
-    antenna_gain_db: float = 0.0
-    sight: str = "drawn"
-    shadowing: bool = True
-    indoor_share: float = 0.0
-    kappa: float | None = None
+    model: str  # ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``
+    carrier_hz: float  # carrier frequency
+    radius_m: float  # radius of the disc
+    min_distance_m: float  # smallest distance of a device
+    base_height_m: float  # h_B
+    device_height_m: float  # h_D
+    antenna_gain_db: float = 0.0  # sum of the antenna gains of base station and device, dBi
+    sight: str = "drawn"  # line of sight: ``"drawn"`` by its probability, ``"always"`` or ``"never"``
+    shadowing: bool = True  # whether shadowing is drawn
+    indoor_share: float = 0.0  # probability that a device is in a building; ``uma`` and ``umi`` only
+    kappa: float | None = None  # κ of devices with a line of sight, None to draw it by the model; others have 0
 
     def __post_init__(self) -> None:
         if problem := next(self.problems(), ""):
@@ -122,8 +101,9 @@ class Place:
         refuse("distance_m", metres, (metres >= low) & (metres <= high), rule, distance.shape)
         chance = generator(derive(seed, "sight")).random((devices, 2))
         sight = self._sight(distance, chance[:, 0])
-        around = surroundings_m(distance, self.device_height_m, chance[:, 1]) if self.model == "uma" else 1.0
-        link = Link(distance, self.carrier_hz / 1e9, self.base_height_m, self.device_height_m, around)
+        height = self.device_height_m
+        around = propagation.surroundings_m(distance, height, chance[:, 1]) if self.model == "uma" else 1.0
+        link = Link(distance, self.carrier_hz / 1e9, self.base_height_m, height, around)
         indoor, wall = self._buildings(devices, seed)
         return Dropped(
             place=self,
@@ -131,7 +111,7 @@ class Place:
             angle_rad=2.0 * np.pi * spot[:, 1],
             sight=sight,
             indoor=indoor,
-            path_loss_db=path_loss_db(self.model, link, sight) + wall,
+            path_loss_db=propagation.path_loss_db(self.model, link, sight) + wall,
             shadow_db=self._shadow(link, sight, indoor, seed),
             kappa=self._kappa(sight & ~indoor, seed),
         )
@@ -139,7 +119,7 @@ class Place:
     def _sight(self, distance: FloatArray, chance: FloatArray) -> BoolArray:
         if self.sight != "drawn":
             return np.full(distance.shape, self.sight == "always")
-        return np.asarray(chance < sight_probability(self.model, distance, self.device_height_m))
+        return np.asarray(chance < propagation.sight_probability(self.model, distance, self.device_height_m))
 
     def _shadow(self, link: Link, sight: BoolArray, indoor: BoolArray, seed: int) -> FloatArray:
         normal = generator(derive(seed, "shadow")).standard_normal(link.distance_m.shape)
@@ -147,7 +127,7 @@ class Place:
             return np.zeros_like(normal)
         near, without = MODELS[self.model].shadow_db
         far = 6.0 if self.model == "rma" else near
-        spread = np.where(sight, np.where(beyond_breakpoint(link), far, near), without)
+        spread = np.where(sight, np.where(propagation.beyond_breakpoint(link), far, near), without)
         return np.asarray(normal * np.where(indoor, _INDOOR_SHADOW_DB, spread))
 
     def _buildings(self, devices: int, seed: int) -> tuple[BoolArray, FloatArray]:
@@ -157,8 +137,8 @@ class Place:
         indoor = draw[:, 0] < self.indoor_share
         high_loss = draw[:, 1] < _HIGH_LOSS
         depth = _DEEPEST_M * np.minimum(draw[:, 2], draw[:, 3])
-        loss = wall_db(self.carrier_hz / 1e9, high_loss) + 0.5 * depth + normal * np.where(high_loss, 6.5, 4.4)
-        return indoor, np.where(indoor, loss, 0.0)
+        wall, spread = propagation.wall_db(self.carrier_hz / 1e9, high_loss), np.where(high_loss, 6.5, 4.4)
+        return indoor, np.where(indoor, wall + 0.5 * depth + normal * spread, 0.0)
 
     def _kappa(self, sight: BoolArray, seed: int) -> FloatArray:
         mean, spread = MODELS[self.model].kappa_db
@@ -168,27 +148,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Dropped devices, ``[num_devices]`` each.
+    """Dropped devices, ``[num_devices]`` each."""
 
-    Attributes:
-        place: the site.
-        distance_m: horizontal distance to the base station.
-        angle_rad: direction, only for pictures.
-        sight: devices with a line of sight.
-        indoor: devices in a building.
-        path_loss_db: path loss, including walls.
-        shadow_db: shadowing, in addition.
-        kappa: κ of the fading; 0 (Rayleigh fading) without a line of sight and in buildings.
-    """
-
-    place: Place
-    distance_m: FloatArray
-    angle_rad: FloatArray
-    sight: BoolArray
-    indoor: BoolArray
-    path_loss_db: FloatArray
-    shadow_db: FloatArray
-    kappa: FloatArray
+    place: Place  # the site
+    distance_m: FloatArray  # horizontal distance to the base station
+    angle_rad: FloatArray  # direction, only for pictures
+    sight: BoolArray  # devices with a line of sight
+    indoor: BoolArray  # devices in a building
+    path_loss_db: FloatArray  # path loss, including walls
+    shadow_db: FloatArray  # shadowing, in addition
+    kappa: FloatArray  # κ of the fading; 0 (Rayleigh fading) without a line of sight and in buildings
 
     @property
     def gain(self) -> FloatArray:

@@ -30,26 +30,17 @@ from feddrop.allocation.problem import BoolArray, FloatArray
 from feddrop.radio.devices import Range
 
 LIGHT = 3.0e8
-STREET_M, BUILDING_M = 20.0, 5.0
-"""Default width of streets and height of buildings in the rural model."""
+STREET_M, BUILDING_M = 20.0, 5.0  # default width of streets and height of buildings in the rural model
 
 
 class Link(NamedTuple):
-    """Positions of devices relative to the base station; arrays are ``[num_devices]``.
+    """Positions of devices relative to the base station; arrays are ``[num_devices]``."""
 
-    Attributes:
-        distance_m: d, horizontal.
-        ghz: f, the carrier.
-        base_m: h_B, height of the base station.
-        device_m: h_D, height of the devices.
-        around_m: h_E, height of their surroundings.
-    """
-
-    distance_m: FloatArray
-    ghz: float
-    base_m: float
-    device_m: float
-    around_m: FloatArray | float = 1.0
+    distance_m: FloatArray  # d, horizontal
+    ghz: float  # f, the carrier
+    base_m: float  # h_B, height of the base station
+    device_m: float  # h_D, height of the devices
+    around_m: FloatArray | float = 1.0  # h_E, height of their surroundings
 
     @property
     def straight_m(self) -> FloatArray:
@@ -65,37 +56,20 @@ class Link(NamedTuple):
 
 
 class Propagation(NamedTuple):
-    """A model of the report and where it is valid.
+    """A model of the report and where it is valid."""
 
-    Attributes:
-        losses: of a link with and without a line of sight, dB.
-        sight: probability of a line of sight at a distance, for devices at a height.
-        shadow_db: standard deviation of the shadowing with and without a line of sight.
-        kappa_db: mean and standard deviation of κ with a line of sight.
-        distance_m: shortest and longest distance: straight indoors, else horizontal.
-        ghz: lowest and highest carrier.
-        base_m: lowest and highest base station.
-        device_m: lowest and highest device.
-    """
-
-    losses: Callable[[Link], tuple[FloatArray, FloatArray]]
-    sight: Callable[[FloatArray, float], FloatArray]
-    shadow_db: tuple[float, float]
-    kappa_db: tuple[float, float]
-    distance_m: Range
-    ghz: Range
-    base_m: Range
-    device_m: Range
+    losses: Callable[[Link], tuple[FloatArray, FloatArray]]  # of a link with and without a line of sight, dB
+    sight: Callable[[FloatArray, float], FloatArray]  # probability of a line of sight, from distance and height
+    shadow_db: tuple[float, float]  # standard deviation of the shadowing with and without a line of sight
+    kappa_db: tuple[float, float]  # mean and standard deviation of κ with a line of sight
+    distance_m: Range  # shortest and longest distance: straight indoors, else horizontal
+    ghz: Range  # lowest and highest carrier
+    base_m: Range  # lowest and highest base station
+    device_m: Range  # lowest and highest device
 
 
 def path_loss_db(model: str, link: Link, sight: npt.ArrayLike) -> FloatArray:
-    """Return the path loss of links in dB, ``[num_devices]``, without shadowing.
-
-    Args:
-        model: ``"uma"``, ``"umi"``, ``"inh-mixed"``, ``"inh-open"`` or ``"rma"``.
-        link: positions of the devices.
-        sight: which of them have a line of sight.
-    """
+    """Return the path loss of links with or without a line of sight in dB, ``[num_devices]``, without shadowing."""
     with_sight, without = MODELS[model].losses(link)
     return np.where(sight, with_sight, np.maximum(with_sight, without))
 
@@ -108,10 +82,7 @@ def sight_probability(model: str, distance_m: npt.ArrayLike, device_m: float = 1
 def surroundings_m(distance_m: FloatArray, device_m: float, draw: FloatArray) -> FloatArray:
     """Return h_E of the ``uma`` model: 1 m, or for devices above 13 m sometimes a roof below them.
 
-    Args:
-        distance_m: of the devices.
-        device_m: their height.
-        draw: a random number in [0, 1) per device.
+    ``draw`` holds a random number in [0, 1) per device.
     """
     heights = np.arange(12.0, device_m - 1.5 + 1e-9, 3.0)
     if not heights.size:
@@ -204,6 +175,18 @@ def _fall(distance_m: FloatArray, first_m: float, scale_m: float) -> FloatArray:
     return np.exp(-np.maximum(distance_m - first_m, 0.0) / scale_m)
 
 
+def _sight_uma(distance_m: FloatArray, height_m: float) -> FloatArray:
+    return np.minimum(_street(distance_m, 63.0) * (1.0 + _high(distance_m, height_m)), 1.0)
+
+
+def _sight_umi(distance_m: FloatArray, _: float) -> FloatArray:
+    return _street(distance_m, 36.0)
+
+
+def _sight_rma(distance_m: FloatArray, _: float) -> FloatArray:
+    return _fall(distance_m, 10.0, 1000.0)
+
+
 def _sight_mixed(distance_m: FloatArray, _: float) -> FloatArray:
     return np.where(distance_m <= 6.5, _fall(distance_m, 1.2, 4.7), 0.32 * _fall(distance_m, 6.5, 32.6))
 
@@ -212,45 +195,11 @@ def _sight_open(distance_m: FloatArray, _: float) -> FloatArray:
     return np.where(distance_m <= 49.0, _fall(distance_m, 5.0, 70.8), 0.54 * _fall(distance_m, 49.0, 211.7))
 
 
-_UMA = Propagation(
-    losses=_uma,
-    sight=lambda d, height: np.minimum(_street(d, 63.0) * (1.0 + _high(d, height)), 1.0),
-    shadow_db=(4.0, 6.0),
-    kappa_db=(9.0, 3.5),
-    distance_m=(10.0, 5000.0),
-    ghz=(0.5, 100.0),
-    base_m=(25.0, 25.0),
-    device_m=(1.5, 22.5),
-)
-_INH = Propagation(
-    losses=_inh,
-    sight=_sight_mixed,
-    shadow_db=(3.0, 8.03),
-    kappa_db=(7.0, 4.0),
-    distance_m=(1.0, 150.0),
-    ghz=(0.5, 100.0),
-    base_m=(3.0, 3.0),
-    device_m=(1.0, 1.0),
-)
+_INDOORS: tuple[Range, ...] = ((3.0, 8.03), (7.0, 4.0), (1.0, 150.0), (0.5, 100.0), (3.0, 3.0), (1.0, 1.0))
 MODELS: dict[str, Propagation] = {
-    "uma": _UMA,
-    "umi": _UMA._replace(
-        losses=_umi,
-        sight=lambda d, _: _street(d, 36.0),
-        shadow_db=(4.0, 7.82),
-        kappa_db=(9.0, 5.0),
-        base_m=(10.0, 10.0),
-    ),
-    "inh-mixed": _INH,
-    "inh-open": _INH._replace(sight=_sight_open),
-    "rma": Propagation(
-        losses=_rma,
-        sight=lambda d, _: _fall(d, 10.0, 1000.0),
-        shadow_db=(4.0, 8.0),
-        kappa_db=(7.0, 4.0),
-        distance_m=(10.0, 5000.0),
-        ghz=(0.5, 30.0),
-        base_m=(10.0, 150.0),
-        device_m=(1.0, 10.0),
-    ),
+    "uma": Propagation(_uma, _sight_uma, (4.0, 6.0), (9.0, 3.5), (10.0, 5e3), (0.5, 100.0), (25.0, 25.0), (1.5, 22.5)),
+    "umi": Propagation(_umi, _sight_umi, (4.0, 7.82), (9.0, 5.0), (10.0, 5e3), (0.5, 100.0), (10.0, 10.0), (1.5, 22.5)),
+    "inh-mixed": Propagation(_inh, _sight_mixed, *_INDOORS),
+    "inh-open": Propagation(_inh, _sight_open, *_INDOORS),
+    "rma": Propagation(_rma, _sight_rma, (4.0, 8.0), (7.0, 4.0), (10.0, 5e3), (0.5, 30.0), (10.0, 150.0), (1.0, 10.0)),
 }

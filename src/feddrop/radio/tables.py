@@ -16,15 +16,10 @@ _LONGEST = 40
 
 
 class TableRow(NamedTuple):
-    """One row of a table.
+    """One row of a table."""
 
-    Attributes:
-        where: file and line, the beginning of a message.
-        cells: text by column name, for all columns.
-    """
-
-    where: str
-    cells: dict[str, str]
+    where: str  # file and line, the beginning of a message
+    cells: dict[str, str]  # text by column name, for all columns
 
     def number(self, column: str) -> float:
         """Return the number in a column; infinity and NaN must be written as ``inf`` and ``nan``."""
@@ -50,14 +45,9 @@ class TableRow(NamedTuple):
 
 
 def read_table(path: str | Path, what: str) -> tuple[list[str], list[TableRow]]:
-    """Read a CSV file with a header line, with or without a byte-order mark.
+    """Read a CSV file (UTF-8, with a header line): return its column names and the rows that are not empty.
 
-    Args:
-        path: the file, UTF-8.
-        what: name of its content, for messages.
-
-    Returns:
-        The column names, and the rows that are not empty.
+    Messages name its content, ``what``.
     """
     name = repr(str(path))
     try:
@@ -76,12 +66,7 @@ def read_table(path: str | Path, what: str) -> tuple[list[str], list[TableRow]]:
 
 
 def by_numbers(rows: Sequence[TableRow], **first: int) -> dict[tuple[int, ...], TableRow]:
-    """Return the rows by the numbers in these columns, each combination once.
-
-    Args:
-        rows: rows with these columns.
-        **first: the first number of each column.
-    """
+    """Return the rows by the numbers in these columns, which count from ``first``; each combination occurs once."""
     found: dict[tuple[int, ...], TableRow] = {}
     for row in rows:
         key = tuple(row.whole(column, least) for column, least in first.items())
@@ -93,13 +78,7 @@ def by_numbers(rows: Sequence[TableRow], **first: int) -> dict[tuple[int, ...], 
 
 
 def by_device(rows: Sequence[TableRow], devices: int, what: str) -> list[TableRow]:
-    """Return the rows in the order of their devices, exactly one per device.
-
-    Args:
-        rows: rows with a column ``device``, counted from 0.
-        devices: K.
-        what: name of the table, for messages.
-    """
+    """Return the rows of table ``what`` in the order of their column ``device``, exactly one per device."""
     found = by_numbers(rows, device=0)
     for (device,), row in found.items():
         if device >= devices:

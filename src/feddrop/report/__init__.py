@@ -11,21 +11,7 @@ from feddrop.report.plots import bytes_figure, device_figure, limit_figure, part
 from feddrop.report.runlog import RunLog
 
 __all__ = [
-    "Group",
-    "RunLog",
-    "accuracy_figure",
-    "binding_figure",
-    "bytes_figure",
-    "device_figure",
-    "grouped",
-    "limit_figure",
-    "loss_figure",
-    "map_figure",
-    "metric_figure",
-    "participation_figure",
-    "partition_figure",
-    "read_log",
-    "traffic_figure",
-    "write_comparison",
-    "write_report",
-]
+    "Group", "RunLog", "accuracy_figure", "binding_figure", "bytes_figure", "device_figure", "grouped",
+    "limit_figure", "loss_figure", "map_figure", "metric_figure", "participation_figure", "partition_figure",
+    "read_log", "traffic_figure", "write_comparison", "write_report",
+]  # fmt: skip

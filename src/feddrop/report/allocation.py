@@ -55,7 +55,9 @@ def allocation_figure(allocation: Allocation, names: Sequence[str] = ()) -> Figu
         last.tick_params(axis="x", rotation=45 if sum(map(len, names)) > 60 else 0)
     last.set_xlabel("device")
     for axes in (share, rate, use, *pace):
-        _style_axes(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", color=GRID)
     _legend(figure, share, sorted(set(held), key=list(BINDINGS).index))
     return figure
 
@@ -79,12 +81,6 @@ def _draw_pace(axes: Any, allocation: Allocation, colours: Sequence[str]) -> Non
     axes.bar(place + 0.2, allocation.tx_power_w / p.tx_power_w, width=0.4, color=colours, alpha=0.45)
     axes.axhline(1.0, color=INK, lw=0.8)
     axes.set_ylabel("use of max. clock (dark)\nand power (pale)")
-
-
-def _style_axes(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", color=GRID)
 
 
 def _legend(figure: Figure, axes: Any, held: list[str]) -> None:

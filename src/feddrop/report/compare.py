@@ -68,15 +68,12 @@ def _figures(groups: Sequence[Group]) -> list[Html]:
     ways: list[Against] = ["round", "bytes"]
     if all(np.isfinite(run.by_round["latency_s"]).any() for run in runs):
         ways.append("time")
-    kinds = (
-        ("accuracy", "Accuracy", "test_accuracy", accuracy_figure),
-        ("loss", "Test loss", "test_loss", loss_figure),
-    )
-    there = [kind for kind in kinds if any(np.isfinite(run.by_round[kind[2]]).any() for run in runs)]
+    kinds = (("accuracy", "Accuracy", accuracy_figure), ("loss", "Test loss", loss_figure))
+    there = [kind for kind in kinds if any(np.isfinite(run.by_round[f"test_{kind[0]}"]).any() for run in runs)]
     figures = [
         figure_panel(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
         for way in ways
-        for name, title, _, draw in there
+        for name, title, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     return figures + [
@@ -127,10 +124,8 @@ def _results(groups: Sequence[Group], target: float) -> Html:
     radio = any(run.has_radio for run in runs)
     columns: list[tuple[str, Callable[[RunLog], float], Callable[[float, float], str]]] = []
     if any(np.isfinite(run.accuracy[0]) for run in runs):
-        columns += [
-            ("accuracy", lambda run: run.accuracy[0], _percent),
-            ("best", lambda run: run.accuracy[1], _percent),
-        ]
+        columns += [("accuracy", lambda run: run.accuracy[0], _percent)]
+        columns += [("best", lambda run: run.accuracy[1], _percent)]
     else:
         columns += [("test loss", lambda run: run.last("test_loss"), _plain)]
     for name in dict.fromkeys(name for run in runs for name in run.metrics):

@@ -11,23 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from feddrop.errors import ConfigError, clean, one_of
+from feddrop.report import style
 from feddrop.report.groups import Group, one_group_per_run
 from feddrop.report.quantities import byte_scale, in_digits, second_scale
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.report.style import (
-    HALF,
-    HEIGHT,
-    INK,
-    LONGEST_LABEL,
-    MUTED,
-    SERIES,
-    TEXT,
-    EndLabel,
-    draw_line,
-    end_labels,
-    new_figure,
-    round_axis,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,23 +30,21 @@ Runs = RunLog | Sequence[RunLog] | Sequence[Group]
 def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     """Draw test accuracy in percent, in the rounds that evaluated it. For a single run, mark the best round."""
     groups = _as_groups(runs)
-    figure, axes = new_figure(HALF, HEIGHT, "test accuracy, %")
+    figure, axes = style.new_figure("test accuracy, %")
     labels = _curves(axes, groups, "test_accuracy", against, factor=100)
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
     if len(groups) > 1 or len(groups[0].runs) > 1:
-        end_labels(axes, labels)
+        style.end_labels(axes, labels)
     elif labels:
-        end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
+        style.end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
         x, y, _ = _curve(groups[0], "test_accuracy", against, _scale(groups, against))
         best = int(np.argmax(y))
         if best < len(y) - 1:
-            axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=INK, mew=1.2)
+            axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=style.INK, mew=1.2)
             first, last = axes.get_xlim()
             side = "left" if x[best] - first < 0.15 * (last - first) else "center"  # keep off the axis numbers
-            axes.annotate(
-                f"best {100 * y[best]:.1f}", (float(x[best]), float(100 * y[best])), xytext=(-4 * (side == "left"), 9),
-                textcoords="offset points", ha=side, color=INK, fontsize=TEXT,
-            )  # fmt: skip
+            place, shift = (float(x[best]), float(100 * y[best])), (-4 * (side == "left"), 9)
+            style.note(axes, f"best {100 * y[best]:.1f}", place, shift, ha=side)
     return figure
 
 
@@ -67,17 +52,17 @@ def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
     """Draw the training and test loss of one run, or the test losses of several."""
     groups = _as_groups(runs)
     one = len(groups) == 1 and len(groups[0].runs) == 1
-    figure, axes = new_figure(HALF, HEIGHT, "loss" if one else "test loss")
+    figure, axes = style.new_figure("loss" if one else "test loss")
     labels = _curves(axes, groups, "test_loss", against)
     if one:
         labels = [label._replace(text="test") for label in labels]
         x, y, _ = _curve(groups[0], "train_loss", against, _scale(groups, against))
         if len(x):
-            draw_line(axes, x, y, SERIES[1])
-            labels.append(EndLabel(float(x[-1]), float(y[-1]), "training", SERIES[1]))
+            style.draw_line(axes, x, y, style.SERIES[1])
+            labels.append(style.EndLabel(float(x[-1]), float(y[-1]), "training", style.SERIES[1]))
     if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are not squeezed by a y-axis from 0
         axes.set_ylim(bottom=0)
-    end_labels(axes, labels)
+    style.end_labels(axes, labels)
     return figure
 
 
@@ -86,12 +71,12 @@ def metric_figure(runs: Runs, name: str, *, against: Against = "round") -> Figur
     groups = _as_groups(runs)
     for run in (run for group in groups for run in group.runs):
         one_of("metric", name, run.metrics)
-    figure, axes = new_figure(HALF, HEIGHT, clean(name, LONGEST_LABEL))
+    figure, axes = style.new_figure(clean(name, style.LONGEST_LABEL))
     axes.title.set_parse_math(False)
     labels = _curves(axes, groups, f"metrics.{name}", against)
     if len(groups) == 1:
         labels = [label._replace(text=in_digits(label.y)) for label in labels]
-    end_labels(axes, labels)
+    style.end_labels(axes, labels)
     return figure
 
 
@@ -126,7 +111,9 @@ def _curve(group: Group, key: str, against: Against, scale: tuple[float, str]) -
     return group.curve(key, [position(run) for run in group.runs])
 
 
-def _curves(axes: Axes, groups: Sequence[Group], key: str, against: Against, factor: float = 1.0) -> list[EndLabel]:
+def _curves(
+    axes: Axes, groups: Sequence[Group], key: str, against: Against, factor: float = 1.0
+) -> list[style.EndLabel]:
     """Draw one curve per group with a band of one standard deviation; return labels for those that have points."""
     labels, scale = [], _scale(groups, against)
     for group in groups:
@@ -136,12 +123,12 @@ def _curves(axes: Axes, groups: Sequence[Group], key: str, against: Against, fac
         if len(group.runs) > 1:
             low, high = factor * (y - deviation), factor * (y + deviation)
             axes.fill_between(x, low, high, color=group.colour, alpha=0.16, linewidth=0)
-        draw_line(axes, x, factor * y, group.colour, group.dash, group.marker)
-        labels.append(EndLabel(float(x[-1]), float(factor * y[-1]), group.name, group.colour))
+        style.draw_line(axes, x, factor * y, group.colour, group.dash, group.marker)
+        labels.append(style.EndLabel(float(x[-1]), float(factor * y[-1]), group.name, group.colour))
     rounds = [run.rounds for group in groups for run in group.runs]
     if against == "round":
-        round_axis(axes, np.array([min(r[0] for r in rounds), max(r[-1] for r in rounds)]))
+        style.round_axis(axes, np.array([min(r[0] for r in rounds), max(r[-1] for r in rounds)]))
     else:
-        axes.set_xlabel(scale[1], fontsize=TEXT, color=MUTED)
+        axes.set_xlabel(scale[1], fontsize=style.TEXT, color=style.MUTED)
         axes.set_xlim(left=0)
     return labels

@@ -50,9 +50,8 @@ def section(title: str, lead: str, *children: Html) -> Html:
     content = [child for child in children if child]
     if not content:
         return Html("")
-    return el(
-        "section", el("h2", title), el("p", lead, class_="lead") if lead else "", el("div", *content, class_="grid")
-    )
+    intro = el("p", lead, class_="lead") if lead else ""
+    return el("section", el("h2", title), intro, el("div", *content, class_="grid"))
 
 
 def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:

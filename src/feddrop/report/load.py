@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Words
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
 from feddrop.storage.records import LATE, number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
-MOST_METRICS = 12
-"""The most custom metrics that are drawn."""
+MOST_METRICS = 12  # the most custom metrics that are drawn
 _TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 
@@ -44,16 +42,14 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
         rounds=np.array([record.round for record in run.rounds], np.int64),
         devices=devices,
         by_round={key: _floats(getattr(record, key) for record in run.rounds) for key in ROUND_FIELDS},
-        by_device=_by_device(run.rounds, devices),
-        words=_words(run.rounds, devices),
         refusals=_refusals(run.rounds),
         deadline_s=deadline,
         budget_j=budget,
         class_counts=counts,
         class_names=names,
         metrics=_custom_metrics(run.rounds),
-        suspicious=_suspicious(run.rounds, devices),
         suspicions=_suspicions(run.rounds),
+        **_by_device(run.rounds, devices),
     )
 
 
@@ -61,29 +57,20 @@ def _floats(values: Iterator[float | None]) -> Floats:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _cells(rounds: Sequence[RoundRecord], devices: Ints) -> Iterator[tuple[int, int, DeviceRecord]]:
-    column = {int(device): k for k, device in enumerate(devices)}
-    for r, record in enumerate(rounds):
-        for entry in record.devices:
-            yield r, column[entry.device], entry
-
-
-def _by_device(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Floats]:
-    table = {key: np.full((len(rounds), len(devices)), np.nan) for key in DEVICE_FIELDS}
-    for r, k, entry in _cells(rounds, devices):
+def _by_device(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Any]:
+    """Return the numbers, words and marks of every device in every round, as fields of a :class:`RunLog`."""
+    shape, column = (len(rounds), len(devices)), {int(device): k for k, device in enumerate(devices)}
+    numbers = {key: np.full(shape, np.nan) for key in DEVICE_FIELDS}
+    words = {key: np.full(shape, "", "<U16") for key in DEVICE_WORDS}
+    suspicious = np.zeros(shape, np.bool_)
+    for at, entry in (((r, column[entry.device]), entry) for r, one in enumerate(rounds) for entry in one.devices):
         for key in DEVICE_FIELDS:
             value = getattr(entry, key)
-            table[key][r, k] = np.nan if value is None else value
-    return table
-
-
-def _words(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Words]:
-    table = {key: np.full((len(rounds), len(devices)), "", "<U16") for key in DEVICE_WORDS}
-    for r, k, entry in _cells(rounds, devices):
-        table["binding"][r, k] = entry.binding or ""
-        table["status"][r, k] = _status(entry)
-        table["dtype"][r, k] = entry.dtype or ""
-    return table
+            numbers[key][at] = np.nan if value is None else value
+        for key, word in (("binding", entry.binding), ("status", _status(entry)), ("dtype", entry.dtype)):
+            words[key][at] = word or ""
+        suspicious[at] = bool(entry.suspicious)
+    return {"by_device": numbers, "words": words, "suspicious": suspicious}
 
 
 def _status(entry: DeviceRecord) -> str:
@@ -105,13 +92,6 @@ def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
         clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
         for name in itertools.islice(names, MOST_METRICS)
     }
-
-
-def _suspicious(rounds: Sequence[RoundRecord], devices: Ints) -> npt.NDArray[np.bool_]:
-    marked = np.zeros((len(rounds), len(devices)), np.bool_)
-    for r, k, entry in _cells(rounds, devices):
-        marked[r, k] = bool(entry.suspicious)
-    return marked
 
 
 def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:

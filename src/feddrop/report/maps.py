@@ -12,25 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import one_of
+from feddrop.report import style
 from feddrop.report.plots import FIELDS, require_values, scale_of
 from feddrop.report.quantities import in_digits
 from feddrop.report.runlog import Floats, Ints, RunLog
-from feddrop.report.style import (
-    BINDINGS,
-    HALF,
-    INK,
-    MAP,
-    MUTED,
-    OVER,
-    SURFACE,
-    TEXT,
-    WIDE,
-    figure_height,
-    integer_ticks,
-    new_figure,
-    number_devices,
-    row_height,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,19 +23,12 @@ if TYPE_CHECKING:
 
 Field = Literal["rate", "share", "latency_s", "energy_j", "loss"]
 
-CONSTRAINTS = ("deadline", "energy", "deadline+energy", "rate cap", "none")
-"""What can bind a device that takes part."""
-
-FAINT = 0.28
-"""Opacity of cells in which no limit was binding, so that the others stand out."""
-
-TOLERANCE = 1e-6
-"""Relative tolerance of limits: the allocator solves for costs that are exactly at the limit."""
-
+CONSTRAINTS = ("deadline", "energy", "deadline+energy", "rate cap", "none")  # what can bind a device that takes part
+FAINT = 0.28  # opacity of cells in which no limit was binding, so that the others stand out
+TOLERANCE = 1e-6  # relative tolerance of limits: the allocator solves for costs that are exactly at the limit
 MOST_CELLS = 60_000
 MOST_DEVICES = 1_000
-LEVELS = 48
-"""Steps of opacity: more are indistinguishable and make a larger image."""
+LEVELS = 48  # steps of opacity: more are indistinguishable and make a larger image
 
 
 def drawn_cells(run: RunLog) -> tuple[Ints, Ints]:
@@ -74,10 +52,11 @@ def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
     top = float(np.fmax(np.nanmax(values), np.fmax.reduce(run.limit(field), axis=None)))
     scale, unit = scale_of(field, top)
     image = shaded(values / (top or 1.0))
-    image[over_limit(run, field)[np.ix_(rounds, devices)].T, :3] = _rgb(OVER)
-    figure, axes = new_figure(WIDE if wide else HALF, row_height(len(devices)), FIELDS[field] + unit)
+    image[over_limit(run, field)[np.ix_(rounds, devices)].T, :3] = _rgb(style.OVER)
+    width = style.WIDE if wide else style.HALF
+    figure, axes = style.new_figure(FIELDS[field] + unit, style.row_height(len(devices)), width)
     _draw(axes, image, run.rounds[rounds], run.devices[devices])
-    _ramp(axes, in_digits(top / scale), WIDE if wide else HALF)
+    _ramp(axes, in_digits(top / scale), width)
     return figure
 
 
@@ -87,22 +66,13 @@ def binding_figure(run: RunLog) -> Figure:
     words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
     present = [word for word in CONSTRAINTS if (words == word).any()]
     require_values(run, "binding", bool(present))
-    figure, axes = new_figure(WIDE, row_height(len(devices)), "")
+    figure, axes = style.new_figure("", style.row_height(len(devices)), style.WIDE)
     image, left = np.zeros((*words.shape, 4)), 0.0
     for word in present:
         colour, opacity = binding_style(word)
         image[words == word] = (*_rgb(colour), opacity)
-        for text, shift, ink in (("■", 0, colour), (word, 14, INK)):
-            axes.annotate(
-                text,
-                (left, 1),
-                xycoords="axes fraction",
-                xytext=(shift, 12),
-                textcoords="offset points",
-                color=ink,
-                alpha=max(opacity, 0.5) if text == "■" else 1,
-                fontsize=TEXT,
-            )
+        style.note(axes, "■", (left, 1), (0, 12), colour, xycoords="axes fraction", alpha=max(opacity, 0.5))
+        style.note(axes, word, (left, 1), (14, 12), xycoords="axes fraction", alpha=1)
         left += 0.036 + 0.0092 * len(word)
     _draw(axes, image, run.rounds[rounds], run.devices[devices])
     return figure
@@ -110,7 +80,7 @@ def binding_figure(run: RunLog) -> Figure:
 
 def binding_style(word: str) -> tuple[str, float]:
     """Return the colour and opacity of a constraint."""
-    return BINDINGS[word], FAINT if word == "none" else 1.0
+    return style.BINDINGS[word], FAINT if word == "none" else 1.0
 
 
 def _rgb(colour: str) -> tuple[float, float, float]:
@@ -121,7 +91,7 @@ def _rgb(colour: str) -> tuple[float, float, float]:
 def shaded(fraction: Floats) -> Floats:
     """Return an RGBA image ``[..., 4]`` of one blue whose opacity is the fraction; transparent where it is NaN."""
     image = np.empty((*fraction.shape, 4))
-    image[..., :3] = _rgb(MAP)
+    image[..., :3] = _rgb(style.MAP)
     opacity = 0.05 + 0.95 * np.round(np.clip(fraction, 0, 1) * LEVELS) / LEVELS
     image[..., 3] = np.where(np.isfinite(fraction), opacity, 0.0)
     return image
@@ -134,28 +104,18 @@ def _draw(axes: Axes, image: Floats, rounds: Ints, devices: Ints) -> None:
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
     if len(devices) <= 25:
-        axes.hlines(np.arange(1, len(devices)) - 0.5, left, right, color=SURFACE, linewidth=1.2)
+        axes.hlines(np.arange(1, len(devices)) - 0.5, left, right, color=style.SURFACE, linewidth=1.2)
     if len(rounds) <= 40:
-        axes.vlines(rounds[1:] - half, -0.5, len(devices) - 0.5, color=SURFACE, linewidth=1.2)
-    integer_ticks(axes)
-    number_devices(axes, devices, "y")
+        axes.vlines(rounds[1:] - half, -0.5, len(devices) - 0.5, color=style.SURFACE, linewidth=1.2)
+    style.integer_ticks(axes)
+    style.number_devices(axes, devices, "y")
 
 
 def _ramp(axes: Axes, top: str, width: float) -> None:
     """Draw the scale of a map, from 0 to ``top``, above its right edge."""
-    up, right = 1 / (figure_height(axes) - 0.8), 1 / (width - 0.6)  # an inch, as a fraction of the axes
+    up, right = 1 / (style.figure_height(axes) - 0.8), 1 / (width - 0.6)  # an inch, as a fraction of the axes
     bar = axes.inset_axes((1 - 1.5 * right, 1 + 0.17 * up, right, 0.1 * up))
     bar.imshow(shaded(np.linspace(0, 1, LEVELS + 1)[None]), aspect="auto", interpolation="none")
     bar.set_axis_off()
     for text, x, side in (("0", -6, "right"), (top, 6, "left")):
-        bar.annotate(
-            text,
-            (float(x > 0), 0.5),
-            xycoords="axes fraction",
-            xytext=(x, 0),
-            textcoords="offset points",
-            ha=side,
-            va="center",
-            color=MUTED,
-            fontsize=TEXT,
-        )
+        style.note(bar, text, (float(x > 0), 0.5), (x, 0), style.MUTED, xycoords="axes fraction", ha=side, va="center")

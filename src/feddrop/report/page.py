@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -164,19 +164,13 @@ def _devices(run: RunLog) -> Html:
     elif not run.active.all():
         note = "Blank: the device did not take part."
     figures: list[Html] = []
-    fields: tuple[tuple[Literal["rate", "share"], str], ...] = (
-        ("rate", "Dropout rates"),
-        ("share", "Bandwidth shares"),
-    )
-    for field, title in fields:
+    fields: dict[Literal["rate", "share"], str] = {"rate": "Dropout rates", "share": "Bandwidth shares"}
+    for field, title in fields.items():
         if not np.isfinite(run.values(field)).any():
             continue
         varies = _varies(run, field)
-        about = (
-            "Bar and number: mean over rounds. Line: range."
-            if varies
-            else "Constant over rounds." * (len(run.rounds) > 1)
-        )
+        constant = "Constant over rounds." if len(run.rounds) > 1 else ""
+        about = "Bar and number: mean over rounds. Line: range." if varies else constant
         figures.append(figure_panel(field, title, about, partial(device_figure, run, field)))
         if varies:
             figures.append(_map(run, field, f"{title} by round", note))
@@ -192,11 +186,11 @@ def _devices(run: RunLog) -> Html:
 
 def _refused(run: RunLog) -> Html:
     """Return a panel on refused updates and why they were refused; nothing if none was."""
-    times, reasons = sum(run.refusals.values()), list(run.refusals.items())
-    if not times:
+    if not run.refusals:
         return Html("")
-    text = f"{times:,} of {int(run.active.sum()):,} updates were refused: damaged, invalid, or the device failed."
-    return _reasons("Refused updates", text, reasons)
+    counts = f"{sum(run.refusals.values()):,} of {int(run.active.sum()):,} updates"
+    text = f"{counts} were refused: damaged, invalid, or the device failed."
+    return _reasons("Refused updates", text, run.refusals)
 
 
 def _suspicious(run: RunLog) -> Html:
@@ -209,14 +203,15 @@ def _suspicious(run: RunLog) -> Html:
     rest = f" and {len(order) - MOST_DEVICES:,} more" if len(order) > MOST_DEVICES else ""
     counts = f"{int(by_device.sum()):,} of {int(run.active.sum()):,} updates"
     text = f"{counts} look suspicious. They came from device {most}{rest}."
-    return _reasons("Suspicious updates", text, list(run.suspicions.items()))
+    return _reasons("Suspicious updates", text, run.suspicions)
 
 
-def _reasons(title: str, text: str, reasons: list[tuple[str, int]]) -> Html:
+def _reasons(title: str, text: str, reasons: Mapping[str, int]) -> Html:
     """Return a panel that lists the most frequent reasons."""
     if len(reasons) > MOST_REASONS:
         text += f" The {MOST_REASONS} most frequent reasons of {len(reasons):,}:"
-    rows = [part for why, n in reasons[:MOST_REASONS] for part in (el("dt", how_many(n, "time")), el("dd", why))]
+    most = list(reasons.items())[:MOST_REASONS]
+    rows = [part for why, n in most for part in (el("dt", how_many(n, "time")), el("dd", why))]
     return el("div", el("h3", title), el("p", text), el("dl", *rows), class_="panel warning wide")
 
 
@@ -242,15 +237,12 @@ def _data(run: RunLog) -> Html:
     samples, held = counts.sum(axis=1), (counts > 0).sum(axis=1)
     largest = counts.max(axis=1)[samples > 0] / samples[samples > 0]
     even = in_percent(float(counts.sum(axis=0).max() / samples.sum()), 0)
+    about = f"of its samples, on average; {even} if all devices were alike"
     facts = [
         ("Samples", f"{samples.sum():,}", "for training, all devices"),
         ("Samples per device", _span(samples), "for training"),
         ("Classes per device", _span(held), f"of {classes}"),
-        (
-            "Largest class per device",
-            in_percent(float(largest.mean()), 0),
-            f"of its samples, on average; {even} if all devices were alike",
-        ),
+        ("Largest class per device", in_percent(float(largest.mean()), 0), about),
     ]
     return section("Data", "", picture, tiles(facts, class_="tiles wide" if wide else "tiles tall"))
 

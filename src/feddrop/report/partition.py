@@ -9,21 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from feddrop.errors import ConfigError, clean
+from feddrop.report import style
 from feddrop.report.maps import shaded
 from feddrop.report.runlog import Floats, Ints
-from feddrop.report.style import (
-    GRID,
-    HALF,
-    INK,
-    MUTED,
-    SERIES,
-    TEXT,
-    WIDE,
-    integer_ticks,
-    new_figure,
-    number_devices,
-    soften,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,21 +49,19 @@ def partition_figure(counts: ArrayLike, class_names: Sequence[str] | None = None
 def _tall_figure(table: Ints, names: Sequence[str]) -> Figure:
     devices, classes = table.shape
     cell = min(0.4, 4.2 / devices)  # inches
-    figure, axes = new_figure(HALF, 1.9 + cell * classes, "")
+    figure, axes = style.new_figure("", 1.9 + cell * classes)
     _circles(axes, table.T, cell, cell)
     axes.set_aspect("equal")
     axes.set_yticks(range(classes), names, parse_math=False)
-    axes.set_ylabel("class", fontsize=TEXT, color=MUTED)
-    number_devices(axes, np.arange(devices))
+    axes.set_ylabel("class", fontsize=style.TEXT, color=style.MUTED)
+    style.number_devices(axes, np.arange(devices))
     totals = axes.inset_axes((0.0, 1 + 0.3 / classes, 1.0, 0.7 / (cell * classes)), sharex=axes)
     sums = table.sum(axis=1)
-    totals.bar(np.arange(devices), sums, width=0.62, color=SERIES[0], alpha=0.85)
+    totals.bar(np.arange(devices), sums, width=0.62, color=style.SERIES[0], alpha=0.85)
     _finish(totals, table)
     for k, total in enumerate(sums):
-        place, size = (float(k), float(total)), TEXT - 1 if devices <= 10 else TEXT - 3
-        totals.annotate(
-            f"{total:,}", place, xytext=(0, 3), textcoords="offset points", ha="center", color=INK, fontsize=size
-        )
+        size = style.TEXT - 1 if devices <= 10 else style.TEXT - 3
+        style.note(totals, f"{total:,}", (float(k), float(total)), (0, 3), ha="center", fontsize=size)
     return figure
 
 
@@ -83,28 +69,25 @@ def _wide_figure(table: Ints, names: Sequence[str]) -> Figure:
     devices, classes = table.shape
     cell = 9.0 / classes
     row = float(np.clip(6.5 / devices, 0.09, 0.34))
-    figure, axes = new_figure(WIDE, min(1.7 + row * devices, 10.0), "")
+    figure, axes = style.new_figure("", min(1.7 + row * devices, 10.0), style.WIDE)
     _circles(axes, table, cell, row)
     if classes <= 130:
-        size = float(np.clip(62 * cell, 5, TEXT - 1))
+        size = float(np.clip(62 * cell, 5, style.TEXT - 1))
         upright = max(map(len, names)) * size / 100 > cell  # a letter is about 0.7 of its size wide
         axes.set_xticks(range(classes), names, rotation=90 * upright, fontsize=size, parse_math=False)
     else:
-        integer_ticks(axes, "class")
-    number_devices(axes, np.arange(devices), "y")
+        style.integer_ticks(axes, "class")
+    style.number_devices(axes, np.arange(devices), "y")
     totals = axes.inset_axes((1.01, 0.0, 0.09, 1.0), sharey=axes)
     sums = table.sum(axis=1)
     if devices <= 40:
-        totals.barh(np.arange(devices), sums, height=0.6, color=SERIES[0], alpha=0.85)
+        totals.barh(np.arange(devices), sums, height=0.6, color=style.SERIES[0], alpha=0.85)
     else:
         edges = np.arange(devices + 1) - 0.5
-        totals.stairs(sums, edges, orientation="horizontal", fill=True, color=SERIES[0], alpha=0.85)
+        totals.stairs(sums, edges, orientation="horizontal", fill=True, color=style.SERIES[0], alpha=0.85)
     _finish(totals, table)
     for k, total in enumerate(sums if devices <= 20 else ()):
-        place = (float(total), float(k))
-        totals.annotate(
-            f"{total:,}", place, xytext=(4, 0), textcoords="offset points", va="center", color=INK, fontsize=TEXT - 1
-        )
+        style.note(totals, f"{total:,}", (float(total), float(k)), (4, 0), va="center", fontsize=style.TEXT - 1)
     return figure
 
 
@@ -118,9 +101,9 @@ def _circles(axes: Axes, table: Ints, width: float, height: float) -> None:
         return
     relative = np.sqrt(table / table.max())  # diameters relative to the largest
     area = (72 * _widest(relative, width, height) * relative[rows, columns]) ** 2  # scatter takes the squared width
-    dots = axes.scatter(columns, rows, s=area, color=SERIES[0], alpha=0.8, linewidths=0)
+    dots = axes.scatter(columns, rows, s=area, color=style.SERIES[0], alpha=0.8, linewidths=0)
     dots.set_rasterized(len(rows) > VECTOR_CIRCLES)
-    axes.grid(axis="both", color=GRID, linewidth=0.6)
+    axes.grid(axis="both", color=style.GRID, linewidth=0.6)
     axes.set_xlim(-0.7, table.shape[1] - 0.3)
     axes.set_ylim(table.shape[0] - 0.4, -0.6)
 
@@ -134,10 +117,10 @@ def _widest(relative: Floats, width: float, height: float) -> float:
 
 
 def _finish(totals: Axes, table: Ints) -> None:
-    soften(totals)
+    style.soften(totals)
     totals.grid(visible=False)
     totals.spines["bottom"].set_visible(False)
     totals.tick_params(labelbottom=False, labelleft=False)
     mark = "largest circle" if np.count_nonzero(table) <= MOST_CIRCLES else "darkest cell"
     title = f"samples; {mark} {table.max():,}"
-    totals.set_title(title, loc="left", fontsize=TEXT, color=MUTED, pad=18, y=1.0)
+    totals.set_title(title, loc="left", fontsize=style.TEXT, color=style.MUTED, pad=18, y=1.0)

@@ -5,43 +5,27 @@ Save one with ``figure.savefig("bytes.pdf")``. Learning curves are in ``curves.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from feddrop.errors import ConfigError, one_of
-from feddrop.report.quantities import byte_scale, hertz_scale, joule_scale, second_scale, watt_scale
-from feddrop.report.runlog import RunLog
-from feddrop.report.style import (
-    GRID,
-    HALF,
-    HEIGHT,
-    INK,
-    SERIES,
-    TEXT,
-    EndLabel,
-    draw_line,
-    end_labels,
-    integer_ticks,
-    new_figure,
-    number_devices,
-    round_axis,
-    row_height,
-)
+from feddrop.report import style
+from feddrop.report.quantities import Scale, byte_scale, hertz_scale, joule_scale, second_scale, watt_scale
+from feddrop.report.runlog import Floats, Ints, RunLog
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FIELDS = {
-    "rate": "rate γ",
-    "share": "bandwidth share ρ",
-    "latency_s": "latency",
-    "energy_j": "energy",
-    "loss": "loss",
-    "tx_power_w": "transmit power",
-    "cpu_hz": "CPU clock",
-}
-SCALES = {"latency_s": second_scale, "energy_j": joule_scale, "tx_power_w": watt_scale, "cpu_hz": hertz_scale}
+    "rate": "rate γ", "share": "bandwidth share ρ", "latency_s": "latency", "energy_j": "energy", "loss": "loss",
+    "tx_power_w": "transmit power", "cpu_hz": "CPU clock",
+}  # fmt: skip
+SCALES: dict[str, Callable[[float], Scale]] = {
+    "latency_s": second_scale, "energy_j": joule_scale, "tx_power_w": watt_scale, "cpu_hz": hertz_scale
+}  # fmt: skip
 LIMITS = {"latency_s": "deadline", "energy_j": "budget"}
 DeviceField = Literal["rate", "share", "latency_s", "energy_j", "tx_power_w", "cpu_hz"]
 
@@ -51,16 +35,11 @@ MANY_BARS = 40
 def participation_figure(run: RunLog) -> Figure:
     """Draw the number of rounds that each device took part in."""
     times = run.active.sum(axis=0)
-    figure, axes = new_figure(HALF, row_height(len(times)), "rounds with the device")
-    place = np.arange(len(times))
-    if len(times) > MANY_BARS:
-        axes.stairs(times, np.append(place - 0.5, len(times) - 0.5), fill=True, color=SERIES[0], alpha=0.85)
-    else:
-        axes.bar(place, times, width=0.68, color=SERIES[0], alpha=0.85)
+    figure, axes = style.new_figure("rounds with the device", style.row_height(len(times)))
+    _bars(axes, times)
     axes.set_ylim(0, max(1.12 * float(times.max()), 1))
-    integer_ticks(axes, "", side="y")  # the title names it
-    axes.set_xlim(min(-0.5, len(times) / 2 - 3.5), max(len(times) - 0.5, len(times) / 2 + 2.5))
-    number_devices(axes, run.devices)
+    style.integer_ticks(axes, "", side="y")  # the title names it
+    style.number_devices(axes, run.devices)
     return figure
 
 
@@ -69,20 +48,20 @@ def bytes_figure(run: RunLog) -> Figure:
     push, pull = (np.nan_to_num(run.by_round[key]) for key in ("push_bytes", "pull_bytes"))
     full = run.full_traffic
     scale, unit = byte_scale(float(np.nanmax([*(push + pull), *full])))
-    figure, axes = new_figure(HALF, HEIGHT, f"{unit} per round")
+    figure, axes = style.new_figure(f"{unit} per round")
     edges = np.append(run.rounds - 0.5, run.rounds[-1] + 0.5)
     end, labels = float(edges[-1]), []
-    layers = (("push", push, np.zeros_like(push), SERIES[0]), ("pull", push + pull, push, SERIES[2]))
+    layers = (("push", push, np.zeros_like(push), style.SERIES[0]), ("pull", push + pull, push, style.SERIES[2]))
     for word, top, base, colour in layers:
         axes.stairs(top / scale, edges, baseline=base / scale, fill=True, color=colour, alpha=0.85, linewidth=0)
-        labels.append(EndLabel(end, float((top[-1] + base[-1]) / 2 / scale), word, colour))
+        labels.append(style.EndLabel(end, float((top[-1] + base[-1]) / 2 / scale), word, colour))
     if np.isfinite(full).all():
-        axes.stairs(full / scale, edges, baseline=None, color=INK, linewidth=1.2 if len(full) <= 100 else 0.6)
-        labels.append(EndLabel(end, float(full[-1] / scale), "full models", INK))
+        axes.stairs(full / scale, edges, baseline=None, color=style.INK, linewidth=1.2 if len(full) <= 100 else 0.6)
+        labels.append(style.EndLabel(end, float(full[-1] / scale), "full models", style.INK))
     axes.set_ylim(bottom=0)
-    integer_ticks(axes)
+    style.integer_ticks(axes)
     axes.margins(x=0)
-    end_labels(axes, labels)
+    style.end_labels(axes, labels)
     return figure
 
 
@@ -90,17 +69,18 @@ def traffic_figure(run: RunLog) -> Figure:
     """Draw the bytes sent so far, against what full models would have cost."""
     sent, full = np.cumsum(run.traffic), np.cumsum(run.full_traffic)
     scale, unit = byte_scale(float(np.nanmax([*sent, *full])))
-    figure, axes = new_figure(HALF, HEIGHT, f"{unit} so far")
+    figure, axes = style.new_figure(f"{unit} so far")
     end = float(run.rounds[-1])
-    labels = [EndLabel(end, float(sent[-1] / scale), "sent", SERIES[0])]
-    draw_line(axes, run.rounds, sent / scale, SERIES[0])
+    labels = [style.EndLabel(end, float(sent[-1] / scale), "sent", style.SERIES[0])]
+    style.draw_line(axes, run.rounds, sent / scale, style.SERIES[0])
     if np.isfinite(full).all():
-        axes.plot(run.rounds, full / scale, color=INK, linewidth=1.2, marker="o" if len(full) == 1 else None, ms=4)
-        axes.fill_between(run.rounds, sent / scale, full / scale, color=GRID, alpha=0.5, linewidth=0)
-        labels.append(EndLabel(end, float(full[-1] / scale), "full models", INK))
+        dot = "o" if len(full) == 1 else None
+        axes.plot(run.rounds, full / scale, color=style.INK, linewidth=1.2, marker=dot, ms=4)
+        axes.fill_between(run.rounds, sent / scale, full / scale, color=style.GRID, alpha=0.5, linewidth=0)
+        labels.append(style.EndLabel(end, float(full[-1] / scale), "full models", style.INK))
     axes.set_ylim(bottom=0)
-    round_axis(axes, run.rounds)
-    end_labels(axes, labels)
+    style.round_axis(axes, run.rounds)
+    style.end_labels(axes, labels)
     return figure
 
 
@@ -117,33 +97,22 @@ def device_figure(run: RunLog, field: DeviceField) -> Figure:
     scale, unit = scale_of(field, float(np.nanmax([np.nanmax(values), *limit])))
     values, devices, limit = values[:, there] / scale, run.devices[there], limit / scale
     mean, low, high = np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-    figure, axes = new_figure(HALF, row_height(len(devices)), f"{'mean ' * (len(run.rounds) > 1)}{FIELDS[field]}{unit}")
-    place = np.arange(len(devices))
-    edges = np.append(place - 0.5, len(devices) - 0.5)
+    title = f"{'mean ' * (len(run.rounds) > 1)}{FIELDS[field]}{unit}"
+    figure, axes = style.new_figure(title, style.row_height(len(devices)))
+    edges = _bars(axes, mean)
     varies = bool((high - low > 1e-9).any())
     if len(devices) > MANY_BARS:
-        axes.stairs(mean, edges, fill=True, color=SERIES[0], alpha=0.85)
-        axes.stairs(high, edges, baseline=low, fill=True, color=INK, alpha=0.18 * varies)
+        axes.stairs(high, edges, baseline=low, fill=True, color=style.INK, alpha=0.18 * varies)
     else:
-        axes.bar(place, mean, width=0.68, color=SERIES[0], alpha=0.85)
-        axes.vlines(place, low, high, color=INK, linewidth=1.2 * varies)
-    for k in place if len(devices) <= 12 and not np.isfinite(limit).any() else ():
-        axes.annotate(
-            f"{mean[k]:.2f}",
-            (float(k), float(high[k])),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            color=INK,
-            fontsize=TEXT - 1,
-        )
+        axes.vlines(edges[1:] - 0.5, low, high, color=style.INK, linewidth=1.2 * varies)
+    for k in range(len(devices)) if len(devices) <= 12 and not np.isfinite(limit).any() else ():
+        style.note(axes, f"{mean[k]:.2f}", (float(k), float(high[k])), (0, 4), ha="center", fontsize=style.TEXT - 1)
     if np.isfinite(limit).any():
-        axes.stairs(limit, edges, baseline=None, color=SERIES[1], linewidth=1.6)
+        axes.stairs(limit, edges, baseline=None, color=style.SERIES[1], linewidth=1.6)
         last = float(limit[np.isfinite(limit)][-1])
-        end_labels(axes, [EndLabel(float(edges[-1]), last, LIMITS[field], SERIES[1])])
+        style.end_labels(axes, [style.EndLabel(float(edges[-1]), last, LIMITS[field], style.SERIES[1])])
     axes.set_ylim(0, 1.12 * float(np.nanmax([*high, *limit])) or 1.0)
-    axes.set_xlim(min(-0.5, len(devices) / 2 - 3.5), max(len(devices) - 0.5, len(devices) / 2 + 2.5))
-    number_devices(axes, devices)
+    style.number_devices(axes, devices)
     return figure
 
 
@@ -164,24 +133,35 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     scale, unit = scale_of(field, float(np.nanmax([np.nanmax(values), *allowed])))
     if differ:
         scale, unit = 1.0, ", % of its budget"
-    figure, axes = new_figure(HALF, row_height(len(run.devices)), title + unit)
+    figure, axes = style.new_figure(title + unit, style.row_height(len(run.devices)))
     low, middle, high = (np.nanquantile(values, q, axis=1) / scale for q in (0, 0.5, 1))
-    axes.fill_between(rounds, low, high, color=SERIES[0], alpha=0.16, linewidth=0)
-    draw_line(axes, rounds, middle, SERIES[0])
-    axes.plot(rounds, high, color=SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
+    axes.fill_between(rounds, low, high, color=style.SERIES[0], alpha=0.16, linewidth=0)
+    style.draw_line(axes, rounds, middle, style.SERIES[0])
+    axes.plot(rounds, high, color=style.SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
     most = "slowest" if field == "latency_s" else "most"
-    labels = [
-        EndLabel(float(rounds[-1]), float(y[-1]), word, SERIES[0]) for y, word in ((middle, "median"), (high, most))
-    ]
+    curves = {"median": middle, most: high}
+    labels = [style.EndLabel(float(rounds[-1]), float(y[-1]), word, style.SERIES[0]) for word, y in curves.items()]
     known = allowed[np.isfinite(allowed)] / scale
     if known.size:
         edges = np.concatenate((rounds[:1] - 1, rounds, rounds[-1:] + 1))  # extend it beyond the axis
-        axes.step(edges, np.pad(allowed / scale, 1, mode="edge"), where="mid", color=SERIES[1], linewidth=1.6)
-        labels.append(EndLabel(float(rounds[-1]), float(known[-1]), LIMITS[field], SERIES[1]))
+        axes.step(edges, np.pad(allowed / scale, 1, mode="edge"), where="mid", color=style.SERIES[1], linewidth=1.6)
+        labels.append(style.EndLabel(float(rounds[-1]), float(known[-1]), LIMITS[field], style.SERIES[1]))
     axes.set_ylim(0, 1.08 * float(np.max([*high, *known])) or 1.0)
-    round_axis(axes, rounds)
-    end_labels(axes, labels)
+    style.round_axis(axes, rounds)
+    style.end_labels(axes, labels)
     return figure
+
+
+def _bars(axes: Axes, heights: Floats | Ints) -> Floats:
+    """Draw one bar per device, or the outline of many; return the edges between devices."""
+    count = len(heights)
+    edges = np.linspace(-0.5, count - 0.5, count + 1)
+    if count > MANY_BARS:
+        axes.stairs(heights, edges, fill=True, color=style.SERIES[0], alpha=0.85)
+    else:
+        axes.bar(np.arange(count), heights, width=0.68, color=style.SERIES[0], alpha=0.85)
+    axes.set_xlim(min(-0.5, count / 2 - 3.5), max(count - 0.5, count / 2 + 2.5))
+    return edges
 
 
 def require_values(run: RunLog, field: str, there: bool) -> None:

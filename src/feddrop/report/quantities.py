@@ -3,69 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
-Scale = tuple[float, str]
-"""A divisor, and the unit of the quotient."""
-
-_BYTES: tuple[Scale, ...] = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-_SECONDS: tuple[Scale, ...] = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-_JOULES: tuple[Scale, ...] = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
-
-_WATTS: tuple[Scale, ...] = ((1e3, "kW"), (1.0, "W"), (1e-3, "mW"), (1e-6, "µW"))
-_HERTZ: tuple[Scale, ...] = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
-
-UNKNOWN = "–"
-"""Shown instead of an unknown number."""
-
-
-def byte_scale(top: float) -> Scale:
-    """Return the decimal unit for values up to ``top`` bytes."""
-    return _fit(top, _BYTES)
-
-
-def second_scale(top: float) -> Scale:
-    """Return the unit for values up to ``top`` seconds; minutes and hours start at two."""
-    return _fit(top / 2 if top >= 60 else top, _SECONDS)
-
-
-def joule_scale(top: float) -> Scale:
-    """Return the unit for values up to ``top`` joules."""
-    return _fit(top, _JOULES)
-
-
-def watt_scale(top: float) -> Scale:
-    """Return the unit for values up to ``top`` watts."""
-    return _fit(top, _WATTS)
-
-
-def hertz_scale(top: float) -> Scale:
-    """Return the unit for values up to ``top`` hertz."""
-    return _fit(top, _HERTZ)
-
-
-def in_bytes(value: float) -> str:
-    """Write a number of bytes: ``12.3 MB``."""
-    return _write(value, byte_scale(abs(value)))
-
-
-def in_seconds(value: float) -> str:
-    """Write a duration: ``1.20 s``, ``12.5 min``."""
-    return _write(value, second_scale(abs(value)))
-
-
-def in_joules(value: float) -> str:
-    """Write an energy: ``301 J``."""
-    return _write(value, joule_scale(abs(value)))
-
-
-def in_watts(value: float) -> str:
-    """Write a power: ``5.00 mW``."""
-    return _write(value, watt_scale(abs(value)))
-
-
-def in_hertz(value: float) -> str:
-    """Write a frequency: ``5.20 GHz``."""
-    return _write(value, hertz_scale(abs(value)))
+Scale = tuple[float, str]  # a divisor, and the unit of the quotient
+UNKNOWN = "–"  # shown instead of an unknown number
 
 
 def in_percent(fraction: float, digits: int = 1) -> str:
@@ -83,17 +25,38 @@ def in_digits(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}" if -7 < digits < 7 else f"{value:.2e}"
 
 
-def _fit(top: float, scales: tuple[Scale, ...]) -> Scale:
+def _fit(scales: tuple[Scale, ...], top: float) -> Scale:
     if not math.isfinite(top) or top == 0:
         return next(scale for scale in scales if scale[0] == 1.0)
     # 0.9995 rounds up to the next unit's 1.00
     return next((scale for scale in scales if top >= 0.9995 * scale[0]), scales[-1])
 
 
-def _write(value: float, scale: Scale) -> str:
+def _write(scale_of: Callable[[float], Scale], value: float) -> str:
     if not math.isfinite(value):
         return UNKNOWN
-    return f"{in_digits(value / scale[0])} {scale[1]}"
+    scale, unit = scale_of(abs(value))
+    return f"{in_digits(value / scale)} {unit}"
+
+
+# The unit for values up to a number of bytes, joules, watts or hertz.
+byte_scale = partial(_fit, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
+joule_scale = partial(_fit, ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")))
+watt_scale = partial(_fit, ((1e3, "kW"), (1.0, "W"), (1e-3, "mW"), (1e-6, "µW")))
+hertz_scale = partial(_fit, ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz")))
+
+
+def second_scale(top: float) -> Scale:
+    """Return the unit for values up to ``top`` seconds; minutes and hours start at two."""
+    scales = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+    return _fit(scales, top / 2 if top >= 60 else top)
+
+
+in_bytes = partial(_write, byte_scale)  # 12.3 MB
+in_seconds = partial(_write, second_scale)  # 1.20 s, 12.5 min
+in_joules = partial(_write, joule_scale)  # 301 J
+in_watts = partial(_write, watt_scale)  # 5.00 mW
+in_hertz = partial(_write, hertz_scale)  # 5.20 GHz
 
 
 def how_many(number: int, word: str, plural: str = "s") -> str:

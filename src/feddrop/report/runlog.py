@@ -30,8 +30,7 @@ DEVICE_FIELDS = (
 )  # fmt: skip
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
-FULL_VALUE_BYTES = 4
-"""Full models are counted as float32."""
+FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
 SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
 DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
-MAP, OVER = "#3b7ddd", "#d9730d"
-"""Colours inside images, which cannot follow the theme: readable on light and dark."""
-
+MAP, OVER = "#3b7ddd", "#d9730d"  # colours inside images, which cannot follow the theme: readable on light and dark
 BINDINGS = {
     "deadline": MAP,
     "energy": OVER,
@@ -40,15 +38,10 @@ BINDINGS = {
 }
 """The colour of every binding limit that the allocator reports, the same in all figures."""
 
-HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1
-"""Width of a figure over one column and over both columns of the page, and its height, in inches."""
-
-TEXT = 10.0
-"""Size of all text, in points."""
-
-PIXELS = 1.36
-"""Pixels of the page per point of a figure at full size: text is then as large as the captions."""
-
+HALF, WIDE, HEIGHT = 5.4, 11.2, 3.1  # inches: width over one column and over both columns of the page, height
+TEXT = 10.0  # size of all text, in points
+PIXELS = 1.36  # pixels of the page per point of a figure at full size: text is then as large as the captions
+Point = tuple[float, float]
 LONGEST_LABEL = 28
 FEW_POINTS = 40
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", SURFACE: "var(--surface)"} | {
@@ -93,7 +86,7 @@ def blank_figure(width: float, height: float, dpi: float = 200) -> Figure:
     return figure_class()(figsize=(width, height), dpi=dpi, layout="constrained", facecolor=SURFACE)
 
 
-def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+def new_figure(title: str, height: float = HEIGHT, width: float = HALF) -> tuple[Figure, Axes]:
     """Return a figure of this size (inches) with one axes; ``title`` names the quantity and its unit."""
     figure = blank_figure(width, height)
     axes = figure.add_subplot()
@@ -172,20 +165,15 @@ def end_labels(axes: Axes, labels: Sequence[EndLabel]) -> None:
     for label, at, to in zip(labels, wanted, spread_labels(wanted, 1.25 * TEXT), strict=True):
         if end - label.x > 0.01 * (right - left):
             axes.plot([label.x, end], [label.y] * 2, color=label.colour, linewidth=1, linestyle=(0, (1, 3)))
-        axes.annotate(
-            clean(label.text, LONGEST_LABEL),
-            (end, label.y),
-            xytext=(7, to - at),
-            textcoords="offset points",
-            color=label.colour,
-            fontsize=TEXT,
-            fontweight="bold",
-            va="center",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        text, look = clean(label.text, LONGEST_LABEL), {"fontweight": "bold", "va": "center"}
+        note(axes, text, (end, label.y), (7, to - at), label.colour, **look, annotation_clip=False, parse_math=False)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
+
+
+def note(axes: Axes, text: str, at: Point, shift: Point, colour: str = INK, **look: Any) -> None:
+    """Write a text at a point, shifted by this many points."""
+    axes.annotate(text, at, xytext=shift, textcoords="offset points", color=colour, **({"fontsize": TEXT} | look))
 
 
 def figure_height(axes: Axes) -> float:

@@ -10,24 +10,14 @@ import numpy as np
 from feddrop.config.execution import DTYPES
 from feddrop.config.parsing import flat
 from feddrop.errors import clean
+from feddrop.report import quantities
 from feddrop.report.html import Html, el, table
 from feddrop.report.maps import CONSTRAINTS
-from feddrop.report.quantities import (
-    UNKNOWN,
-    in_bytes,
-    in_digits,
-    in_hertz,
-    in_joules,
-    in_percent,
-    in_seconds,
-    in_watts,
-)
+from feddrop.report.quantities import UNKNOWN, in_bytes, in_digits, in_joules, in_percent, in_seconds
 from feddrop.report.runlog import Floats, RunLog
 
-MOST_ROWS = 1_000
-"""Longer tables show every n-th row."""
-
-_WRITE = {"tx_power_w": in_watts, "cpu_hz": in_hertz}
+MOST_ROWS = 1_000  # longer tables show every n-th row
+_WRITE = {"tx_power_w": quantities.in_watts, "cpu_hz": quantities.in_hertz}
 
 
 def round_table(run: RunLog) -> Html:

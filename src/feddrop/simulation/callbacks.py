@@ -7,10 +7,12 @@ fails is reported once and not called again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from feddrop.config import Callbacks
 from feddrop.errors import ConfigError, clean
@@ -58,12 +60,11 @@ class Callback(Protocol):
 class TensorBoard:
     """Write every number of every round as a TensorBoard scalar; ``tensorboard --logdir RUNS`` shows all runs.
 
-    Args:
-        folder: where to write; None for ``tensorboard/`` in the run folder.
+    The files go into ``folder``; None for ``tensorboard/`` in the run folder.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        _need("tensorboard", "tensorboard")
+        _need("tensorboard")
         self._folder = folder
 
     def on_start(self, run: RunView) -> None:
@@ -78,9 +79,8 @@ class TensorBoard:
         """Write the numbers of a round."""
         for name, value in record.scalars().items():
             self._writer.add_scalar(name, value, record.round)
-        rates = [device.rate for device in record.devices if device.took_part and device.rate is not None]
-        if rates:
-            self._writer.add_histogram("rates", _array(rates), record.round)
+        if rates := [device.rate for device in record.devices if device.took_part and device.rate is not None]:
+            self._writer.add_histogram("rates", np.asarray(rates, np.float64), record.round)
         self._writer.flush()
 
     def on_end(self, run: RunView) -> None:  # noqa: ARG002
@@ -97,7 +97,7 @@ class MLflow:
     """
 
     def __init__(self, experiment: str = "feddrop", tracking_uri: str = "") -> None:
-        _need("mlflow", "mlflow")
+        _need("mlflow")
         self._experiment, self._uri = experiment, tracking_uri
 
     def on_start(self, run: RunView) -> None:
@@ -129,14 +129,10 @@ class MLflow:
 
 
 class WandB:
-    """Log every setting and every number to a Weights & Biases run.
-
-    Args:
-        project: name of the project.
-    """
+    """Log every setting and every number to a Weights & Biases run of this project."""
 
     def __init__(self, project: str = "feddrop") -> None:
-        _need("wandb", "wandb")
+        _need("wandb")
         self._project = project
 
     def on_start(self, run: RunView) -> None:
@@ -175,12 +171,7 @@ def named_callbacks(config: Callbacks) -> list[Any]:
 
 
 class CallbackList:
-    """Several callbacks as one that never fails.
-
-    Args:
-        given: the callbacks, in calling order.
-        named: callbacks to call before them.
-    """
+    """Several callbacks as one that never fails; those that a configuration names are called first."""
 
     def __init__(self, given: Iterable[Any], named: Callbacks) -> None:
         if not isinstance(given, Iterable):
@@ -193,19 +184,8 @@ class CallbackList:
                     f"a callback is {shown}; it must have on_start(run), on_round(record) or on_end(run)."
                 )
 
-    def on_start(self, run: RunView) -> None:
-        """Call ``on_start`` of all."""
-        self._call("on_start", run)
-
-    def on_round(self, record: RoundRecord) -> None:
-        """Call ``on_round`` of all."""
-        self._call("on_round", record)
-
-    def on_end(self, run: RunView) -> None:
-        """Call ``on_end`` of all."""
-        self._call("on_end", run)
-
-    def _call(self, name: str, argument: Any) -> None:
+    def call(self, name: str, argument: Any) -> None:
+        """Call the method ``name`` of all that have it; one that fails is not called again."""
         for one in list(self._active):
             call = getattr(one, name, None)
             if call is None:
@@ -219,12 +199,6 @@ class CallbackList:
                 log.warning(text, type(one).__name__, name, reason)
 
 
-def _array(values: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.asarray(values, np.float64)
-
-
-def _need(package: str, extra: str) -> None:
+def _need(package: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"a callback needs {package}, which is not installed: pip install 'feddrop[{extra}]'.")
+        raise ConfigError(f"a callback needs {package}, which is not installed: pip install 'feddrop[{package}]'.")

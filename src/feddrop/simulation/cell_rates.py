@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import Allocation, AnyProblem, allocate, refit, scheme_named
+from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, allocate, refit, scheme_named
 from feddrop.config import Radio
 from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, MeasuredGains, covering
@@ -113,9 +113,7 @@ class CellRates:
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
             tops, closer = lower, self._full(dtypes, lower)
-            full = {
-                name: np.minimum(full[name], closer[name]) for name in full
-            }  # a cover of higher rates covers lower ones too
+            full = {name: np.minimum(full[name], closer[name]) for name in full}  # either covers the lower rates
             problem = replace(self._problem(channels, full), deadline_s=first.problem.deadline_s)
             if self._radio.band_scheme in ("equal", "random"):
                 allocation = refit(allocation, problem)
@@ -144,7 +142,11 @@ class CellRates:
         return replace(channels, present=present & channels.present)
 
     def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
-        scheme = scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
+        scheme: Scheme = scheme_named(
+            self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed
+        )
+        if self._radio.objective != "inverse":
+            scheme = Exact(OBJECTIVES[self._radio.objective])
         return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, dtypes: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:
@@ -179,10 +181,8 @@ class CellRates:
 
     def budgets(self) -> list[float | None]:
         """Return the energy budget per device in joules; None for no budget."""
-        return [
-            float(budget) if math.isfinite(budget) else None
-            for budget in np.broadcast_to(self.cell.budget_j, self.cell.devices)
-        ]
+        budgets = np.broadcast_to(self.cell.budget_j, self.cell.devices).tolist()
+        return [budget if math.isfinite(budget) else None for budget in budgets]
 
 
 def covers(work: Workload) -> Callable[[float], dict[str, float]]:
@@ -209,11 +209,7 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
 
     @lru_cache
     def cover(top: float) -> dict[str, float]:
-        return {
-            "push_bits": covering(push, top),
-            "pull_bits": covering(pull, top),
-            "flops": covering(flops, top),
-        }
+        return {"push_bits": covering(push, top), "pull_bits": covering(pull, top), "flops": covering(flops, top)}
 
     return cover
 

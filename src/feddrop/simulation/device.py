@@ -86,9 +86,7 @@ class Task:
 class Device:
     """The device side: a network, a method and data, of which each device sees its part.
 
-    Args:
-        task: what it needs.
-        number: the device that it plays; None for all of them.
+    It plays the device of this ``number``; all of them if None.
     """
 
     def __init__(self, task: Task, number: int | None = None) -> None:
@@ -107,10 +105,8 @@ class Device:
         try:
             with self._own_draws():
                 answer, remembered = self._handle(frame, memory)
-        except FeddropError as failure:
-            return Reply(error=str(failure), memory=memory, seconds=time.perf_counter() - started)
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = str(failure) if isinstance(failure, FeddropError) else f"{type(failure).__name__}: {failure}"
             return Reply(error=error, memory=memory, seconds=time.perf_counter() - started)
         return Reply(answer, remembered, "", time.perf_counter() - started)
 
@@ -147,11 +143,8 @@ class Device:
             torch.manual_seed(seed)
 
     def _batches(self, job: Job) -> LocalBatches:
-        task, samples = self.task, self.task.samples
-        part, train = task.parts[job.device], task.setup.train
-        return LocalBatches(
-            samples.train_x, samples.train_y, part, train, job.seed, task.torch_device, lone=not self._norms
-        )
+        (x, y, *_), part, where = self.task.samples, self.task.parts[job.device], self.task.torch_device
+        return LocalBatches(x, y, part, self.task.setup.train, job.seed, where, lone=not self._norms)
 
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""

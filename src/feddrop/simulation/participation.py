@@ -23,11 +23,6 @@ class Roster:
     Attributes:
         most: the largest number of devices in a round.
         everyone: whether all devices take part in every round.
-
-    Args:
-        config: how many devices take part, and when each is available.
-        devices: number of devices.
-        seed: the run's root seed.
     """
 
     def __init__(self, config: Participation, devices: int, seed: int) -> None:

@@ -7,6 +7,7 @@ message is raised. Checks of a single setting are declared with the setting, in 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from feddrop.storage import RoundRecord
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
+
+log = logging.getLogger("feddrop")
 
 # --- the configuration
 
@@ -138,20 +141,15 @@ def check_custom(custom: CustomObjects) -> None:
 
 
 def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
-    """Raise a RunError unless the same kinds of objects are given as at the start; the executor may differ.
-
-    Args:
-        custom: the objects given now.
-        before: ``run.json``.
-    """
+    """Raise a RunError unless the same kinds of objects are given as ``run.json`` lists; the executor may differ."""
     if not isinstance(names := before.get("custom"), list):
         raise RunError(
             "run.json does not list the custom objects of the run; feddrop before 0.3 wrote it. Start a new run."
         )
-    now = {argument: argument in custom.given() for argument in NAMES if argument != "executor"}
-    more = [argument for argument, given in now.items() if given and NAMES[argument] not in names]
-    missing = [argument for argument, given in now.items() if not given and NAMES[argument] in names]
-    if more:
+    given = custom.given()
+    changed = [one for one in NAMES if one != "executor" and (one in given) != (NAMES[one] in names)]
+    missing = [argument for argument in changed if argument not in given]
+    if more := [argument for argument in changed if argument in given]:
         raise RunError(
             f"the run was started without a custom {' and '.join(more)}. Resume it without, or start a new one."
         )
@@ -270,8 +268,10 @@ RUN_CHECKS = (
 
 
 def check(run: Prepared) -> None:
-    """Raise a ConfigError if a run cannot work, before anything is written."""
+    """Raise a ConfigError if a run cannot work, before anything is written; log what is probably not intended."""
     _raise_first(problem for one in RUN_CHECKS for problem in one(run))
+    for line in notices(run):
+        log.warning(line)
 
 
 def notices(run: Prepared) -> list[str]:
@@ -282,7 +282,7 @@ def notices(run: Prepared) -> list[str]:
         *run.custom.notices(run.config, getattr(run.scheme, "takes", ())),
         gains.note(run.config.rounds) if gains else "",
         setup.blueprint().note(),
-        single_sample_notice(setup, run.dataset, run.samples),
+        single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
         *mistakes.notices(run),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +31,6 @@ from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_ra
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
-log = logging.getLogger("feddrop")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
@@ -48,6 +45,7 @@ class Prepared:
         task: what the device side needs.
         method: the method, as the server uses it.
         flops: FLOPs per sample.
+        work: what the scheme knows about the training.
         roster: chooses the devices of a round.
         scheme: chooses their rates.
         params: the initial network.
@@ -63,6 +61,7 @@ class Prepared:
     task: Task
     method: Method
     flops: Flops
+    work: Workload
     roster: Roster
     scheme: RateScheme
     params: Params
@@ -82,28 +81,23 @@ class Prepared:
 
 
 def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
-    """Build and check everything, before anything is written.
-
-    Args:
-        config: the configuration, checked by :func:`feddrop.simulation.preflight.check_config`.
-        custom: the user's objects, likewise by ``check_custom``.
-    """
+    """Build everything and check it, before anything is written."""
     source = config.data
-    dataset = custom.dataset or data.load_dataset(
-        source.name, path=source.path or None, train_limit=source.train_limit or None
-    )
+    limit = source.train_limit or None
+    dataset = custom.dataset or data.load_dataset(source.name, path=source.path or None, train_limit=limit)
     parts, samples = list[npt.NDArray[Any]](), custom.samples
     if samples is None:
         parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
-    method = checked_method(task.factory(task.setup), "method")
+    method = task.factory(task.setup)
+    if custom.method is not None:
+        checked_method(method, "method")
     counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     work = workload(task, method, counted, samples, config.execution.dtype)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
     fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
-    gains = fading if isinstance(fading, MeasuredGains) else None
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -114,37 +108,27 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         task=task,
         method=method,
         flops=counted,
+        work=work,
         roster=roster,
         scheme=scheme,
         params=params,
         state=checked_state(method.init(params), "init"),
-        gains=gains,
+        gains=fading if isinstance(fading, MeasuredGains) else None,
     )
     preflight.check(run)
-    for line in preflight.notices(run):
-        log.warning(line)
     return run
 
 
 def device_task(
     config: RunConfig, dataset: Dataset, parts: Sequence[npt.NDArray[Any]], custom: CustomObjects, *, devices: int
 ) -> Task:
-    """Return what the device side needs; a real device builds its own, from its own data.
-
-    Args:
-        config: the configuration, the same as the server's.
-        dataset: the data of all devices, or of one.
-        parts: sample numbers of every device.
-        custom: the user's objects.
-        devices: number of devices.
-    """
+    """Return what the device side needs; a real device builds its own, from its own data and part."""
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
-    given, chosen = custom.model, config.radio is not None or custom.rates is not None
-    network = (
-        models.build_model(config.model, dataset, config.seed)
-        if given is None
-        else models.copy_model(given, config.seed)
-    )
+    chosen = config.radio is not None or custom.rates is not None
+    if custom.model is None:
+        network = models.build_model(config.model, dataset, config.seed)
+    else:
+        network = models.copy_model(custom.model, config.seed)
     parameters.check_learnable(network)
     setup = Setup(
         model=network,

@@ -33,16 +33,10 @@ def round_record(
     notes: Mapping[str, float],
     wall_s: float,
 ) -> RoundRecord:
-    """Return the record of a round.
+    """Return the record of a round from its plan and from what each device did.
 
-    Args:
-        round_: round, from 1.
-        plan: what the scheme chose.
-        devices: what each device did.
-        costs: what the scheme says the round cost, by device; if empty, the server's clock counts.
-        measured: results on the test set, by name; empty if the round was not evaluated.
-        notes: the method's numbers.
-        wall_s: seconds that the round took here.
+    ``costs`` are the scheme's, by device; if empty, the server's clock counts. ``measured`` are the results on the test
+    set, empty if the round was not evaluated; ``notes`` are the method's numbers.
     """
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
@@ -120,7 +114,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
             "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
-        "parameters": parameters.count_parameters(model),
+        "parameters": run.work.parameters,
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),

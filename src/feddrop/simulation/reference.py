@@ -49,7 +49,7 @@ def train_reference(
                 if rule == "model":
                     term = w_hat[name] + moved[name]
                 elif rule == "holders":
-                    term = torch.where(kept > 0, moved[name] / m[name], 0.0)
+                    term = torch.where(kept > 0, moved[name] / m[name], 0.0) if factor else moved[name]
                 else:
                     term = moved[name] * m[name] if factor else moved[name]
                 total[name].add_(term, alpha=len(part))

@@ -175,7 +175,8 @@ def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") ->
     values = {}
     for name, piece in subnet.items():
         kept = gather(params[name], piece)
-        values[name] = kept if piece.scale == 1.0 else kept * piece.scale
+        factors = piece.factors(kept)
+        values[name] = kept if isinstance(factors, float) and factors == 1.0 else kept * factors
     header = Header(kind="job", round=job.round, device=job.device, seed=job.seed, rate=job.rate, dtype=dtype)
     return wire.encode(header, subnet, values, job.payload, job.remembered)
 

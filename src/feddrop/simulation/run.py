@@ -29,7 +29,6 @@ from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
-from feddrop.simulation.memory import SavedMemories
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -52,20 +51,17 @@ class Run:
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
         overwrite: whether to overwrite a run in the folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
@@ -143,13 +139,12 @@ class Run:
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
-        self._memories = SavedMemories(self._disk.memories)
+        self._memories = self._disk.memories
         with self._disk.locked():
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
-                self._begun = self.about
             else:
-                self._begun = self._disk.begin(self.config, facts, overwrite=overwrite)
+                self._disk.begin(self.config, facts, overwrite=overwrite)
 
     @property
     def records(self) -> list[Record]:
@@ -165,17 +160,17 @@ class Run:
         if self.round >= self.config.rounds:
             return
         with self._disk.locked():
-            self._disk.check_unchanged(self._begun, self.round)
+            self._disk.check_unchanged()
             executor = self.prepared.start_executor()
             try:
                 with closing(executor):
-                    self._callbacks.on_start(self)
+                    self._callbacks.call("on_start", self)
                     while self.round < self.config.rounds:
                         record = self._one_round(executor)
-                        self._callbacks.on_round(record)
+                        self._callbacks.call("on_round", record)
                         yield record
             finally:
-                self._callbacks.on_end(self)
+                self._callbacks.call("on_end", self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
@@ -269,54 +264,29 @@ def run(
     Args:
         config: what to run.
         out: the run folder; new or empty, unless overwriting.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
 
-    A network that is given is not changed; :func:`feddrop.load_model` returns the trained one.
-
     Example:
         >>> import feddrop
         >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> records = feddrop.run(config, "runs/first")
-        >>> [record.round for record in records]
-        [1, 2]
+        >>> first, second = feddrop.run(config, "runs/first")
     """
-    return _finish(
-        Run(
-            config,
-            out,
-            overwrite=overwrite,
-            label=label,
-            command=command,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
-    )
+    given = locals()  # every argument, by name
+    return _finish(Run(**given))
 
 
 def resume(
@@ -340,20 +310,17 @@ def resume(
 
     Args:
         folder: the run folder.
-        model: a custom network in place of ``config.model``, or a function from a seed to one. It is copied.
+        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
         metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
-        gains: measured gains in place of the channel model of ``config.radio``: power gains |h|²,
-            ``[rounds, devices]``, or what :func:`feddrop.gains_from` returns.
+        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> scheme`` in place of ``config.rate`` and ``config.radio``; see
-            :class:`feddrop.simulation.schemes.RateScheme`.
-        callbacks: objects called at the start, after every round and at the end, besides those of ``config.callbacks``;
-            see :class:`feddrop.simulation.callbacks.Callback`.
+        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
 
     Example:
         >>> import feddrop
@@ -362,24 +329,8 @@ def resume(
         >>> len(feddrop.resume("runs/stopped"))
         2
     """
-    return _finish(
-        Run(
-            read_config(folder),
-            folder,
-            resume=True,
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-            callbacks=callbacks,
-        )
-    )
+    given = locals()  # every argument, by name
+    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:

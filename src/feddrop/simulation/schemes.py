@@ -83,24 +83,16 @@ class RateScheme(Protocol):
 
     def decide(self, round_: int) -> Plan:
         """Plan a round. Round 1 is also planned before the run, so that an impossible plan is found early."""
-        ...
 
     def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return the costs of a round as fields of :class:`feddrop.DeviceRecord`, by device; empty if unknown."""
-        ...
 
     def budgets(self) -> list[float | None]:
         """Return the energy budget per device in joules, None for no budget; empty if energy is not modelled."""
-        ...
 
 
 class GivenRates:
-    """Rates given by the user; latency and energy are unknown.
-
-    Args:
-        rates: one per device.
-        participation: chooses the devices of a round.
-    """
+    """Rates given by the user, one per device; latency and energy are unknown."""
 
     def __init__(self, rates: Sequence[float], participation: Roster) -> None:
         self._rates, self._participation = rates, participation
@@ -119,13 +111,14 @@ class GivenRates:
 
 
 def read_rates(rate: float | tuple[float, ...] | str, devices: int) -> list[float]:
-    """Return one rate per device: from a number, a list, or a ``.json`` or ``.csv`` file."""
+    """Return one rate per device: from a valid number or list, or from a ``.json`` or ``.csv`` file."""
     if isinstance(rate, str):
-        rate = tuple(_rates_from_file(Path(rate), devices))
-    rates = [rate] * devices if isinstance(rate, int | float) else list(rate)
+        read = _rates_from_file(Path(rate), devices)
+        rate = tuple(check_rate(value, f"rate of device {device}") for device, value in enumerate(read))
+    rates = [rate] * devices if isinstance(rate, float) else list(rate)
     if len(rates) != devices:
         raise ConfigError(f"rate lists {len(rates)} rates for {devices} devices; give one per device, or one number.")
-    return [check_rate(value, f"rate of device {device}") for device, value in enumerate(rates)]
+    return rates
 
 
 def _rates_from_file(path: Path, devices: int) -> Sequence[float]:

@@ -61,11 +61,7 @@ def seal(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:
 
 
 def unseal(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and notes of a sealed file.
-
-    Raises:
-        DamagedError: the file differs from what was written.
-    """
+    """Return the tensors and notes of a sealed file; DamagedError if it differs from what was written."""
     try:
         notes = dict(load_json(data[8 : _header_end(data)])["__metadata__"])
         digest = str(notes.pop("digest"))
@@ -77,12 +73,7 @@ def unseal(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_sealed(path: Path, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a sealed file that must carry the given notes.
-
-    Raises:
-        DamagedError: the file is missing, damaged, or has other notes.
-        RunError: we have no permission to read it.
-    """
+    """Read a sealed file; DamagedError if it is missing, damaged or has other notes, RunError without permission."""
     with os_errors("read", path):
         try:
             tensors, found = unseal(read_whole(path))
@@ -104,19 +95,10 @@ def save_checkpoint(
     notes: Mapping[str, str] | None = None,
     best: int = 0,
 ) -> set[int]:
-    """Save groups of tensors after a round, and remove the checkpoints that are no longer needed.
+    """Save groups of tensors and short notes after a round, and return the rounds that have a checkpoint now.
 
-    Keeps this round, the one before it and the best. Later rounds, from before the run went back, are removed.
-
-    Args:
-        folder: the folder of checkpoints.
-        round_: the finished round.
-        groups: tensors by group and name.
-        notes: short texts to save with them.
-        best: the round with the best test result so far; 0 for none.
-
-    Returns:
-        The rounds that have a checkpoint now.
+    Keeps this round, the one before it and the ``best``, if not 0. Later rounds, from before the run went back, are
+    removed.
     """
     if not 1 <= round_ <= LAST_ROUND:
         raise RunError(f"cannot save round {round_}; rounds go from 1 to {LAST_ROUND}.")
@@ -157,16 +139,6 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         with suppress(DamagedError):
             return read_checkpoint(folder, round_)
     return None
-
-
-def content(tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of names, dtypes, shapes and values that does not depend on their order."""
-    found = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 def _path(folder: Path, round_: int) -> Path:

@@ -72,6 +72,12 @@ def is_folder(path: Path) -> bool:
     return False
 
 
+def is_empty(path: Path) -> bool:
+    """Return whether a folder does not exist or holds only hidden files."""
+    with os_errors("list", path):
+        return not is_folder(path) or all(inside.name.startswith(".") for inside in path.iterdir())
+
+
 def sync_folder(path: Path) -> None:
     """Sync the list of a folder's files to disk; a no-op on Windows, which does so by itself."""
     if sys.platform == "win32":
@@ -90,13 +96,7 @@ def sync_folder(path: Path) -> None:
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write a file so that after a kill or a power cut it holds either the old or the new content in full.
 
-    Args:
-        path: the file; missing folders are created.
-        data: its new content.
-        sync: sync the folder, too. Otherwise call :func:`sync_folder` once all files are written.
-
-    Raises:
-        RunError: the disk is full or read-only, or the folder is gone. The old file is untouched.
+    Missing folders are created. Without ``sync``, call :func:`sync_folder` once all files are written.
     """
     make_folder(path.parent)
     # An unguessable name, opened with O_EXCL: a link planted under that name is not followed.
@@ -135,20 +135,20 @@ class InUseError(RunError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other writers until the block or the process ends.
+def locked(folder: Path, *inside: str) -> Iterator[None]:
+    """Lock a folder against other writers until the block or the process ends; InUseError if another one has it.
 
-    Uses ``flock``, or a lock file where the system or the file system does not support it.
-
-    Raises:
-        InUseError: another process holds the lock.
-        RunError: the folder cannot be used.
+    Uses ``flock``, or a lock file where it is not supported. Drafts left in the folder, and in the folders ``inside``
+    it, are removed.
     """
-    make_folder(folder)
+    if not is_folder(folder):
+        make_folder(folder)
     release = _flock(folder) if fcntl is not None else None
     if release is None:
         release = _lock_file(folder / LOCK)
     try:
+        for name in ("", *inside):
+            sweep(folder / name)
         yield
     finally:
         release()
@@ -180,9 +180,11 @@ def _lock_file(path: Path) -> Callable[[], None]:
                 continue
         os.write(held, mine.encode())
         return partial(_release, held, path, mine)
+    pid, host = _owner(path)
+    owner = f"process {pid} on {clean(host, 60)}" if pid else "an unknown process"
     raise InUseError(
         f"another process is at work in {clean(path.parent)}: this file system has no locks, and {path.name} names "
-        f"{_owner(path)}. Wait for it; if it no longer runs, delete {path.name}."
+        f"{owner}. Wait for it; if it no longer runs, delete {path.name}."
     )
 
 
@@ -193,12 +195,13 @@ def _release(held: int, path: Path, mine: str) -> None:
             path.unlink()
 
 
-def _owner(path: Path) -> str:
+def _owner(path: Path) -> tuple[int, str]:
+    """Return the process and the host that a lock file names; 0 and nothing if it cannot be read."""
     try:
         owner = json.loads(path.read_text(errors="replace")[:1000])
-        return f"process {int(owner['pid'])} on {clean(owner['host'], 60)}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "an unknown process"
+        return int(owner["pid"]), str(owner["host"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0, ""
 
 
 def _remove_if_stale(path: Path) -> None:
@@ -221,24 +224,20 @@ def _remove_if_stale(path: Path) -> None:
 
 def _has_ended(path: Path) -> bool:
     """Return whether a lock file names a process of this machine that no longer runs."""
+    pid, host = _owner(path)
+    if host != socket.gethostname() or pid <= 0:
+        return False
     try:
-        owner = json.loads(path.read_text(errors="replace")[:1000])
-        if owner["host"] != socket.gethostname() or int(owner["pid"]) <= 0:
-            return False
-        os.kill(int(owner["pid"]), 0)  # signal 0 only tests whether the process exists
+        os.kill(pid, 0)  # signal 0 only tests whether the process exists
     except ProcessLookupError:
         return True
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, OverflowError):
         pass
     return False
 
 
 def append_line(path: Path, line: bytes, size: int) -> None:
-    """Append a line to a file of ``size`` bytes and sync it; a failed write leaves the file as it was.
-
-    Raises:
-        RunError: the file has another size, so another process wrote to it; or it cannot be written.
-    """
+    """Append a line to a file that must have ``size`` bytes, and sync it; a failed write leaves the file as it was."""
     flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os_errors("write", path):
         with os.fdopen(os.open(path, flags | (0 if size else os.O_CREAT), 0o666), "ab", buffering=0) as file:

@@ -19,14 +19,15 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.config.parsing import json_line
 from feddrop.errors import FeddropWarning, RunError, clean
-from feddrop.storage import manifest, reading, recovery
-from feddrop.storage.files import append_line, is_folder, locked, os_errors, sweep, sync_folder, write_atomically
-from feddrop.storage.reading import CONFIG, MANIFEST, METRICS, OVERWRITING, REPORT
+from feddrop.storage import manifest, recovery
+from feddrop.storage.files import append_line, is_empty, locked, os_errors, sync_folder, write_atomically
+from feddrop.storage.reading import CONFIG, MANIFEST, METRICS, OVERWRITING, REPORT, RunReader
 from feddrop.storage.records import RoundRecord
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ CHECKPOINTS, MEMORIES = "checkpoints", "memories"
 log = logging.getLogger("feddrop")
 
 
-class RunFolder:
-    """A run folder. Reading needs no lock; every method that writes must run inside :meth:`locked`.
+class RunFolder(RunReader):
+    """A run folder. Every method that writes must run inside :meth:`locked`.
 
     Args:
         path: the folder; it need not exist yet.
@@ -50,43 +51,18 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._size = 0
+        self._size = 0  # of the metrics
         self._digest = hashlib.blake2b(digest_size=16)
         self._best: tuple[float, int] | None = None
         self._inode: tuple[int, int] | None = None
-        self._memories: Memories | None = None
+        self._manifest: tuple[int, int] | None = None
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    @cached_property
+    def memories(self) -> Memories:
+        """The memories of the run's devices."""
+        from feddrop.storage.memories import Memories
 
-    def config(self) -> RunConfig:
-        """Read and validate the configuration."""
-        return reading.read_config(self.path)
-
-    def settings(self) -> dict[str, Any]:
-        """Read the configuration as written, section by section, without validating the settings."""
-        return reading.read_settings(self.path)
-
-    def about(self) -> dict[str, Any]:
-        """Read ``run.json``; empty if there is no such file.
-
-        Raises:
-            RunError: it cannot be read, another version wrote it, or the run was being overwritten.
-        """
-        return reading.read_manifest(self.path)
-
-    def begun(self) -> dict[str, Any]:
-        """Read ``run.json``, which must exist to resume a run."""
-        if found := self.about():
-            return found
-        raise RunError(f"{clean(self.path)} has no {MANIFEST}, so it holds no run. Restore it, or start a new run.")
-
-    def records(self) -> list[RoundRecord]:
-        """Read the finished rounds; a last line that was cut off in the middle is skipped.
-
-        Raises:
-            RunError: a line is malformed; the message says which and why.
-        """
-        return reading.read_records(self.path)
+        return Memories(self.path / MEMORIES)
 
     def checkpoint(self, *, best: bool = False, strict: bool = False) -> Checkpoint:
         """Read the newest intact checkpoint, or with ``best`` that of the round with the best test result.
@@ -133,43 +109,24 @@ class RunFolder:
         warnings.warn(text, FeddropWarning, stacklevel=4)
 
     def saved_round(self) -> int:
-        """Return the round that the run would resume after: the newest intact one; 0 for the start.
-
-        Raises:
-            RunError: rounds were finished, but no state to resume from is intact.
-        """
-        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self._metrics(), self.memories)
+        """Return the round that the run would resume after: the newest intact one; 0 for the start."""
+        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self.read(METRICS, b""), self.memories)
         return found.round if found else 0
-
-    # --- writing -----------------------------------------------------------------------------------------------------
-
-    @property
-    def memories(self) -> Memories:
-        """The memories of the run's devices."""
-        from feddrop.storage.memories import Memories
-
-        if self._memories is None:
-            self._memories = Memories(self.path / MEMORIES)
-        return self._memories
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other writers."""
-        is_folder(self.path)
-        with locked(self.path):
-            self._inode = self._current_inode()
-            for folder in (self.path, self.path / CHECKPOINTS, self.path / MEMORIES):
-                sweep(folder)
+        with locked(self.path, CHECKPOINTS, MEMORIES):
+            self._inode = self._identity("")
             yield
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise unless a new run may be written here: the folder is new, empty, or a run that may be overwritten."""
-        with os_errors("list", self.path):
-            if not is_folder(self.path) or all(path.name.startswith(".") for path in self.path.iterdir()):
-                return
+        if is_empty(self.path):
+            return
         found: dict[str, Any] = {}
         with suppress(RunError):
-            found = reading.read_json(self.path)
+            found = self.manifest()
         name, is_run, problem = clean(self.path), "config_digest" in found or OVERWRITING in found, ""
         if overwrite and not is_run:
             problem = f"{name} is not empty and holds no run; only a run is overwritten. Choose a new folder."
@@ -181,39 +138,35 @@ class RunFolder:
         if problem:
             raise RunError(problem)
 
-    def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> dict[str, Any]:
-        """Start a run in a free folder: write its configuration and its ``run.json``, which is returned."""
+    def begin(self, config: RunConfig, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Start a run in a free folder: write its ``run.json`` and its configuration."""
         self.check_free(overwrite=overwrite)
         if overwrite:
             self._clear()
         about = manifest.describe(config, facts)
         self._write(MANIFEST, json.dumps(about, indent=1).encode())
         self._write(CONFIG, str(about["config"]).encode())
-        return about
+        self._manifest = self._identity(MANIFEST)
 
-    def check_unchanged(self, about: Mapping[str, Any], rounds: int) -> None:
-        """Raise unless the folder still holds this run, with so many rounds."""
-        if self.about().get("id") != about.get("id"):
-            raise RunError(f"{clean(self.path)} now holds another run. Start this one in another folder.")
-        if len(self.records()) != rounds:
-            raise RunError(f"{clean(self.path)} was modified by another process. Resume it again.")
+    def check_unchanged(self) -> None:
+        """Raise if another process wrote to the folder since :meth:`begin` or :meth:`reopen`."""
+        metrics = self.path / METRICS
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if self._identity(MANIFEST) != self._manifest or size != self._size:
+            advice = "Resume the run, or start it in another folder."
+            raise RunError(f"{clean(self.path)} was modified by another process. {advice}")
 
     def check_config(self, config: RunConfig) -> None:
         """Raise if the run cannot be resumed with this configuration."""
-        manifest.check_config(self.begun(), config, folder=self.path, done=len(recovery.line_ends(self._metrics())))
+        done = len(recovery.line_ends(self.read(METRICS, b"")))
+        manifest.check_config(self.begun(), config, folder=self.path, done=done)
 
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
-        """Prepare to resume a run: compare it with its start, and go back to the newest intact checkpoint.
+        """Prepare to resume a run: compare it with its start, and return to the newest intact checkpoint, if any.
 
         The metrics are cut to that checkpoint; the rounds after it are repeated.
-
-        Returns:
-            The checkpoint; None if no round was finished.
-
-        Raises:
-            RunError: the run was started from something else, or no state to resume from is intact.
         """
-        before, data = self.begun(), self._metrics()
+        before, data = self.begun(), self.read(METRICS, b"")
         now = manifest.resumed(before, config, facts, folder=self.path, done=len(recovery.line_ends(data)))
         found, size = recovery.newest_pair(self.path / CHECKPOINTS, data, self.memories)
         self._go_back(data[:size], found)
@@ -221,6 +174,7 @@ class RunFolder:
             self._write(CONFIG, config.to_toml().encode())
         if now != before:
             self._write(MANIFEST, json.dumps(now, indent=1).encode())
+        self._manifest = self._identity(MANIFEST)
         return found
 
     def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -248,7 +202,7 @@ class RunFolder:
         """Cut the metrics to these lines, and restore the memories of a checkpoint."""
         from feddrop.storage.checkpoints import prune
 
-        if data != self._metrics():
+        if data != self.read(METRICS, b""):
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
         if found and not recovery.written_before(found, data):
@@ -260,24 +214,20 @@ class RunFolder:
             round_ = found.round if found else 0
             self.memories.restore(round_, recovery.memory_indices(self.path / CHECKPOINTS, round_))
 
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def _metrics(self) -> bytes:
-        return reading.read_bytes(self.path, METRICS, b"")
-
     def _write(self, name: str, data: bytes) -> None:
         self._check_inode()
         write_atomically(self.path / name, data)
 
-    def _current_inode(self) -> tuple[int, int] | None:
+    def _identity(self, name: str) -> tuple[int, int] | None:
+        """Return what tells a file or folder from others that had its name: its inode and, for a file, its time."""
         with suppress(OSError):
-            found = self.path.stat()
-            return found.st_dev, found.st_ino
+            found = (self.path / name).stat()
+            return found.st_ino, found.st_mtime_ns if name else found.st_dev
         return None
 
     def _check_inode(self) -> None:
         """Raise if this is not the folder that was locked: writing would create it anew, with half a run in it."""
-        if self._inode is None or self._current_inode() != self._inode:
+        if self._inode is None or self._identity("") != self._inode:
             name = clean(self.path)
             raise RunError(f"{name} was removed or replaced during the run. Put it back and resume, or start again.")
 

@@ -51,11 +51,7 @@ class LoadedRun:
         return RunFolder(self.folder).config()
 
     def to_pandas(self, *, devices: bool = False) -> DataFrame:
-        """Return the rounds as a pandas table.
-
-        Args:
-            devices: return one row per device per round, not one per round.
-        """
+        """Return the rounds as a pandas table; with ``devices``, one row per device per round, not one per round."""
         return tables.to_pandas(self.rounds, devices=devices)
 
     def model(
@@ -76,10 +72,6 @@ def load_run(folder: str | Path) -> LoadedRun:
 
     Args:
         folder: the folder that ``feddrop run --out DIR`` or ``feddrop.run(config, out)`` wrote.
-
-    Raises:
-        RunError: something is missing or malformed, or another version wrote the folder; the message says what, where,
-            and what to do.
 
     Example:
         >>> import feddrop, tempfile
@@ -141,15 +133,12 @@ def load_model(
 
 
 def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Path:
-    """Write the rounds of a run as a table.
+    """Write the rounds of a run as a table, and return its path.
 
     Args:
         folder: the run folder.
         path: the file; its extension, ``.parquet`` or ``.csv``, selects the format.
         devices: write one row per device per round, not one per round.
-
-    Returns:
-        The path.
     """
     return tables.write(load_run(folder).rounds, Path(path), devices=devices)
 

@@ -77,12 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def digest(config: RunConfig, text: str = "") -> str:
-    """Return a digest of the settings that determine the outcome: all that may not change on resume.
-
-    Args:
-        config: the configuration.
-        text: its TOML, if it is known.
-    """
+    """Return a digest of the settings that may not change on resume; ``text`` is their TOML, if it is known."""
     settings = flat(tomllib.loads(text or config.to_toml()))
     chosen = {key: value for key, value in settings.items() if not _is_free(key, config)}
     return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -93,20 +88,8 @@ def resumed(
 ) -> dict[str, Any]:
     """Compare a run that is about to be resumed with its start, and return its new ``run.json``.
 
-    Args:
-        before: the content of ``run.json``.
-        config: the current configuration.
-        facts: the current facts.
-        folder: the run folder, for messages.
-        done: number of finished rounds.
-
-    Returns:
-        The new content of ``run.json``. Changed settings and versions are appended to its list ``resumed``; changed
-        versions are also logged as a warning.
-
-    Raises:
-        RunError: the network, the data, the partition, a setting or a file differs, or more rounds are finished than
-            asked for. The message names it and says what to do.
+    Changed settings and versions are appended to its list ``resumed``; changed versions are also logged. Another
+    network, partition, setting or file is a RunError, and so are more finished rounds (``done``) than asked for.
     """
     changed = check_config(before, config, folder=folder, done=done)
     now, where = json_value(facts), clean(folder)

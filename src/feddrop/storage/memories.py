@@ -6,6 +6,7 @@ checkpoint refers to it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import RunError
-from feddrop.storage.checkpoints import DamagedError, content, read_sealed, seal
+from feddrop.storage.checkpoints import DamagedError, read_sealed, seal
 from feddrop.storage.files import sync_folder, write_atomically
 
 Index = npt.NDArray[np.int32]
@@ -28,7 +29,7 @@ _LAST_DEVICE = 2**31 - 2
 
 
 class Memories:
-    """The memories of all devices of a run: one dictionary of tensors per device.
+    """The memories of all devices of a run: bytes per device, empty for none.
 
     A round reads with :meth:`get` and writes with :meth:`put`. What was put takes effect with :meth:`commit`, so that a
     round which fails half-way starts again from the same memories. The cost of a round grows with the devices that take
@@ -42,37 +43,37 @@ class Memories:
         self.folder = Path(folder)
         self._current: Index = np.zeros(0, np.int32)
         self._kept: dict[int, Index] = {}
-        self._pending: dict[int, tuple[int, str]] = {}  # round and digest
-        self._contents: dict[int, str] = {}  # digests of the current memories seen so far
+        self._pending: dict[int, tuple[int, bytes]] = {}  # round and digest
+        self._digests: dict[int, bytes] = {}  # of the current memories seen so far
 
-    def get(self, device: int) -> dict[str, Tensor]:
-        """Return what a device remembers after the last committed round; empty if nothing."""
-        round_ = int(self._current[device]) if 0 <= device < len(self._current) else 0
+    def get(self, device: int) -> bytes:
+        """Return what a device remembers after the last committed round."""
+        round_ = self._written(device)
         if not round_:
-            return {}
+            return b""
         try:
-            tensors = self._read(device, round_)
+            memory = self._read(device, round_)
         except DamagedError as error:
             raise RunError(
                 f"the memory of device {device} ({self._path(device, round_).name}) was damaged during the run: "
                 f"{error}. Resume the run from its last intact checkpoint."
             ) from None
-        self._contents[device] = content(tensors)
-        return tensors
+        self._digests[device] = _digest(memory)
+        return memory
 
-    def put(self, round_: int, device: int, tensors: Mapping[str, Tensor]) -> None:
-        """Set what a device remembers after a round; empty to forget. Unchanged tensors are not written."""
+    def put(self, round_: int, device: int, memory: bytes) -> None:
+        """Set what a device remembers after a round; empty to forget. An unchanged memory is not written."""
         if not 0 <= device <= _LAST_DEVICE:
             raise RunError(f"device {device} cannot have a memory; devices go from 0 to {_LAST_DEVICE}.")
-        known = int(self._current[device]) if device < len(self._current) else 0
-        found = content(tensors)
-        if (known and self._contents.get(device) == found) or not (known or tensors):
+        known, found = self._written(device), _digest(memory)
+        if (known and self._digests.get(device) == found) or not (known or memory):
             self._pending.pop(device, None)
             return
-        if tensors:
+        if memory:
+            tensors = {"memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)}
             notes = {"device": str(device), "round": str(round_)}
             write_atomically(self._path(device, round_), seal(tensors, notes), sync=False)
-        self._pending[device] = (round_ if tensors else 0, found)
+        self._pending[device] = (round_ if memory else 0, found)
 
     def commit(self, round_: int) -> Tensor:
         """Apply what was put in a round, and return the array for its checkpoint, int32 ``[devices]``."""
@@ -80,7 +81,7 @@ class Memories:
             grown = np.zeros(max(len(self._current), max(self._pending) + 1), np.int32)
             grown[: len(self._current)] = self._current
             for device, (written, found) in self._pending.items():
-                grown[device], self._contents[device] = written, found
+                grown[device], self._digests[device] = written, found
             self._current, self._pending = grown, {}
             if self.folder.is_dir():
                 sync_folder(self.folder)
@@ -119,7 +120,7 @@ class Memories:
         """
         self._kept = {number: index.numpy().copy() for number, index in kept.items()}
         self._current = self._kept.get(round_, np.zeros(0, np.int32))
-        self._pending, self._contents = {}, {}
+        self._pending, self._digests = {}, {}
         for device, written, path in self._files():
             if not any(device < len(index) and index[device] == written for index in self._kept.values()):
                 with suppress(OSError):
@@ -130,8 +131,19 @@ class Memories:
             if name := _NAME.fullmatch(path.name):
                 yield int(name[1]), int(name[2]), path
 
-    def _read(self, device: int, round_: int) -> dict[str, Tensor]:
-        return read_sealed(self._path(device, round_), {"device": str(device), "round": str(round_)})[0]
+    def _written(self, device: int) -> int:
+        """Return the round that wrote a device's current memory; 0 for none."""
+        return int(self._current[device]) if 0 <= device < len(self._current) else 0
+
+    def _read(self, device: int, round_: int) -> bytes:
+        tensors, _ = read_sealed(self._path(device, round_), {"device": str(device), "round": str(round_)})
+        if "memory" not in tensors:
+            raise DamagedError("it holds no memory")
+        return tensors["memory"].numpy().tobytes()
 
     def _path(self, device: int, round_: int) -> Path:
         return self.folder / f"device-{device:06d}-round-{round_:06d}.safetensors"
+
+
+def _digest(memory: bytes) -> bytes:
+    return hashlib.blake2b(memory, digest_size=16).digest()

@@ -21,95 +21,94 @@ OVERWRITING = "overwriting"
 """The only key of ``run.json`` while a run is being overwritten."""
 
 
-def read_bytes(folder: Path, name: str, default: bytes | None = None) -> bytes:
-    """Read a file of a run folder; ``default`` if it does not exist."""
-    with os_errors("read", folder / name):
+class RunReader:
+    """The text files of a run folder. Reading needs no lock."""
+
+    path: Path
+
+    def read(self, name: str, default: bytes | None = None) -> bytes:
+        """Read a file; ``default`` if it does not exist."""
+        with os_errors("read", self.path / name):
+            try:
+                return read_whole(self.path / name)
+            except (FileNotFoundError, NotADirectoryError):
+                if default is not None:
+                    return default
+        where = clean(self.path)
+        raise RunError(f"{where} has no {name}: not a run folder. Give one that `feddrop run --out DIR` wrote.")
+
+    def config(self) -> RunConfig:
+        """Read and validate the configuration."""
+        from feddrop.config import RunConfig
+
+        self.about()  # first: a folder of another version is refused as such, not for the keys it has
+        text, path = self._config_text(), self.path / CONFIG
+        return RunConfig.from_file(path) if path.exists() else RunConfig.from_toml(text)
+
+    def settings(self) -> dict[str, Any]:
+        """Read the configuration as written, section by section, without validating the settings."""
+        text = self._config_text()
         try:
-            return read_whole(folder / name)
-        except (FileNotFoundError, NotADirectoryError):
-            if default is not None:
-                return default
-    raise RunError(f"{clean(folder)} has no {name}: not a run folder. Give one that `feddrop run --out DIR` wrote.")
+            return tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
+            where = clean(self.path / CONFIG)
+            raise RunError(f"{where} is not valid TOML: {clean(error, 120)}. Restore it.") from None
 
-
-def read_config(folder: Path) -> RunConfig:
-    """Read and validate the configuration."""
-    from feddrop.config import RunConfig
-
-    read_manifest(folder)  # first: a folder of another version is refused as such, not for the keys it has
-    text, path = _config_text(folder), folder / CONFIG
-    return RunConfig.from_file(path) if path.exists() else RunConfig.from_toml(text)
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Read the configuration as written, section by section, without validating the settings."""
-    text = _config_text(folder)
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
-        raise RunError(f"{clean(folder / CONFIG)} is not valid TOML: {clean(error, 120)}. Restore it.") from None
-
-
-def read_json(folder: Path) -> dict[str, Any]:
-    """Read ``run.json`` whatever it says; empty if there is no such file."""
-    found, why = None, "it does not hold a JSON object"
-    try:
-        found = load_json(read_bytes(folder, MANIFEST, b"{}"))
-    except ValueError as error:
-        why = f"it is not valid JSON: {clean(error, 120)}"
-    if not isinstance(found, dict):
-        path = clean(folder / MANIFEST)
-        raise RunError(f"{path} cannot be read: {why}. Restore it; to read the run without it, delete it.")
-    return found
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read ``run.json`` of a run that this version can read; empty if there is no such file.
-
-    Raises:
-        RunError: it cannot be read, another version wrote it, or the run was being overwritten.
-    """
-    found, problem = read_json(folder), ""
-    if OVERWRITING in found:
-        problem = "it was being overwritten. Start the new run again with overwrite=True, or delete the folder"
-    elif "feddrop" in found and found.get("format") != FORMAT:
-        version = f"feddrop {clean(found['feddrop'], 40)}"
-        problem = f"it was written by {version}, in a format that this version does not support. Use {version}"
-    if problem:
-        raise RunError(f"cannot read the run in {clean(folder)}: {problem}.")
-    return found
-
-
-def read_records(folder: Path) -> list[RoundRecord]:
-    """Read the finished rounds; a last line that was cut off in the middle is skipped.
-
-    Raises:
-        RunError: a line is malformed; the message says which and why.
-    """
-    found: list[RoundRecord] = []
-    rows = read_bytes(folder, METRICS, b"").decode("utf-8", errors="replace").split("\n")
-    for number, row in enumerate(rows, 1):
-        if not row.strip():
-            continue
-        place, problem = f"{clean(folder / METRICS)} line {number}", ""
-        try:
-            record = RoundRecord.from_json(load_json(row), place)
-        except ValueError as error:
-            if number == len(rows):  # no newline after it: cut off while writing
-                break
-            problem = f" is not valid JSON: {clean(error, 120)}. Restore the line, or resume the run."
-        else:
-            if found and record.round <= found[-1].round:
-                problem = f": round {record.round} follows round {found[-1].round}. Did two runs write to this folder?"
-            found.append(record)
+    def about(self) -> dict[str, Any]:
+        """Read ``run.json``; empty if there is no such file. One of another version is a RunError."""
+        found, problem = self.manifest(), ""
+        if OVERWRITING in found:
+            problem = "it was being overwritten. Start the new run again with overwrite=True, or delete the folder"
+        elif "feddrop" in found and found.get("format") != FORMAT:
+            version = f"feddrop {clean(found['feddrop'], 40)}"
+            problem = f"it was written by {version}, in a format that this version does not support. Use {version}"
         if problem:
-            raise RunError(f"{place}{problem}")
-    return found
+            raise RunError(f"cannot read the run in {clean(self.path)}: {problem}.")
+        return found
 
+    def manifest(self) -> dict[str, Any]:
+        """Read ``run.json`` whatever it says; empty if there is no such file."""
+        found, why = None, "it does not hold a JSON object"
+        try:
+            found = load_json(self.read(MANIFEST, b"{}"))
+        except ValueError as error:
+            why = f"it is not valid JSON: {clean(error, 120)}"
+        if not isinstance(found, dict):
+            where = clean(self.path / MANIFEST)
+            raise RunError(f"{where} cannot be read: {why}. Restore it; to read the run without it, delete it.")
+        return found
 
-def _config_text(folder: Path) -> str:
-    """Return the configuration; if a kill came before its file was written, the copy in ``run.json``."""
-    copy = None
-    with suppress(OSError):  # no permission: reading the file reports it
-        copy = None if (folder / CONFIG).exists() else read_manifest(folder).get("config")
-    return copy if isinstance(copy, str) else read_bytes(folder, CONFIG).decode("utf-8", errors="replace")
+    def begun(self) -> dict[str, Any]:
+        """Read ``run.json``, which must exist to resume a run."""
+        if found := self.about():
+            return found
+        raise RunError(f"{clean(self.path)} has no {MANIFEST}, so it holds no run. Restore it, or start a new run.")
+
+    def records(self) -> list[RoundRecord]:
+        """Read the finished rounds; a last line that was cut off in the middle is skipped."""
+        found: list[RoundRecord] = []
+        rows = self.read(METRICS, b"").decode("utf-8", errors="replace").split("\n")
+        for number, row in enumerate(rows, 1):
+            if not row.strip():
+                continue
+            place, problem = f"{clean(self.path / METRICS)} line {number}", ""
+            try:
+                record = RoundRecord.from_json(load_json(row), place)
+            except ValueError as error:
+                if number == len(rows):  # no newline after it: cut off while writing
+                    break
+                problem = f" is not valid JSON: {clean(error, 120)}. Restore the line, or resume the run."
+            else:
+                if found and record.round <= found[-1].round:
+                    problem = f": round {record.round} follows round {found[-1].round}. Did two runs write here?"
+                found.append(record)
+            if problem:
+                raise RunError(f"{place}{problem}")
+        return found
+
+    def _config_text(self) -> str:
+        """Return the configuration; if a kill came before its file was written, the copy in ``run.json``."""
+        copy = None
+        with suppress(OSError):  # no permission: reading the file reports it
+            copy = None if (self.path / CONFIG).exists() else self.about().get("config")
+        return copy if isinstance(copy, str) else self.read(CONFIG).decode("utf-8", errors="replace")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
@@ -21,29 +21,23 @@ _EDITED = "Was it edited by hand?"
 class _Record(Mapping[str, Any]):
     """A record whose fields can be read as attributes or, as in its line of JSON, by key."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
+    _rare: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are left out if they are empty."""
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self._keys():
+        if key not in self.__slots__:
             raise KeyError(key)
         return getattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in self._keys() if key not in self._rare() or getattr(self, key))
+        return (key for key in self.__slots__ if key not in self._rare or getattr(self, key))
 
     def __contains__(self, key: object) -> bool:
         return any(key == one for one in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @classmethod
-    def _keys(cls) -> tuple[str, ...]:
-        return tuple(cls.__slots__)
-
-    @classmethod
-    def _rare(cls) -> frozenset[str]:
-        return frozenset()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values; None for unknown and non-finite numbers."""
@@ -99,9 +93,10 @@ class DeviceRecord(_Record):
     dtype: str | None = None
     suspicious: str | None = None
 
-    @classmethod
-    def _rare(cls) -> frozenset[str]:
-        return _RARE
+    _rare: ClassVar[frozenset[str]] = frozenset(
+        {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
+        | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
+    )
 
     @property
     def usable(self) -> bool:
@@ -117,12 +112,6 @@ class DeviceRecord(_Record):
     def from_json(cls, entry: Any, where: str = "a device") -> Self:
         """Read an entry; unknown keys are ignored, wrong values are a RunError that names ``where``."""
         return cls(device=integer(entry, "device", where), **_values(cls, entry, where, ("device",)))
-
-
-_RARE = frozenset(
-    {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
-    | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +148,7 @@ class RoundRecord(_Record):
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     devices: tuple[DeviceRecord, ...] = ()
 
-    @classmethod
-    def _rare(cls) -> frozenset[str]:
-        return frozenset({"metrics"})
+    _rare: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
@@ -256,13 +243,10 @@ def _values(cls: Any, item: Mapping[str, Any], where: str, but: tuple[str, ...])
     """Return the known fields of a record, converted to their types."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
-        value = item.get(name)
-        if value is None or name in but:
+        if item.get(name) is None or name in but:
             continue
         if kind == "str":
-            found[name] = str(value)
-        else:
-            checked = number(item, name, where)
-            if checked is not None:
-                found[name] = int(checked) if kind == "int" else checked
+            found[name] = str(item[name])
+        elif (value := number(item, name, where)) is not None:
+            found[name] = int(value) if kind == "int" else value
     return found

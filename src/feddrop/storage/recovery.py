@@ -46,18 +46,11 @@ def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
 
 
 def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoint | None, int]:
-    """Find the newest intact checkpoint that has its memories and all lines of metrics before it.
-
-    Args:
-        folder: the folder of checkpoints.
-        data: the metrics.
-        memories: the memories of the devices.
+    """Find the newest intact checkpoint that has its memories and all lines of metrics (``data``) before it.
 
     Returns:
-        The checkpoint, and how many bytes of metrics belong to it; None and 0 if no round was finished.
-
-    Raises:
-        RunError: rounds were finished, but no state to resume from is intact.
+        The checkpoint, and how many bytes of metrics belong to it; None and 0 if no round was finished. If rounds were
+        finished but no state to resume from is intact, a RunError is raised.
     """
     from feddrop.storage.checkpoints import saved_rounds
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Columns = dict[str, list[Any]]
 
 _DTYPES = {"int": "int64", "float": "float64", "str": "object"}
-_KINDS = kinds(RoundRecord) | kinds(DeviceRecord)
 
 
 def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
@@ -76,7 +75,8 @@ def _parquet(table: Columns) -> bytes:
 
 
 def _dtype(name: str) -> str:
-    return _DTYPES[_KINDS.get(name, "float")]  # custom metrics are numbers
+    known = kinds(RoundRecord) | kinds(DeviceRecord)
+    return _DTYPES[known.get(name, "float")]  # custom metrics are numbers
 
 
 def _need(package: str) -> Any:

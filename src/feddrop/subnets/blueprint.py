@@ -29,12 +29,7 @@ class Blueprint:
     """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
-        """Read a network without changing it.
-
-        Args:
-            model: any network.
-            example: its input: a batch ``[N, ...]``, a tuple of batches, or the shape of one sample.
-        """
+        """Read a network without changing it; ``example`` is its input, see :data:`feddrop.subnets.probe.Example`."""
         self.shapes = parameters.shapes(model)
         weights = parameters.weights(model)
         self.weights = {name: parameters.layer_of(name) for name in weights}

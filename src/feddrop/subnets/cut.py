@@ -13,7 +13,7 @@ from feddrop.errors import ConfigError
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import check_rate, kept_count, kept_positions
-from feddrop.subnets.piece import Index, Piece, Subnet, full_piece
+from feddrop.subnets.piece import Index, Piece, Subnet
 from feddrop.subnets.units import UnitGraph, shrink, unit_pieces
 
 Choose = Callable[[str, int, float], Index | None]
@@ -25,7 +25,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
     if config.level == "unit":
         cut_units = unit_cutter(blueprint, config)
         return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
-    rate_of = _rates(blueprint, config)
+    rate_of = layer_rates(blueprint, config)
 
     def cut_weights(seed: int, rate: float) -> Subnet:
         check_rate(rate)
@@ -34,10 +34,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
         for name, shape in blueprint.shapes.items():
             keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
             index = kept_positions(seed, name, math.prod(shape), keep, config.count)
-            scale = 1.0 / keep
-            subnet[name] = (
-                Piece(shape=shape, index=index, sub_shape=shape, scale=scale) if keep < 1 else full_piece(shape)
-            )
+            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=1.0 / keep)
         return subnet
 
     return cut_weights
@@ -45,7 +42,7 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
 
 def unit_cutter(blueprint: Blueprint, config: Subnets) -> Callable[[float, Choose], Subnet]:
     """Return the function ``(rate, choose) -> Subnet`` at the unit level."""
-    rate_of, graph = _rates(blueprint, config), blueprint.units
+    rate_of, graph = layer_rates(blueprint, config), blueprint.units
 
     def cut_units(rate: float, choose: Choose) -> Subnet:
         check_rate(rate)
@@ -74,11 +71,6 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     sqrt(1-γ) of those in the first and last layer, whose outer side is not cut. All shares are therefore multiplied by
     one factor, slightly below 1, at which the subnet has Σ (1-γ)·weights + biases values, as at the weight level.
     Weights outside all groups (tables, recurrent layers) are kept whole and do not count towards this target.
-
-    Args:
-        blueprint: the network.
-        graph: its units.
-        rates: γ of every layer.
     """
     wanted = {
         group: math.sqrt(1.0 - max(rates.get(layer, 0.0) for layer in graph.layers[group])) for group in graph.groups
@@ -109,14 +101,12 @@ def sizer(blueprint: Blueprint, config: Subnets) -> Callable[[float], dict[str, 
 
     With ``count="bernoulli"`` these are the expected numbers, rounded.
     """
-    rate_of = _rates(blueprint, config)
+    rate_of = layer_rates(blueprint, config)
 
     def sizes(rate: float) -> dict[str, int]:
         if config.level == "unit":
-            shares = unit_shares(
-                blueprint, blueprint.units, {layer: rate_of(layer, rate) for layer in blueprint.layers}
-            )
-            return _unit_sizes(blueprint, blueprint.units, shares)
+            rates = {layer: rate_of(layer, rate) for layer in blueprint.layers}
+            return _unit_sizes(blueprint, blueprint.units, unit_shares(blueprint, blueprint.units, rates))
         droppable = _droppable(blueprint, config)
         return {
             name: kept_count(math.prod(shape), 1.0 - rate_of(droppable[name], rate))
@@ -143,7 +133,7 @@ def _droppable(blueprint: Blueprint, config: Subnets) -> dict[str, str]:
     return blueprint.weights | blueprint.biases if config.biases else blueprint.weights
 
 
-def _rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], float]:
+def layer_rates(blueprint: Blueprint, config: Subnets) -> Callable[[str, float], float]:
     """Return the function from a layer and a device's rate to the rate of that layer."""
     named = () if isinstance(config.layers, str) else config.layers
     for name in (*config.layer_rates, *named):
@@ -175,12 +165,8 @@ def shrinker(
 ) -> Callable[[Subnet], nn.Module]:
     """Return the function from a subnet to a network of its shapes: the model itself if nothing is smaller.
 
-    The last network is cached, since a device's rate often stays the same.
-
-    Args:
-        model: the network.
-        blueprint: its blueprint.
-        prepare: called with every new network and the number of units in each of its groups.
+    The last network is cached, since a device's rate often stays the same. ``prepare`` is called with every new network
+    and the number of units in each of its groups.
     """
     last: dict[tuple[tuple[int, ...], ...], nn.Module] = {}
 

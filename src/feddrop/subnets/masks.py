@@ -28,7 +28,7 @@ def kept_count(size: int, keep: float) -> int:
 
 
 def kept_positions(seed: int, name: str, size: int, keep: float, count: str = "exact") -> Index | None:
-    """Choose the kept positions among ``size``.
+    """Return the sorted kept positions among ``size``; None if all are kept.
 
     Args:
         seed: the device's seed for this round.
@@ -37,9 +37,6 @@ def kept_positions(seed: int, name: str, size: int, keep: float, count: str = "e
         keep: share to keep: 1-γ for weights, sqrt(1-γ) for units.
         count: ``"exact"`` keeps the :func:`kept_count` positions with the smallest words, ties to the lower position;
             ``"bernoulli"`` keeps each independently with probability ``keep``.
-
-    Returns:
-        Sorted positions, or None if all are kept.
     """
     if keep >= 1.0:
         return None

@@ -25,18 +25,28 @@ class Piece:
         shape: shape of the full tensor, at the server.
         index: sorted flat positions kept, ``[size]``; None for all.
         sub_shape: shape on the device: ``shape`` at the weight level, a smaller dense one at the unit level.
-        scale: factor on the kept values (1/(1-γ) at the weight level).
+        scale: factor on the kept values: one number (1/(1-γ) at the weight level) or one per kept value, ``[size]``.
+        floor: smallest magnitude of a sent value; smaller kept ones are raised to it (τ of importance draws).
     """
 
     shape: tuple[int, ...]
     index: Index | None = None
     sub_shape: tuple[int, ...]
-    scale: float = 1.0
+    scale: float | npt.NDArray[np.float32] = 1.0
+    floor: float = 0.0
 
     @property
     def size(self) -> int:
         """Number of values kept and sent."""
         return math.prod(self.shape) if self.index is None else len(self.index)
+
+    def factors(self, kept: Tensor) -> Tensor | float:
+        """Return the factors 1/q on kept values ``[size]`` of the full network: one number, or one per value."""
+        scale = self.scale if isinstance(self.scale, float) else torch.from_numpy(self.scale)
+        if not self.floor:
+            return scale
+        magnitude = kept.abs()
+        return scale * torch.where(magnitude < self.floor, self.floor / magnitude, 1.0)
 
     @property
     def dense(self) -> bool:

@@ -7,8 +7,8 @@ restored. So training flags, norm statistics, gradients and the caller's random 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,7 @@ sample of numbers, without the batch."""
 def example_inputs(model: nn.Module, example: Example, count: int) -> tuple[Tensor, ...]:
     """Return the network's inputs for ``count`` samples: the example's first one, repeated, or zeros of its shape.
 
-    Args:
-        model: the network; inputs go to its device, and zeros have its dtype.
-        example: see :data:`Example`.
-        count: number of samples.
+    They are on the network's device, and zeros have its dtype.
     """
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     given: tuple[Any, ...] = (example,) if isinstance(example, Tensor | np.ndarray) else tuple(example)
@@ -61,12 +58,7 @@ def twin(model: nn.Module) -> nn.Module:
 
 
 def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) -> nn.Module:
-    """Copy a network with every parameter and buffer replaced; tensors shared within it stay shared.
-
-    Args:
-        model: the network to copy.
-        replace: from the name and the tensor to its replacement.
-    """
+    """Copy a network with each parameter and buffer replaced by its name and value; shared tensors stay shared."""
     # deepcopy takes the entries of its memo as already copied, so the tensors themselves are never copied.
     memo: dict[int, object] = {}
     for name, parameter in model.named_parameters():
@@ -78,6 +70,14 @@ def structural_copy(model: nn.Module, replace: Callable[[str, Tensor], Tensor]) 
             if isinstance(value, Tensor):  # a plain attribute; deepcopy refuses one that carries a gradient
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(model, memo)
+
+
+@contextmanager
+def running(model: nn.Module, example: Example, count: int) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
+    """Yield a twin of a network and its inputs for ``count`` samples; then restore torch's random state."""
+    copied = twin(model)
+    with random_state_kept(copied):
+        yield copied, example_inputs(copied, example, count)
 
 
 def random_state_kept(model: nn.Module) -> AbstractContextManager[None]:

@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import SubnetError
-from feddrop.subnets import (
-    parameters,
-    rules,  # noqa: F401 -- importing registers them
-)
+from feddrop.subnets import parameters, rules  # noqa: F401 -- importing registers them
 from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
 from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized
@@ -64,10 +61,9 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
 
 
 def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list[Tensor], str]:
-    """Run a network on two samples; with one, the batch would look like a dimension of size one.
+    """Run a network on two samples, and return the coupling, its outputs and the failure, if any.
 
-    Returns:
-        The coupling, the network's outputs, and the failure, if any.
+    With one sample, the batch would look like a dimension of size one.
     """
     path = _follow(model)
     coupling = Coupling(model, path)

@@ -76,15 +76,10 @@ class UnitGraph:
 
 
 def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, Index]) -> Subnet:
-    """Return the pieces of a subnet with these units.
+    """Return the pieces of a subnet with these units: sorted, by group; groups not named are kept whole.
 
     A weight is scaled by units/kept of the group it reads, so that the mean input of a kept unit over random subnets
-    does not change; biases, norms and buffers are not scaled.
-
-    Args:
-        graph: the network's units.
-        shapes: shape of every tensor at the server; tensors outside the graph are kept whole.
-        kept: sorted units kept, by group, ``[kept_units]`` each; groups not named are kept whole.
+    does not change; biases, norms and buffers are not scaled. ``shapes`` are those of all tensors at the server.
     """
     _check_groups(graph, kept)
     for group, index in kept.items():
@@ -99,13 +94,8 @@ def unit_pieces(graph: UnitGraph, shapes: Mapping[str, tuple[int, ...]], kept: M
 def shrink(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.Module:
     """Return a smaller dense copy of a network, with the given number of units in each group.
 
-    Parameters and cut buffers are zero, to be loaded; other buffers are copied. No parameter is copied in full, and
-    ``model`` does not change.
-
-    Args:
-        model: the network the graph was traced from.
-        graph: its units.
-        sizes: number of units by group; groups not named keep their size.
+    Groups not named keep their size. Parameters and cut buffers are zero, to be loaded; other buffers are copied. No
+    parameter is copied in full, and ``model`` does not change.
     """
     _check_groups(graph, sizes)
     for group, size in sizes.items():
@@ -134,8 +124,7 @@ def resized(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.
 
 
 def _check_groups(graph: UnitGraph, given: Mapping[str, object]) -> None:
-    unknown = [group for group in given if group not in graph.groups]
-    if unknown:
+    if unknown := [group for group in given if group not in graph.groups]:
         raise SubnetError(f"No hidden group is called {unknown[0]!r}; there are {', '.join(map(repr, graph.groups))}.")
 
 

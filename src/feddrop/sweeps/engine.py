@@ -63,15 +63,10 @@ def train_all(
     failed: dict[str, str],
     tick: Callable[[], None],
 ) -> None:
-    """Train runs in parallel, each from its last checkpoint.
+    """Train runs in parallel, each from its last checkpoint, on processes of this machine or on the Ray at ``ray``.
 
-    Args:
-        jobs: the runs, in order of priority.
-        workers: number of parallel runs; None for as many as fit.
-        ray: None for processes on this machine; otherwise the address of a Ray cluster.
-        finished: called with each finished run.
-        failed: receives the reason of each failed run by name.
-        tick: called about twice a second.
+    If ``workers`` is None, as many as fit are used. ``finished`` is called with each finished run, ``tick`` about twice
+    a second; ``failed`` receives the reason of each failed run by name.
     """
 
     def message(_: Any, job: SweepJob) -> tuple[str, str]:
@@ -97,13 +92,12 @@ def train_all(
 @contextlib.contextmanager
 def _pool(jobs: Sequence[SweepJob], workers: int | None, ray: str | None) -> Iterator[Pool[Any]]:
     """Start workers on this machine or on a Ray cluster."""
-    cpus, gpus = max(_cpus(job.config) for job in jobs), max(_gpus(job.config) for job in jobs)
+    needs = [_needs(job.config) for job in jobs]
+    cpus, gpus = max(cpu for cpu, _ in needs), max(gpu for _, gpu in needs)
     room = max(1, (os.cpu_count() or 1) // cpus)
     if ray is None:
-        local = [
-            worker.ProcessWorker(_trainer, _nothing, math.inf, daemon=False)
-            for _ in range(min(workers or room, len(jobs)))
-        ]
+        count = min(workers or room, len(jobs))
+        local = [worker.ProcessWorker(_trainer, _nothing, math.inf, daemon=False) for _ in range(count)]
         pool: Pool[Any] = Pool(local, worker.wait)
         end = worker.finalizer(pool, pool, lambda: None, math.inf)
         try:
@@ -131,13 +125,11 @@ def _pool(jobs: Sequence[SweepJob], workers: int | None, ray: str | None) -> Ite
         cluster.close()
 
 
-def _cpus(config: RunConfig) -> int:
+def _needs(config: RunConfig) -> tuple[int, float]:
+    """Return the CPUs and GPUs that a run uses."""
     execution = config.execution
-    return execution.threads * (execution.workers if execution.executor == "processes" else 1)
-
-
-def _gpus(config: RunConfig) -> float:
-    return config.execution.gpus or float(config.execution.torch_device.startswith("cuda"))
+    cpus = execution.threads * (execution.workers if execution.executor == "processes" else 1)
+    return cpus, execution.gpus or float(execution.torch_device.startswith("cuda"))
 
 
 # --- in the workers

@@ -166,12 +166,9 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
-    """Return the name of a run and its folder: the varied settings, and a digest if they are abbreviated.
+    """Return the name of a run and its folder: the variant, the varied settings, and a digest if they are abbreviated.
 
-    Args:
-        label: name of the variant.
-        cell: the varied settings.
-        digest_size: bytes of the digest; 0 for 3 bytes, only if needed.
+    A ``digest_size`` of 0 means 3 bytes, only if needed.
     """
     words = [f"{key.removesuffix('.name')}={_word(value)}" for key, value in cell.items()]
     full = ",".join([*([label] if label else []), *words])

@@ -51,10 +51,5 @@ class ResultsTable:
 def _summary(job: SweepJob) -> list[Any]:
     """Return the number of rounds, the last losses and accuracy, and the totals of a finished run."""
     records = RunFolder(job.folder).records()
-    sums = [_sum([getattr(record, name) for record in records]) for name in _SUMS]
-    return [len(records), *(getattr(records[-1], name) for name in _LAST), *sums]
-
-
-def _sum(values: list[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known = [[record[name] for record in records if record[name] is not None] for name in _SUMS]
+    return [len(records), *(records[-1][name] for name in _LAST), *(sum(one) if one else None for one in known)]

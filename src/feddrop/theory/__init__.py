@@ -29,47 +29,19 @@ if TYPE_CHECKING:
     from feddrop.theory.studies import Study, study
     from feddrop.theory.variance import Curve, Law, measure_law
 
-_HOMES = {
-    "Curvature": "estimators",
-    "Curve": "variance",
-    "Estimate": "estimators",
-    "Law": "variance",
-    "EstimatePoint": "estimators",
-    "Slope": "estimators",
-    "Study": "studies",
-    "curvature": "estimators",
-    "draw": "picture",
-    "measure_law": "variance",
-    "slope": "estimators",
-    "study": "studies",
+_MEASUREMENTS = {
+    "estimators": ("Curvature", "Estimate", "EstimatePoint", "Slope", "curvature", "slope"),
+    "picture": ("draw",),
+    "studies": ("Study", "study"),
+    "variance": ("Curve", "Law", "measure_law"),
 }
+_HOMES = {name: module for module, names in _MEASUREMENTS.items() for name in names}
 
 __all__ = [
-    "BestRate",
-    "Constants",
-    "Curvature",
-    "Curve",
-    "Estimate",
-    "EstimatePoint",
-    "Law",
-    "Slope",
-    "Study",
-    "Theta",
-    "best_rate",
-    "curvature",
-    "draw",
-    "learning_rate",
-    "lemma1",
-    "lemma2",
-    "measure_law",
-    "odds",
-    "rounds_needed",
-    "slope",
-    "study",
-    "theorem1",
-    "theta",
-    "unit_odds",
-]
+    "BestRate", "Constants", "Curvature", "Curve", "Estimate", "EstimatePoint", "Law", "Slope", "Study", "Theta",
+    "best_rate", "curvature", "draw", "learning_rate", "lemma1", "lemma2", "measure_law", "odds", "rounds_needed",
+    "slope", "study", "theorem1", "theta", "unit_odds",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -99,7 +99,7 @@ def lemma2(
     Returns:
         The bound, ``[...]``; if negative, the loss decreases.
     """
-    L, eta = constants.smoothness, _step(rounds, lr, constants)
+    L, eta = constants.smoothness, learning_rate(rounds, constants) if lr is None else _positive("lr", lr)
     count, norm = _samples(samples), np.asarray(grad_norm_sq, np.float64)
     dropped = _dropped(rate, constants, count, independent)
     if independent:
@@ -166,12 +166,7 @@ def theta(
 
 
 def theorem1(
-    rate: npt.ArrayLike,
-    constants: Constants,
-    *,
-    samples: npt.ArrayLike,
-    rounds: npt.ArrayLike,
-    loss_gap: float,
+    rate: npt.ArrayLike, constants: Constants, *, samples: npt.ArrayLike, rounds: npt.ArrayLike, loss_gap: float
 ) -> Floats:
     """Bound the mean of ‖g‖² over T rounds: G_T of Theorem 1 (eq. eqn:adaptive) before its limit.
 
@@ -265,11 +260,6 @@ def best_rate(
     return BestRate(rate=rate, round_s=here, rounds=budget / here, bound=float(bound), without=float(without))
 
 
-def _step(rounds: npt.ArrayLike, lr: npt.ArrayLike | None, constants: Constants) -> Floats:
-    """Return the given learning rate, or the paper's."""
-    return learning_rate(rounds, constants) if lr is None else _positive("lr", lr)
-
-
 def _dropped(rate: npt.ArrayLike, constants: Constants, samples: npt.ArrayLike, independent: bool = False) -> Floats:
     """Return (AG)² Σ p_k γ_k/(1-γ_k), or with p_k² for independent devices: ``[...]``."""
     count = _samples(samples)
@@ -277,9 +267,8 @@ def _dropped(rate: npt.ArrayLike, constants: Constants, samples: npt.ArrayLike, 
     gamma = np.asarray(rate, np.float64)
     if gamma.ndim and gamma.shape[-1] != len(count):
         raise ConfigError(f"rate has shape {gamma.shape} for {len(count)} devices; it must be [] or [..., devices].")
-    return np.asarray(
-        lemma1(np.broadcast_to(gamma, (*gamma.shape[:-1], len(count))), constants) @ share ** (1 + independent)
-    )
+    each = np.broadcast_to(gamma, (*gamma.shape[:-1], len(count)))
+    return np.asarray(lemma1(each, constants) @ share ** (1 + independent))
 
 
 def _numerator(constants: Constants, samples: npt.ArrayLike, loss_gap: float) -> float:

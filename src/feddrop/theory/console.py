@@ -48,16 +48,10 @@ class Subject:
 def run_study(
     subject: Subject, *, level: str, rates: Sequence[float], batch: int, masks: int, seed: int, console: Console
 ) -> tuple[Study, str]:
-    """Study a network, show progress, and return the study with a title.
+    """Study a network on ``batch`` training samples, show progress, and return the study with a title.
 
-    Args:
-        subject: network, data and devices.
-        level: ``"weight"``, ``"unit"`` or ``"both"``.
-        rates: γ, increasing, in (0, 1); if empty, the default rates.
-        batch: number of training samples.
-        masks: number of masks per rate and level, and of random vectors per stochastic estimate.
-        seed: root of every random choice.
-        console: where progress is shown.
+    ``level`` may be ``"both"``, empty ``rates`` are the default ones, and there are as many probes as ``masks``; see
+    :func:`feddrop.theory.study`.
     """
     levels = LEVELS if one_of("level", level, (*LEVELS, "both")) == "both" else (level,)
     rates = rates or RATES
@@ -167,11 +161,7 @@ def render(found: Study, title: str) -> RenderableType:
     for symbol, value, meaning in (
         ("A", f"{found.constants.hessian_norm:.4g}", f"Frobenius norm of the Hessian (A² {curve.frobenius_sq})"),
         ("G", f"{found.weight_norm:.4g}", "norm of the parameters"),
-        (
-            "L",
-            f"{curve.smoothness}",
-            f"curvature: {curve.smallest.value:.3g} to {curve.largest.value:.3g}",
-        ),
+        ("L", f"{curve.smoothness}", f"curvature: {curve.smallest.value:.3g} to {curve.largest.value:.3g}"),
         ("σ²", f"{slope.noise}", "variance of one sample's gradient"),
         ("‖g‖²", f"{slope.grad_norm_sq}", f"squared gradient norm (loss {found.loss:.4g})"),
         ("θ", _theta(found.theta()), f"Lemma 2 of the paper, T = {found.rounds}, K = {len(found.samples)}"),

@@ -23,8 +23,7 @@ from feddrop.errors import ConfigError
 from feddrop.learning.local import Loss
 from feddrop.seeds import derive, philox_words
 
-Tick = Callable[[], None]
-"""Called after every gradient and every Hessian-vector product, to show progress."""
+Tick = Callable[[], None]  # called after every gradient and every Hessian-vector product, to show progress
 
 
 def no_tick() -> None:
@@ -155,9 +154,8 @@ def slope(point: EstimatePoint, *, chunk: int | None = None, tick: Tick = no_tic
         del gradients
         tick()
     noise = mean_of(spread)
-    return Slope(
-        grad_norm_sq=Estimate(float(mean.square().sum()) - noise.value / count, mean_of(along).error), noise=noise
-    )
+    norm_sq = float(mean.square().sum()) - noise.value / count
+    return Slope(grad_norm_sq=Estimate(norm_sq, mean_of(along).error), noise=noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

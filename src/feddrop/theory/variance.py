@@ -82,12 +82,8 @@ class Masks:
         values = {name: signs(derive(seed, name), size, self._point.w) for name, size in self.sizes.items()}
         if self.level == "weight":
             return self._point.join(values)
-        return self._point.join(
-            {
-                name: sum((self._along(name, axis, values) for axis in axes), self._point.w.new_zeros(()))
-                for name, axes in self._readers.items()
-            }
-        )
+        zero, readers = self._point.w.new_zeros(()), self._readers.items()
+        return self._point.join({n: sum((self._along(n, a, values) for a in axes), zero) for n, axes in readers})
 
     def _along(self, name: str, axis: Axis, values: Mapping[str, Tensor]) -> Tensor:
         """Expand the values of a group's units along the dimension of a tensor that reads them."""
@@ -217,8 +213,7 @@ def measure_law(
     return Law(level=level, rates=grid, variance=variance, gradient=curves[0], update=curves[1])
 
 
-_Row = tuple[Estimate, Estimate]
-"""Mean square and squared mean at one rate."""
+_Row = tuple[Estimate, Estimate]  # mean square and squared mean at one rate
 
 
 class _Spread:

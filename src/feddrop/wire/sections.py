@@ -52,11 +52,7 @@ class Section:
     remembered: bool
 
     def tensor(self, known: Tensor | None = None) -> Tensor:
-        """Return the tensor; ``known`` is the tensor of this name in the receiver's memory.
-
-        Raises:
-            FrameError: a value is not finite, a padding bit is set, or the remembered tensor is another.
-        """
+        """Return the tensor, checked; ``known`` is the tensor of this name in the receiver's memory."""
         if self.remembered:
             if known is None or _spec(known) != (self.dtype, self.shape) or _digest(_raw(known)) != bytes(self.data):
                 raise FrameError("the device remembers another tensor than the server expects. Send it again.")

@@ -1,6 +1,6 @@
-"""The figure of the preset cells: where devices were dropped, and the distribution of their gains.
+"""Draw the preset cells: where devices were dropped, and the distribution of their gains.
 
-``python -m feddrop.report.places docs/img/cells.png`` draws the figure of docs/cells.md.
+python examples/preset_cells.py docs/img/cells.png
 """
 
 from __future__ import annotations

@@ -1,0 +1,219 @@
+"""The optimum for any convex objective, against CVXPY, against the closed form of the paper's, and certified."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from feddrop.allocation import (
+    CustomCost,
+    Exact,
+    InverseKept,
+    LinearKept,
+    PowerProblem,
+    Problem,
+    SubbandProblem,
+    TabulatedCost,
+    allocate,
+)
+from feddrop.errors import ConfigError, InfeasibleError
+
+GRID = np.linspace(0.05, 1.0, 300)
+VARIANCE = TabulatedCost(GRID, -((1.3 - GRID) ** 2))
+BARRIER = CustomCost(lambda s: -np.log(s), lambda s: -1.0 / s)
+COSTS = {
+    "paper": (InverseKept(), cp.inv_pos),
+    "squared": (InverseKept(squared=True), cp.inv_pos),
+    "linear": (LinearKept(), lambda s: 1 - s),
+    "barrier": (BARRIER, lambda s: -cp.log(s)),
+}
+
+
+def problem(rng, devices, *, energy=True, compute=True):
+    weight = rng.dirichlet(np.full(devices, 2.0))
+    return Problem(
+        weight=weight,
+        comm_s=rng.lognormal(-1.0, 0.8, devices) / devices**0.5,
+        compute_s=rng.uniform(0.02, 0.5, devices) if compute else 0.0,
+        upload_j=rng.lognormal(-1.5, 0.8, devices) / devices**0.5 if energy else 0.0,
+        compute_j=rng.uniform(0.02, 0.4, devices) if energy else 0.0,
+        deadline_s=1.0,
+        budget_j=1.0 if energy else np.inf,
+        max_rate=0.9,
+    )
+
+
+def reference(p, objective, cost):
+    """The optimum by a general conic solver, in the kept shares and the band."""
+    s, rho = cp.Variable(p.shape[0]), cp.Variable(p.shape[0])
+    limits = [cp.sum(rho) <= 1, rho >= 0, s <= 1, s >= 1 - p.max_rate]
+    for air, work, limit in (
+        (p.comm_s, p.compute_s, p.deadline_s),
+        (p.upload_j, p.compute_j, p.budget_j),
+    ):
+        air, work, limit = (np.broadcast_to(v, p.shape) for v in (air, work, limit))
+        for k in range(p.shape[0]):
+            if not np.isfinite(limit[k]) or (air[k] == 0 and work[k] == 0):
+                continue
+            if work[k] > 0:
+                limits.append(s[k] <= limit[k] / work[k] * (1 - air[k] * cp.inv_pos(air[k] + work[k] * rho[k])))
+            else:
+                limits.append(s[k] <= limit[k] * rho[k] / air[k])
+    found = cp.Problem(cp.Minimize(objective.weights(p.weight) @ cost(s)), limits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Clarabel warns where it stops short of 1e-10
+        found.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+    return found.value if found.status in ("optimal", "optimal_inaccurate") else None
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_it_is_the_optimum_of_a_general_solver(name):
+    objective, cost = COSTS[name]
+    rng, compared = np.random.default_rng(7), 0
+    for number in range(40):
+        p = problem(rng, int(rng.integers(2, 9)), energy=number % 3 > 0, compute=number % 4 > 0)
+        try:
+            found = Exact(objective).optimum(p)
+        except InfeasibleError:
+            continue
+        if (best := reference(p, objective, cost)) is None:
+            continue
+        ours = found.allocation
+        compared += 1
+        assert ours.objective == pytest.approx(best, rel=2e-6, abs=2e-7)
+        assert ours.share.sum() <= 1 + 1e-12
+        assert (ours.latency_s <= p.deadline_s * (1 + 1e-9)).all()
+        assert (ours.energy_j <= p.budget_j * (1 + 1e-9)).all()
+        assert found.gap.max() <= 1e-8
+    assert compared >= 25
+
+
+def test_the_papers_objective_agrees_with_its_closed_form():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        p = problem(rng, 12)
+        try:
+            closed = allocate(p)
+        except InfeasibleError:
+            continue
+        general = Exact(BARRIER).optimum(p)  # another objective is another optimum
+        assert general.allocation.objective <= float(np.sum(p.weight * -np.log(1 - closed.rate))) + 1e-12
+        from feddrop.allocation import convex
+
+        same = convex.solve(p, np.ones(p.shape, bool), InverseKept())
+        assert same.allocation.objective == pytest.approx(closed.objective, rel=1e-10)
+        assert same.allocation.rate == pytest.approx(closed.rate, abs=1e-6)
+
+
+def test_the_linear_objective_starves_the_worst_devices():
+    """Pinned in the notes on adaptive pruning: six equal devices that differ in their air time."""
+    p = Problem(
+        weight=np.full(6, 1 / 6),
+        comm_s=[0.1, 0.15, 0.2, 0.3, 0.4, 0.6],
+        compute_s=0.05,
+        upload_j=0.0,
+        compute_j=0.0,
+        deadline_s=1.0,
+        budget_j=np.inf,
+        max_rate=0.9,
+    )
+    assert allocate(p).rate == pytest.approx([0.031, 0.202, 0.305, 0.429, 0.504, 0.593], abs=1e-3)
+    linear = allocate(p, Exact(LinearKept()))
+    assert linear.rate == pytest.approx([0, 0, 0, 0, 0.631, 0.9], abs=1e-3)
+    assert linear.share == pytest.approx([0.105, 0.158, 0.211, 0.316, 0.150, 0.060], abs=1e-3)
+
+
+def test_without_computation_the_linear_objective_fills_one_device_after_the_other():
+    p = replace(problem(np.random.default_rng(1), 5, energy=False, compute=False), comm_s=np.full(5, 0.6))
+    found = Exact(LinearKept()).optimum(p)
+    order = np.argsort(-p.weight)
+    assert (np.diff(found.allocation.rate[order]) >= -1e-9).all()
+    assert found.allocation.share.sum() == pytest.approx(1.0, abs=1e-12)
+    assert found.gap.max() <= 1e-9
+
+
+def test_a_batch_is_its_rounds():
+    rng = np.random.default_rng(5)
+    rows = [problem(rng, 6, energy=False) for _ in range(4)]
+    batch = replace(
+        rows[0], **{name: np.array([getattr(row, name) * np.ones(6) for row in rows]) for name in rows[0].numbers}
+    )
+    together = allocate(batch, Exact(VARIANCE))
+    for number, row in enumerate(rows):
+        assert together.rate[number] == pytest.approx(allocate(row, Exact(VARIANCE)).rate, abs=1e-9)
+
+
+def test_subband_noise():
+    p = SubbandProblem(
+        weight=np.full(4, 0.25),
+        push_s=0.2,
+        pull_s=[0.4, 0.8, 1.2, 2.0],
+        snr_down=50.0,
+        snr_up=[20.0, 10.0, 5.0, 2.0],
+        tx_power_w=0.2,
+        compute_s=0.1,
+        compute_j=0.05,
+        deadline_s=1.0,
+        budget_j=2.0,
+        max_rate=0.9,
+    )
+    from feddrop.allocation import convex
+
+    closed, general = allocate(p), convex.solve(p, np.ones(4, bool), InverseKept())
+    assert general.allocation.objective == pytest.approx(closed.objective, rel=1e-8)
+    assert Exact(VARIANCE).optimum(p).gap.max() <= 1e-8
+
+
+def test_a_loose_cell_drops_nothing_and_an_infeasible_one_is_explained():
+    p = problem(np.random.default_rng(2), 3)
+    assert allocate(replace(p, deadline_s=1e4, budget_j=1e4), Exact(VARIANCE)).rate.max() == 0.0
+    with pytest.raises(InfeasibleError, match="Smallest deadline"):
+        allocate(replace(p, deadline_s=1e-3), Exact(VARIANCE))
+    left = allocate(replace(p, deadline_s=0.05), Exact(VARIANCE), policy="stretch")
+    assert left.problem.deadline_s.max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("value", "slope", "message"),
+    [
+        (lambda s: s, lambda s: np.ones_like(s), "falling and convex"),
+        (lambda s: -(s**2), lambda s: -2 * s, "falling and convex"),
+        (lambda s: 1 / s, lambda s: -1 / s, "not the derivative"),
+        (lambda s: 1.0, lambda s: -1 / s, "one finite number per share"),
+    ],
+)
+def test_a_custom_cost_is_checked(value, slope, message):
+    with pytest.raises(ConfigError, match=message):
+        CustomCost(value, slope)
+
+
+def test_costs_of_points_and_open_powers_are_checked():
+    with pytest.raises(ConfigError, match="convex and falling"):
+        TabulatedCost([0.1, 0.5, 1.0], [-1.0, -2.0, 0.0])
+    power = PowerProblem.__new__(PowerProblem)
+    with pytest.raises(ConfigError, match="power or clock open"):
+        Exact(LinearKept()).optimum(power)
+
+
+def test_a_run_by_another_objective(tmp_path):
+    import feddrop
+    from feddrop.allocation import OBJECTIVES
+    from feddrop.config.radio import OBJECTIVES as NAMES
+
+    assert tuple(OBJECTIVES) == NAMES
+    rates = {}
+    for objective in NAMES:
+        radio = feddrop.Radio(deadline_s=0.06, bits_per_parameter=32.0, policy="leave-out", objective=objective)
+        config = feddrop.RunConfig(rounds=1, data=feddrop.Data(devices=4, train_limit=80), radio=radio)
+        (record,) = feddrop.Run(config, tmp_path / objective)
+        rates[objective] = [round(device.rate, 6) for device in record.devices]
+        assert all(d.latency_s <= radio.deadline_s * (1 + 1e-9) for d in record.devices if d.status == "ok")
+    assert rates["linear"] != rates["inverse"]
+    with pytest.raises(ConfigError, match=r"only radio\.objective = 'inverse'"):
+        feddrop.Radio(objective="linear", control=("rate", "share", "power"))
+    with pytest.raises(ConfigError, match="no effect"):
+        feddrop.Radio(objective="linear", scheme="equal")
