@@ -108,7 +108,7 @@ def _trial(run: Prepared) -> tuple[Any, Tensor]:
     model = probe.twin(run.task.setup.model).eval()
     count = min(_SAMPLES, len(run.dataset.train_y))
     torch_device = next(model.parameters()).device
-    inputs = tuple(x[:count].to(torch_device) for x in as_tuple(run.dataset.train_x))
+    inputs = tuple(x[:count].clone().to(torch_device) for x in as_tuple(run.dataset.train_x))  # may be changed in place
     try:
         with torch.no_grad(), probe.random_state_kept(model):
             outputs: Any = call_model(model, inputs if len(inputs) > 1 else inputs[0])
