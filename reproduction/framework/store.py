@@ -131,7 +131,7 @@ class Store:
         if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
             raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it to train it again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
-        series |= _of_devices([[d for d in record["devices"] if d["status"] == "ok"] for record in records])
+        series |= _of_devices([[d for d in record["devices"] if d.usable] for record in records])
         for name in sorted({name for record in records for name in record.get("metrics") or {}}):
             series[name] = [(record.get("metrics") or {}).get(name) for record in records]
         result = Result(

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from feddrop import report
+from feddrop.compare.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall
@@ -871,7 +872,7 @@ def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -
     assert report.groups.differing_settings(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
 
     foreign = [{"a": {"b": 1}}, {"a": {"b": 1, "c": 2}, "d": 3}]  # of no version that we know
-    groups = [report.Group(name="x", runs=(), settings=table) for table in report.groups.complete_settings(foreign)]
+    groups = [report.Group(name="x", runs=(), settings=complete_settings(config)) for config in foreign]
     assert report.groups.differing_settings(groups) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
 from feddrop.data.preprocessing import Preprocessing, channels_come_last, channels_first
-from feddrop.data.values import Array, standardised
-from feddrop.errors import DataError
+from feddrop.data.values import Array, outlier, standardised
+from feddrop.errors import DataError, FeddropWarning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +113,9 @@ def assemble(
     """
     import torch  # here, so that importing this module stays fast
 
+    for what, x in zip(("x", "test_x"), (train, test), strict=True) if normalise else ():
+        for note in filter(None, (outlier(part) for part in as_tuple(x) if part.dtype.kind == "f")):
+            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
     pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
     for a, b, last in zip(as_tuple(train), as_tuple(test), channels_last, strict=True):
         if is_tokens(a):

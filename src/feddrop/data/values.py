@@ -10,6 +10,8 @@ import numpy.typing as npt
 from feddrop.seeds import permutation
 
 Array = npt.NDArray[Any]
+_FAR = 1e6
+"""A sample whose largest input exceeds the median sample's by this factor is an outlier."""
 
 
 def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -34,6 +36,20 @@ def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 Constants = tuple[float, ...]
+
+
+def outlier(x: Array) -> str:
+    """Return a line about the largest sample if it is far larger than the others, else an empty string."""
+    inner = tuple(range(1, x.ndim))
+    largest = np.maximum(np.max(x, axis=inner), -np.min(x, axis=inner))
+    usual = float(np.median(largest[largest > 0])) if (largest > 0).any() else 0.0
+    if not usual or float(largest.max()) <= _FAR * usual:
+        return ""
+    at = int(largest.argmax())
+    return (
+        f"the largest input of sample {at} is {float(largest[at]):.3g}, that of the median sample {usual:.3g}. If it "
+        "is an error in the data, remove or clip it: one such value changes the scale of all others."
+    )
 
 
 def standardised(train: Array, test: Array, *, normalise: bool) -> tuple[list[Array], Constants, Constants]:

@@ -30,7 +30,7 @@ from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.report import write_report
 from feddrop.simulation import preflight
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
 from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run
@@ -108,6 +108,7 @@ def train(
     if nodes.planning != "given" and rates is not None:
         raise ConfigError(f"rates=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
     disk = RunFolder(nodes.out)
+    config = with_method(config, method, disk.config() if disk.about() else None)
     counts = _check_folder(disk, config, nodes)
     fleet = Fleet(grid, nodes, config.data.devices, counts)
     if not counts or disk.saved_round() < config.rounds:

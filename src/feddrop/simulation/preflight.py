@@ -20,6 +20,7 @@ from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
+from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
@@ -293,6 +294,8 @@ RUN_CHECKS = (
     gains_have_a_radio,
     network_fits_the_data,
     devices_have_an_accuracy,
+    mistakes.loss_is_a_mean,
+    mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,
@@ -319,6 +322,7 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
+        *mistakes.notices(run),
     ]
     return [line for line in lines if line]
 

@@ -61,9 +61,10 @@ class LoadedRun:
         *,
         best: bool = False,
         with_preprocessing: bool = False,
+        strict: bool = False,
     ) -> nn.Module:
         """Return the trained network, as :func:`load_model` does."""
-        return load_model(self.folder, model, best=best, with_preprocessing=with_preprocessing)
+        return load_model(self.folder, model, best=best, with_preprocessing=with_preprocessing, strict=strict)
 
 
 def load_run(folder: str | Path) -> LoadedRun:
@@ -94,6 +95,7 @@ def load_model(
     *,
     best: bool = False,
     with_preprocessing: bool = False,
+    strict: bool = False,
 ) -> nn.Module:
     """Return the network that a run trained.
 
@@ -103,6 +105,8 @@ def load_model(
         best: return the network of the round with the best test result, not of the last round.
         with_preprocessing: return a network that takes raw inputs, as they were given to :func:`feddrop.from_arrays`:
             it transposes, resizes and normalises them as the run did.
+        strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
+            and the earlier round that is used.
 
     Raises:
         RunError: no checkpoint is intact, or it belongs to another network.
@@ -119,7 +123,7 @@ def load_model(
 
     run = RunFolder(folder)
     config, about = run.config(), run.about()
-    values = run.checkpoint(best=best).groups.get("params", {})
+    values = run.checkpoint(best=best, strict=strict).groups.get("params", {})
     if model is not None:
         network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):

@@ -16,6 +16,8 @@ from feddrop.errors import RunError, clean
 _ABSENT: tuple[Any, ...] = (None, "", {}, ())
 WORST = "worst_decile"
 """The metric that holds the mean accuracy of the worst tenth of the devices."""
+LATE = "late"
+"""Status of a device whose update counts although its simulated latency exceeds the deadline."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -62,7 +64,8 @@ class DeviceRecord(_Record):
         binding: the active limit: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"`` or ``"none"``;
             None without a radio.
         loss: mean training loss.
-        status: ``"ok"``, ``"left out"``, or why its update was refused.
+        status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
+            ``"left out"``; or why its update was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -97,6 +100,11 @@ class DeviceRecord(_Record):
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
         | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
     )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the device returned a usable update, in time or late."""
+        return self.status in ("ok", LATE)
 
     @property
     def took_part(self) -> bool:
