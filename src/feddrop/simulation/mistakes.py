@@ -16,6 +16,7 @@ from feddrop.data.dataset import as_tuple
 from feddrop.data.values import outlier
 from feddrop.learning.local import Loss, call_model
 from feddrop.learning.losses import LOSSES
+from feddrop.learning.metrics import Accumulator
 from feddrop.subnets import probe
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def loss_is_a_mean(run: Prepared) -> Iterator[str]:
 def accuracy_is_a_share(run: Prepared) -> Iterator[str]:
     """A metric called ``accuracy`` is a share: of perfect outputs at most 1."""
     metric = (run.custom.metrics or {}).get("accuracy")
-    if metric is None:
+    if metric is None or isinstance(metric, Accumulator):
         return
     outputs, targets = _trial(run)
     found = max(_number(metric, perfect, targets) for perfect in (outputs, _perfect(outputs, targets)))
