@@ -169,4 +169,4 @@ def _draw(panel: Axes, ends: Ends, axis: str) -> None:
     panel.set_xlabel(axis)
 
 
-EXPERIMENT = Experiment("accuracy-latency", "Accuracy against latency and bandwidth", "Fig. 5", runs, make)
+EXPERIMENT = Experiment("accuracy-latency", "Accuracy against latency", "Fig. 5", runs, make)
