@@ -15,18 +15,20 @@ from reproduction.framework.store import LAST
 from reproduction.framework.verdicts import verdict
 
 LARGE = {"underfitting": 0.5, "overfitting": 0.4}
-"""The rate from which on a rate is large: above the paper's table for LeNet, at its end for AlexNet."""
+"""The rate from which on a rate is large: above the paper's table for LeNet, at its end for AlexNet. With all layers
+dropped, as in the paper, AlexNet is asked at a smaller one."""
 TITLES = {"underfitting": "LeNet, all layers", "overfitting": "AlexNet, fully-connected layers"}
 
 
 def configs(scale: Scale) -> dict[str, RunConfig]:
     """Return the runs with one large rate for all devices, by title, with the first seed."""
-    return {
+    found = {
         f"{title}, rate {config.rate:g}": config
         for scenario, title in TITLES.items()
         for config in one_rate(scale, scenario)
         if isinstance(config.rate, float) and config.rate >= LARGE[scenario]
     }
+    return found | {f"AlexNet, all layers, rate {explain.RATE:g}": explain.all_layers(scale)}
 
 
 def runs(scale: Scale) -> list[RunConfig]:
@@ -47,13 +49,7 @@ def make(scale: Scale, find: Lookup) -> Page:
         ]
         rows.append([title, *cells] if found else [title, "not run", "", "", ""])
         points.append(Comparison(title, tuple(100.0 * (last - first) for first, last in ends[0]), pool=title))
-    deep = find(explain.all_layers(scale))
     note = f"converging means that accuracy is higher in the last {LAST} rounds than in the first {LAST}"
-    if deep is not None:
-        note += (
-            f"; AlexNet with all layers dropped, already at rate {explain.RATE:g}, ends at {100 * deep.accuracy:.1f} % "
-            "(one seed)"
-        )
     text = (
         f"Means over the first and the last {LAST} rounds, and over seeds ± standard error (seeds); settings of the "
         "figures, one rate for all devices. Chance is 1 %.\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from feddrop.compare import LEAST_SEEDS, Comparison, matched
@@ -55,7 +56,7 @@ def judge_accuracy(latency: dict[str, Ends], bands: dict[str, Ends], *, drops: f
     return [
         verdict("accuracy-scheme", _against("random", latency, bands), every, only),
         verdict("equal-split", _against("equal", latency, bands), every),
-        verdict("accuracy-overfit", [point for point in base if point.label.startswith("overfitting")], every),
+        verdict("accuracy-overfit", [replace(one) for one in base if one.label.startswith("overfitting")], every),
         verdict("accuracy-whole", base, every),
         verdict("accuracy-grows", [_grows(scenario, ends, "s") for scenario, ends in latency.items()]),
         verdict("accuracy-bandwidth", [_grows(scenario, ends, "MHz") for scenario, ends in bands.items()]),

@@ -125,7 +125,10 @@ def _phases(of: Curves) -> Verdict:
     where = f"overfitting, half-way: {slopes}"
     step = 1.0 / (x[1] - x[0]) + 1.0 / (x[2] - x[1])
     slope = Comparison(where, tuple(found), bounds=tuple(bounds), unit="rounds per second", step=step, ran=ran)
-    return verdict("two-phases", [slope])
+    note = (
+        f"{sum(bounds)} of {len(bounds)} differences are bounds: at the tightest deadline the level was never reached"
+    )
+    return verdict("two-phases", [slope], note if any(bounds) else "")
 
 
 def _x(of: Curves, i: int) -> str:

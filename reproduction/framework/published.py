@@ -141,7 +141,10 @@ CLAIMS = (
         ("weak-devices",),
     ),
     Claim(
-        "weak-devices", "They contribute: accuracy is higher than if they are left out.", "Sec. III", ("weak-devices",)
+        "weak-devices",
+        "Weak devices that take part contribute: accuracy is higher than if they are left out.",
+        "Sec. III",
+        ("weak-devices",),
     ),
     Claim("overhead", "At equal sparsity FedDrop sends less than PruneFL and FedDST.", "Remark 1", ("overhead",)),
     Claim("unbiased", "A subnet's gradient is approximately unbiased.", "Lemma 1", ("unbiased",)),

@@ -35,8 +35,9 @@ def describe(store: Store, listed: Collection[str]) -> str:
     ]
     rest = {key: one for key, one in found.items() if key not in listed}
     text = (
-        f"{len(found)} runs are stored, all of them finished; none was left out for its outcome. They were trained by "
-        "different versions of feddrop. Runs that differ only in their seed form a cell: of "
+        f"{len(found)} runs are stored; this page shows or lists all of them. They were trained by different versions "
+        "of feddrop; unreleased code carries the number of the last release. Runs that differ only in their seed form "
+        "a cell: of "
         f"{len(full)} cells with at least {LEAST_SEEDS} seeds, {mixed} mix versions.\n\n"
         + markdown_table(["version", "runs", "hours"], rows)
         + "\n\n"

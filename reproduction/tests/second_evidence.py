@@ -216,8 +216,8 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
             return matched(*({seed: fmean(run["devices"]) for seed, run in by.items()} for by in runs)), case
         return matched(*map(ends, runs)), case
     if claim == "large-rates":
-        network, rate = re.match(r"(\w+), .+, rate (.+)", at).groups()
-        runs = figure_run(NETWORKS[network], float(rate))
+        network, layers, rate = re.match(r"(\w+), (.+), rate (.+)", at).groups()
+        runs = figure_run(NETWORKS[network], float(rate), layers="all" if layers == "all layers" else "linear")
         return [end(run) - 100 * fmean(run["test_accuracy"][:5]) for run in runs.values()], at
     if claim.startswith("theorem"):
         of = THEOREM[first]
