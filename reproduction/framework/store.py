@@ -113,6 +113,10 @@ class Store:
             raise RunError(f"{path} holds a run of another configuration. Delete it to train it again.")
         return result
 
+    def all(self) -> dict[str, Result]:
+        """Return every stored run by its key, in the order of the keys."""
+        return {path.stem: Result(**json.loads(path.read_text())) for path in sorted(self.results.glob("*.json"))}
+
     def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the measurements stored under a name; measure and store them if there are none."""
         path = self.results / "facts" / f"{name}.json"
