@@ -15,7 +15,7 @@ from feddrop import data, models
 from feddrop.compare import Comparison
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
-from feddrop.theory import Point as Place
+from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import measure_law
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import Scale
@@ -40,7 +40,7 @@ def measure(scale: Scale) -> dict[str, Any]:
     chosen = torch.from_numpy(permutation(derive(0, "theory", "batch"), len(dataset.train_y))[: scale.theory_batch])
     found: dict[str, Any] = {"data": dataset.name, "masks": MORE * scale.theory_masks, "rate": list(RATES)}
     for pooling in POOLINGS:
-        model = models.build("lenet", dataset, seed=0)
+        model = models.build_model("lenet", dataset, seed=0)
         if pooling == "average":
             for name, layer in list(model.named_children()):
                 if isinstance(layer, nn.MaxPool2d):

@@ -20,7 +20,7 @@ from feddrop.compare import Comparison, matched
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
 from feddrop.theory import Constants, curvature, learning_rate, slope, theorem1
-from feddrop.theory import Point as Place
+from feddrop.theory import EstimatePoint as Place
 from feddrop.theory.variance import Masks
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table, spread
 from reproduction.framework.scales import DEVICES, Scale
@@ -63,7 +63,7 @@ def measure(scale: Scale) -> dict[str, Any]:
     """Train both networks with the learning rate of the theorem, for every T, rate and seed."""
     images = data.load_dataset(scale.settings["underfitting"].data)
     return {
-        "LeNet": _measure(scale, "LeNet", images, lambda seed: models.build("lenet", images, seed=seed)),
+        "LeNet": _measure(scale, "LeNet", images, lambda seed: models.build_model("lenet", images, seed=seed)),
         "small network": _measure(scale, "small network", data.load_dataset("digits"), small_network),
     }
 
