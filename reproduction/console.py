@@ -14,7 +14,7 @@ from feddrop.compare import FAILS, HOLDS, UNDECIDED
 from reproduction.experiments import EXPERIMENTS
 from reproduction.framework.experiment import Experiment
 from reproduction.framework.page import Judged
-from reproduction.framework.published import CLAIMS
+from reproduction.framework.published import CLAIMS, Claim
 from reproduction.framework.scales import scale
 from reproduction.reproduce import progress_of, reproduce, store_for
 
@@ -28,7 +28,7 @@ def overview(scale_name: str, results: Path, work: Path) -> Group:
         experiments.add_row(experiment.name, experiment.title, experiment.where, f"{done} of {total}" if total else "–")
     claims = _table("claim", "in the paper", "judged by")
     for claim in CLAIMS:
-        claims.add_row(claim.text, claim.where, ", ".join(claim.by) or "tests, docs/allocate.md")
+        claims.add_row(claim.text, _where(claim), ", ".join(claim.by) or "tests, docs/allocate.md")
     return Group(experiments, "", claims)
 
 
@@ -37,8 +37,12 @@ def verdicts(judged: Sequence[Judged]) -> Table:
     table = _table("claim", "in the paper", "outcome")
     for one in judged:
         colour = {HOLDS: "green", FAILS: "red", UNDECIDED: "dim"}.get(one.outcome, "yellow")
-        table.add_row(one.claim.text, one.claim.where, f"[{colour}]{one.shown}[/]")
+        table.add_row(one.claim.text, _where(one.claim), f"[{colour}]{one.shown}[/]")
     return table
+
+
+def _where(claim: Claim) -> str:
+    return f"ours; {claim.where}" if claim.ours else claim.where
 
 
 def _table(*columns: str) -> Table:

@@ -7,7 +7,7 @@
 - ``{t[row, rate]}``: our accuracy in the table; ``{p[row, rate]}``: that of the paper;
 - ``{e[scenario, scheme, deadline]}``: accuracy at a deadline; ``{x[question: variant]}``: in the last section;
 - ``{f[name]}``: a measurement that needs no training;
-- ``{counts}``: how many claims hold.
+- ``{counts}``: how many claims hold; ``{changes}``: the verdicts that changed since 0.2.0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from feddrop.compare import Answer
 from feddrop.errors import RunError
+from reproduction import changes
 from reproduction.experiments import accuracy, deadline, explain, objective, remark
 from reproduction.framework.experiment import Lookup, mean_of, percents
 from reproduction.framework.page import Judged, counts
@@ -53,6 +54,7 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
         "x": _variants(scale, find),
         "f": _facts(scale, find, facts),
         "counts": counts(judged),
+        "changes": changes.table(judged),
     }
     try:
         return _wrapped(text.format_map(fields))

@@ -16,6 +16,7 @@ from reproduction.framework.experiment import Experiment, Page
 from reproduction.framework.page import Judged, judge, write_pages
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Store, key_of
+from reproduction.framework.stored import describe
 from reproduction.framework.sweep import Watcher, sweep
 
 FINDINGS_SCALE = "cpu"
@@ -97,7 +98,8 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "findings.md", _findings(scale, store, judged).encode())
     command = " ".join(["python -m reproduction", *(names or ["all"])])
-    page = write_pages(pages, judged, scale, out, command=command, about=_about(picked, scale, store))
+    stored = describe(store, {key_of(c) for e in EXPERIMENTS for c in e.runs(scale)}) if not names else ""
+    page = write_pages(pages, judged, scale, out, command=command, about=_about(picked, scale, store), stored=stored)
     if failure is not None:
         raise failure
     return page, judged

@@ -2,17 +2,20 @@
 
 from reproduction.experiments import (
     accuracy,
+    bias,
     converge,
     deadline,
     dynamic,
     energy,
     explain,
+    large,
     law,
     norms,
     objective,
     partition,
     power,
     remark,
+    theorem,
     weak,
 )
 
@@ -31,6 +34,9 @@ EXPERIMENTS = (
     objective.EXPERIMENT,
     remark.EXPERIMENT,
     law.EXPERIMENT,
+    bias.EXPERIMENT,
+    theorem.EXPERIMENT,
+    large.EXPERIMENT,
     norms.EXPERIMENT,
     explain.EXPERIMENT,
 )

@@ -12,7 +12,7 @@ from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of
 from reproduction.experiments.resources import with_seeds
-from reproduction.framework.drawing import legend, not_run, panels
+from reproduction.framework.drawing import draw_seeds, legend, not_run, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
@@ -58,11 +58,12 @@ def _pairs(scale: Scale, find: Lookup, scenario: str, costs: str | None = None) 
 
 def make(scale: Scale, find: Lookup) -> Page:
     """Draw accuracy by round and tabulate the final accuracy."""
-    figure, axes = panels([f"{scenario}: test accuracy, %" for scenario in SCENARIOS])
+    figure, axes = panels([f"{scenario}: test accuracy, %" for _ in range(2) for scenario in SCENARIOS])
     found = {scenario: _pairs(scale, find, scenario) for scenario in SCENARIOS}
     text, rows = "", []
-    for panel, (scenario, pairs) in zip(axes, found.items(), strict=True):
-        _draw(panel, pairs)
+    for above, below, (scenario, pairs) in zip(axes[:2], axes[2:], found.items(), strict=True):
+        _draw_latency(above, pairs)
+        _draw(below, pairs)
         first = points(scale, scenario)[0][1]["iid"]
         least = first.radio.min_devices if first.radio else 0
         more = f"; B = 10 MHz; every round, {least} to {first.data.devices} devices"
@@ -73,7 +74,8 @@ def make(scale: Scale, find: Lookup) -> Page:
         rows += _rows("overfitting, charged by the formula", earlier)
     text += "Test accuracy in %, mean over seeds ± its standard error (seeds).\n\n"
     text += markdown_table(["scenario", "deadline, s", *PARTITIONS.values()], rows)
-    text += "\n\n![Accuracy in a dynamic cell](dynamic.png)\n"
+    text += "\n\nAbove, accuracy against the deadline, as in the paper; below, by round.\n\n"
+    text += "![Accuracy in a dynamic cell](dynamic.png)\n"
     return Page(text=text, figures={"dynamic.png": figure}, verdicts=_verdicts(found))
 
 
@@ -82,6 +84,19 @@ def _rows(scenario: str, pairs: list[Pair]) -> list[list[str]]:
         [scenario, f"{pair.deadline_s:g}", *(spread(percents(row)) or "not run" for row in (pair.iid, pair.skewed))]
         for pair in pairs
     ]
+
+
+def _draw_latency(panel: Axes, pairs: list[Pair]) -> None:
+    from feddrop.report.style import SERIES
+
+    panel.set_xlabel("deadline, s")
+    if not any(result for pair in pairs for result in (*pair.iid, *pair.skewed)):
+        not_run(panel)
+        return
+    for name, colour, i in zip(PARTITIONS.values(), SERIES, (1, 2), strict=False):
+        heights = [percents(pair[i]) for pair in pairs]
+        draw_seeds(panel, [pair.deadline_s for pair in pairs], heights, color=colour, marker="o", label=name)
+    legend(panel)
 
 
 def _draw(panel: Axes, pairs: list[Pair]) -> None:
@@ -106,21 +121,30 @@ def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
     above: list[Comparison] = []
     faster: list[Comparison] = []
     wider: list[Comparison] = []
+    grows: list[Comparison] = []
     for scenario, pairs in found.items():
         for pair in pairs:
             at = f"{scenario}, {pair.deadline_s:g} s"
-            above.append(Comparison(at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=scenario))
+            above.append(Comparison(at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=at))
             later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
             known = tuple(value for value in later if value is not None)
-            faster.append(Comparison(at, differences=known, unit="rounds", pool=scenario, step=1.0))
+            faster.append(Comparison(at, differences=known, unit="rounds", pool=at, step=1.0))
         gaps = [
             [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
             for p in (pairs[-1], pairs[0])
         ]
         span = f"{scenario}, {pairs[-1].deadline_s:g} against {pairs[0].deadline_s:g} s"
         wider.append(Comparison(span, differences=matched(*gaps), pool=scenario))
+        for name, i in zip(PARTITIONS.values(), (1, 2), strict=True):
+            ends = [percents(pair[i]) for pair in (pairs[-1], pairs[0])]
+            grows.append(Comparison(f"{span}, {name}", differences=matched(*ends), pool=f"{scenario}, {name}"))
     level = f"rounds to {SHARES[CONVERGED]:.0%} of the best 5-round mean of the same seed with non-IID data"
-    return [verdict("iid-above", above), verdict("iid-faster", faster, level), verdict("iid-gap", wider)]
+    return [
+        verdict("iid-above", above),
+        verdict("iid-faster", faster, level),
+        verdict("iid-gap", wider),
+        verdict("dynamic-grows", grows),
+    ]
 
 
 def _later(iid: Result | None, skewed: Result | None) -> float | None:

@@ -27,7 +27,8 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
     """Return the runs to compare, by question."""
     under, over = scale.settings["underfitting"], scale.settings["overfitting"]
     tuned, skewed = under.run(), under.run(partition="dirichlet")
-    deep, loose = over.run(figure=True, rate=RATE, layers="all"), latency_spots(scale, "underfitting")[-1]
+    sparse = under.run(rate=RATE, partition="dirichlet", method="feddst")
+    deep, loose = all_layers(scale), latency_spots(scale, "underfitting")[-1]
     return {
         "LeNet, IID, rate 0: learning rate": _tuning(tuned),
         "LeNet, non-IID, rate 0: is it the learning rate, the number of rounds, or the partition?": [
@@ -59,14 +60,16 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("no dropout, torch's initial weights", over.run(figure=True, init="torch")),
             ("fully-connected layers, delta, torch's initial weights", over.run(figure=True, rate=RATE, init="torch")),
         ],
-        f"LeNet, {loose.x:g} s: do random shares catch up with more rounds?": [
-            ("no dropout", under.run(figure=True)),
-            ("random shares", loose.runs["random"]),
-            (
-                f"random shares, {LONGER} times the rounds",
-                replace(loose.runs["random"], rounds=LONGER * under.figure_rounds),
-            ),
+        f"LeNet, {loose.x:g} s: figures run to a plateau": [
+            (name + more, replace(config, rounds=times * config.rounds))
+            for name, config in (
+                ("no dropout", under.run(figure=True)),
+                ("proposed", loose.runs["exact"]),
+                ("random shares", loose.runs["random"]),
+            )
+            for times, more in ((1, ""), (LONGER, f", {LONGER} times the rounds"))
         ],
+        f"LeNet, non-IID, sparsity {RATE:g}: FedDST's learning rate": _tuning(sparse),
         f"LeNet, non-IID, sparsity {RATE:g}: FedDST": [
             (
                 "as in its paper",
@@ -85,6 +88,11 @@ def variants(scale: Scale) -> dict[str, list[tuple[str, RunConfig]]]:
             ("FedDrop", under.run(figure=True, rate=RATE, partition="dirichlet")),
         ],
     }
+
+
+def all_layers(scale: Scale) -> RunConfig:
+    """Return AlexNet with all layers dropped, as in the paper."""
+    return scale.settings["overfitting"].run(figure=True, rate=RATE, layers="all")
 
 
 def _tuning(config: RunConfig) -> list[tuple[str, RunConfig]]:

@@ -1,4 +1,4 @@
-"""Theorem 1 during training: does ‖g‖², the squared gradient of the loss over all data, fall, and less with dropout?
+"""Beyond Theorem 1: does ‖g‖², the squared gradient over all data, fall during a run at a constant learning rate?
 
 It is measured on the global network between rounds, over all training images, so that it has no batch noise. The runs
 are small and made here, because a stored run has only its last network.
@@ -120,7 +120,7 @@ def _verdicts(facts: dict[str, Any], halves: dict[float, list[tuple[float, float
         for low, high in pairwise(RATES)
     ]
     note = "the theorem bounds a mean over the run, with a learning rate that depends on its length; not its course"
-    return [verdict("norm-falls", falls, note), verdict("norm-rate", larger)]
+    return [verdict("norm-falls", falls, note), verdict("norm-rate", larger, note)]
 
 
 def _draw(facts: dict[str, Any]) -> Figure:

@@ -47,10 +47,11 @@ def judge_rounds(curves: dict[str, Curves], axis: str, claim: str) -> list[Verdi
         for share, word in JUDGED.items():
             where = f"{scenario}, {word}"
             span = f"{where}: {_x(of, first)} against {_x(of, last)} {_unit(axis)}"
-            ask = partial(compare, amount=until(share, "rounds"), unit="rounds", pool=where, step=1.0)
-            falls.append(ask(span, exact[first], exact[last]))
+            ask = partial(compare, amount=until(share, "rounds"), unit="rounds", step=1.0)
+            falls.append(ask(span, exact[first], exact[last], pool=span))
             for i in dict.fromkeys((first, last)):
-                fewer.append(ask(f"{where}, {_x(of, i)} {_unit(axis)}", random[i], exact[i]))
+                at = f"{where}, {_x(of, i)} {_unit(axis)}"
+                fewer.append(ask(at, random[i], exact[i], pool=at))
     same = "the run without dropout does not depend on the resource, so this is the same as the claim on rounds"
     verdicts = [verdict(claim, falls), verdict("fewer-rounds", fewer), verdict("gap-narrows", falls, same)]
     if claim == "rounds-latency":
@@ -101,8 +102,7 @@ def _overhead(curves: dict[str, Curves], claim: str, what: str, word: str, unit:
                     ("to half-way", until(HALF, what), largest),
                 ):
                     at = f"{scenario}, {_x(of, i)} s: {word} {when}, against {name}"
-                    pool = f"{scenario}, {when}, against {name}"
-                    points.append(compare(at, other, mine, amount, unit=unit, pool=pool, step=step))
+                    points.append(compare(at, other, mine, amount, unit=unit, pool=at, step=step))
     return verdict(claim, points, note)
 
 
@@ -125,7 +125,10 @@ def _phases(of: Curves) -> Verdict:
     where = f"overfitting, half-way: {slopes}"
     step = 1.0 / (x[1] - x[0]) + 1.0 / (x[2] - x[1])
     slope = Comparison(where, tuple(found), bounds=tuple(bounds), unit="rounds per second", step=step, ran=ran)
-    return verdict("two-phases", [slope])
+    note = (
+        f"{sum(bounds)} of {len(bounds)} differences are bounds: at the tightest deadline the level was never reached"
+    )
+    return verdict("two-phases", [slope], note if any(bounds) else "")
 
 
 def _x(of: Curves, i: int) -> str:

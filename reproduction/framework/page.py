@@ -67,11 +67,14 @@ _ALLOCATOR = (
 
 _RULE = (
     "Each claim is tested by one or more comparisons. Runs that are compared share a seed, so every seed gives one "
-    "difference, positive if it supports the claim. Let d be the mean over the seeds and e its standard error; the "
-    "spread is pooled over similar comparisons of a claim and, for counts of rounds, is at least that of rounding. The "
+    "difference, positive if it supports the claim. Let d be the mean over the seeds and e its standard error. The "
     "margin is m = t·e, where t is the two-sided 95 % point of Student's distribution. A comparison says *yes* if d > "
     "m, *no* if d < -m, and is *undecided* otherwise, and always with fewer than three seeds. If the claim is that two "
     "things are alike, yes means that |d| + m is within the tolerance given in the note, no that |d| - m is beyond it. "
+    "Spread is pooled only between the rates of one row of a table, and between opponents in the same cell; never over "
+    "deadlines or bandwidths, since accuracy varies far more between seeds in a tight cell. For counts of rounds it is "
+    "at least that of rounding. If one side never reached the level, the difference is a bound: it counts as at most "
+    "the mean of the measured differences, so a more favourable bound cannot turn *yes* into *undecided*.\n\n"
     "A claim *holds* if every comparison says yes, *does not hold* if at least one says no and none says yes, *holds "
     "in part* if some but not all say yes, and is *undecided* otherwise. The reason is given too: *within the noise* "
     "with three or more seeds, *few seeds* with fewer, *not reached* if fewer than three seeds reached the level that "
@@ -90,6 +93,7 @@ class Judged(NamedTuple):
     claim: Claim
     answers: tuple[Answer, ...]
     note: str
+    condition: str = ""
 
     @property
     def outcome(self) -> str:
@@ -98,12 +102,14 @@ class Judged(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The outcome with the reason it is undecided, or holds only in part although no answer is no."""
-        why = reason(self.answers)
+        """The outcome with its condition, or why it is undecided or holds only in part although no answer is no."""
+        why, text = reason(self.answers), self.outcome
         if self.outcome == PARTLY and NO not in [answer.says for answer in self.answers]:
             whys = {answer.why for answer in self.answers}
-            return f"{PARTLY}, the rest {', '.join(word for word in REASONS if word in whys)}"
-        return f"{self.outcome}: {why}" if why else self.outcome
+            text = f"{PARTLY}, the rest {', '.join(word for word in REASONS if word in whys)}"
+        if self.condition and self.outcome in (HOLDS, PARTLY):
+            text = f"{text}; {self.condition}"
+        return f"{text}: {why}" if why else text
 
     @property
     def tally(self) -> str:
@@ -117,7 +123,14 @@ class Judged(NamedTuple):
 
 
 def write_pages(
-    pages: dict[Experiment, Page], judged: Sequence[Judged], scale: Scale, out: Path, *, command: str, about: str
+    pages: dict[Experiment, Page],
+    judged: Sequence[Judged],
+    scale: Scale,
+    out: Path,
+    *,
+    command: str,
+    about: str,
+    stored: str,
 ) -> Path:
     """Write ``paper.md`` and its pictures.
 
@@ -128,6 +141,7 @@ def write_pages(
         out: output folder; pictures go to its ``img/``.
         command: the command that makes this page.
         about: how many runs are finished, and how long they took.
+        stored: all stored runs and the versions that trained them.
     """
     parts = [
         "# The paper, reproduced\n",
@@ -137,6 +151,7 @@ def write_pages(
         f"{scale.note}\n",
         *_claims(judged),
         *(f"\n## {experiment.title} ({experiment.where})\n\n{_images(page)}" for experiment, page in pages.items()),
+        *([f"\n## The stored runs\n\n{stored}"] if stored else []),
         *_evidence(judged),
     ]
     figures = {name: figure for page in pages.values() for name, figure in _drawn(page).items()}
@@ -160,34 +175,47 @@ def judge(pages: dict[Experiment, Page]) -> list[Judged]:
         if names.intersection(claim.by) or (everything and not claim.by):
             mine: list[Verdict] = [verdict for verdict in verdicts if verdict.claim == claim.name]
             notes = "; ".join(dict.fromkeys(v.note for v in mine if v.note))
-            judged.append(Judged(claim, tuple(answer for v in mine for answer in v.answers), notes))
+            condition = "; ".join(dict.fromkeys(v.condition for v in mine if v.condition))
+            judged.append(Judged(claim, tuple(answer for v in mine for answer in v.answers), notes, condition))
     return judged
 
 
 def counts(judged: Sequence[Judged]) -> str:
-    """Count the claims by outcome, in a sentence."""
-    outcomes = [one.outcome for one in judged]
-    return f"Of {len(judged)} claims: {', '.join(f'{MARKS[word]} {word} {outcomes.count(word)}' for word in MARKS)}."
+    """Count the claims by outcome, in a sentence each for those of the paper and for ours."""
+    sentences = []
+    for whose, ours in (("claims of the paper", False), ("questions of ours", True)):
+        outcomes = [one.outcome for one in judged if one.claim.ours is ours]
+        if outcomes:
+            tally = ", ".join(f"{MARKS[word]} {word} {outcomes.count(word)}" for word in MARKS)
+            sentences.append(f"Of {len(outcomes)} {whose}: {tally}.")
+    return " ".join(sentences)
 
 
 def _claims(judged: Sequence[Judged]) -> list[str]:
     if not judged:
         return []
-    rows = [
-        [one.claim.text, one.claim.where, f"{MARKS[one.outcome]} **{one.shown}**", one.tally, one.note]
-        for one in judged
-    ]
+    header = ["claim", "where", "outcome", "comparisons", "note"]
     return [
         "## Its claims\n",
         f"{counts(judged)}\n",
         "Each dot is one comparison: its difference in margins, positive if it supports the claim. Grey dots are "
         "within the noise; squares involve no randomness.\n",
         f"![Every comparison of every claim](img/paper-{_FIGURE})\n",
-        markdown_table(["claim", "where", "outcome", "comparisons", "note"], rows) + "\n",
+        markdown_table(header, _rows(judged, ours=False)) + "\n",
+        "Not claimed by the paper; asked by us where it leaves a gap:\n",
+        markdown_table(header, _rows(judged, ours=True)) + "\n",
         "### How claims are judged\n",
         f"{_RULE}{_by_chance(judged)}\n",
         "### What is not covered\n",
         " ".join(NOT_COVERED) + "\n",
+    ]
+
+
+def _rows(judged: Sequence[Judged], *, ours: bool) -> list[list[str]]:
+    return [
+        [one.claim.text, one.claim.where, f"{MARKS[one.outcome]} **{one.shown}**", one.tally, one.note]
+        for one in judged
+        if one.claim.ours is ours
     ]
 
 

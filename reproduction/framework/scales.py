@@ -100,8 +100,9 @@ class Scale:
         rates: rates of the table.
         seeds: seeds of the runs that claims are judged by.
         repeated: rates of the table that are run with all seeds, by scenario and partition; the others use the first.
+        literal_rates: rates of the literal aggregation; first seed.
         still_rates: sparsities of FedDST with the settings of its paper; first seed.
-        moving_rates: sparsities at which FedDrop is compared with a FedDST whose mask moves; all seeds.
+        moving_rates: sparsities at which FedDrop is compared with FedDST; all seeds.
         target_rates: mean rates for which the deadlines of the figures are chosen.
         repeated_targets: the target rates that are run with all seeds: a tight and a loose deadline.
         band_factors: bandwidths of the figures as multiples of 10 MHz; all seeds at the first and the last.
@@ -115,6 +116,7 @@ class Scale:
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     repeated: dict[tuple[str, str], tuple[float, ...]]
+    literal_rates: tuple[float, ...]
     still_rates: tuple[float, ...]
     moving_rates: tuple[float, ...]
     target_rates: tuple[float, ...]
@@ -164,6 +166,7 @@ _SCALES = {
         rates=RATES,
         seeds=(0, 1, 2),
         repeated=_repeated(*RATES),
+        literal_rates=RATES[1:],
         still_rates=RATES[1:],
         moving_rates=RATES[1:],
         target_rates=(0.45, 0.35, 0.25, 0.15, 0.05),
@@ -197,7 +200,8 @@ _SCALES = {
             ("overfitting", "iid"): (0.0, 0.1, 0.15, 0.2, 0.4),
             ("overfitting", "dirichlet"): (0.0, 0.15, 0.2, 0.4),
         },
-        still_rates=(0.1, 0.2, 0.3, 0.4),
+        literal_rates=(0.1, 0.2, 0.3, 0.4),
+        still_rates=RATES[1:],
         moving_rates=(0.2, 0.4),
         target_rates=(0.45, 0.3, 0.15, 0.05),
         repeated_targets=(0.3, 0.05),
@@ -231,6 +235,7 @@ _SCALES = {
         rates=(0.0, 0.2, 0.4),
         seeds=(0, 1),
         repeated=_repeated(0.2),
+        literal_rates=(0.2,),
         still_rates=(0.2,),
         moving_rates=(0.2,),
         target_rates=(0.4, 0.1),

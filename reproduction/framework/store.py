@@ -113,6 +113,10 @@ class Store:
             raise RunError(f"{path} holds a run of another configuration. Delete it to train it again.")
         return result
 
+    def all(self) -> dict[str, Result]:
+        """Return every stored run by its key, in the order of the keys."""
+        return {path.stem: Result(**json.loads(path.read_text())) for path in sorted(self.results.glob("*.json"))}
+
     def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the measurements stored under a name; measure and store them if there are none."""
         path = self.results / "facts" / f"{name}.json"
@@ -131,7 +135,7 @@ class Store:
         if [record["round"] for record in records] != list(range(1, config.rounds + 1)):
             raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it to train it again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
-        series |= _of_devices([[d for d in record["devices"] if d["status"] == "ok"] for record in records])
+        series |= _of_devices([[d for d in record["devices"] if d.usable] for record in records])
         for name in sorted({name for record in records for name in record.get("metrics") or {}}):
             series[name] = [(record.get("metrics") or {}).get(name) for record in records]
         result = Result(

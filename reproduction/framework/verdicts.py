@@ -15,11 +15,13 @@ class Verdict(NamedTuple):
         claim: name of the claim.
         answers: one per comparison.
         note: what else the reader must know, in a sentence.
+        condition: what the outcome depends on; shown beside it.
     """
 
     claim: str
     answers: tuple[Answer, ...]
     note: str = ""
+    condition: str = ""
 
     @property
     def outcome(self) -> str:
@@ -27,9 +29,6 @@ class Verdict(NamedTuple):
         return outcome(self.answers)
 
 
-def verdict(claim: str, comparisons: Sequence[Comparison], note: str = "") -> Verdict:
-    """Judge a claim.
-
-    Bounds count as if they had been measured: this is the rule under which the page was first published.
-    """
-    return Verdict(claim, judge(comparisons, bounds_as_measured=True), note)
+def verdict(claim: str, comparisons: Sequence[Comparison], note: str = "", condition: str = "") -> Verdict:
+    """Judge a claim."""
+    return Verdict(claim, judge(comparisons), note, condition)

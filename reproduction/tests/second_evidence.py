@@ -13,6 +13,7 @@ from second_reading import (
     PARTITIONS,
     SCENARIO,
     SECTIONS,
+    THEOREM,
     bands_of,
     cell_run,
     closer,
@@ -42,25 +43,46 @@ Ended = tuple[dict[int, float], dict[int, float]]
 
 def bounded(one: Ended, other: Ended) -> Sided:
     """Return the differences, and ≥ or ≤ where one side was never reached; a bound that proves nothing is left out."""
-    found, signs = [], ""
+    found, signs, bounds = [], "", []
     for seed in sorted(set(one[0]) & set(other[0])):
         a, b = one[0][seed], other[0][seed]
         if math.isfinite(a) and math.isfinite(b):
             found.append(a - b)
+            bounds.append(False)
         elif math.isfinite(b) and one[1][seed] > b:
             found.append(one[1][seed] - b)
+            bounds.append(True)
             signs += "≥"
         elif math.isfinite(a) and other[1][seed] > a:
             found.append(a - other[1][seed])
+            bounds.append(True)
             signs += "≤"
-    return Sided(found, "".join(sorted(set(signs))))
+    return Sided(found, "".join(sorted(set(signs))), bounds)
 
 
 class Sided(list):
-    """Differences, and the sign of a bound."""
+    """Differences as they count, what they are spread about, and the sign of bounds.
 
-    def __init__(self, values=(), sign: str = "") -> None:
-        super().__init__(values)
+    A bound counts as no more than the mean of what was measured; with fewer than two measured, as the least of all.
+    """
+
+    def __init__(self, values=(), sign: str = "", bounds=()) -> None:
+        known = [value for value, bound in zip(values, bounds, strict=True) if not bound]
+        if len(known) > 1:
+            self.centre = fmean(known)
+        else:
+            alike = all(value > 0 for value in values) or all(value < 0 for value in values)
+            self.centre = min(values, key=abs) if alike and values else 0.0
+        kept = []
+        for value, bound in zip(values, bounds, strict=True):
+            if bound and value > 0:
+                value = min(value, max(self.centre, 0.0))
+            elif bound:
+                value = max(value, min(self.centre, 0.0))
+            kept.append(value)
+        super().__init__(kept)
+        if not any(bounds):
+            self.centre = fmean(kept) if kept else 0.0
         self.sign = sign
 
 
@@ -97,11 +119,12 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         runs = [ends(table_run(NETWORKS[network], PARTITIONS[partition], "feddrop", float(r))) for r in (low, high)]
         return matched(*runs), partition if claim == "underfit-falls" else f"{partition}, {high}"
     if claim in ("beats-feddst", "feddst-alexnet"):
-        network, rate, order = re.match(r"(\w+), non-IID, (.+): FedDrop (above|below) FedDST", at).groups()
+        network, rate, order, alpha = re.match(
+            r"(\w+), non-IID, (.+): FedDrop (above|below) FedDST, α = ([\d.]+)", at
+        ).groups()
         drop = ends(table_run(NETWORKS[network], "dirichlet", "feddrop", float(rate)))
-        alpha = {"LeNet": 0.5, "AlexNet": 0.01}[network]
-        dst = ends(table_run(NETWORKS[network], "dirichlet", "feddst", float(rate), alpha=alpha, released=False))
-        return (matched(drop, dst) if order == "above" else matched(dst, drop)), ""
+        dst = ends(table_run(NETWORKS[network], "dirichlet", "feddst", float(rate), alpha=float(alpha), released=False))
+        return (matched(drop, dst) if order == "above" else matched(dst, drop)), alpha
     if claim in ("rounds-latency", "rounds-bandwidth", "less-time"):
         where, one, other, unit = re.match(r"(.+): (.+) against (.+) (s|MHz)", at).groups()
         share = half[where.split(", ")[1]]
@@ -113,39 +136,43 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         runs = [place(net, "exact", value, unit) for value in (one, other)]
         if claim == "less-time":
             return bounded(*(spent(net, run, share, "seconds") for run in runs)), where
-        return bounded(*(in_rounds(net, run, share) for run in runs)), where
+        return bounded(*(in_rounds(net, run, share) for run in runs)), at
     if claim == "fewer-rounds":
-        scenario, word, value, unit = re.match(r"(.+), (half-way|95 %), (.+) (s|MHz)", at).groups()
+        word, value, unit = re.match(r".+, (half-way|95 %), (.+) (s|MHz)", at).groups()
         runs = [in_rounds(net, place(net, scheme, value, unit), half[word]) for scheme in ("random", "exact")]
-        return bounded(*runs), f"{scenario}, {word}, {unit}"
+        return bounded(*runs), at
     if claim == "two-phases":
         x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
         a, b, c = (rounds_by_seed(net, cell_run(net, "exact", value), 0) for value in (x[0], x[1], x[3]))
-        found, sign = [], ""
+        found, sign, bounds = [], "", []
         for s in sorted(set(a) & set(b) & set(c)):
             steeper = (min(a[s], 51) - b[s]) / (x[1] - x[0]) - (b[s] - c[s]) / (x[3] - x[1])
             if math.isfinite(steeper) and (math.isfinite(a[s]) or steeper > 0):
                 found.append(steeper)
+                bounds.append(math.isinf(a[s]))
                 sign = sign if math.isfinite(a[s]) else "≥"
-        return Sided(found, sign), ""
+        return Sided(found, sign, bounds), ""
     if claim in ("less-overhead", "less-compute"):
-        scenario, value, what, when = re.match(r"(.+), (.+) s: (bytes|computing) (.+)", at).groups()
+        value, what, when = re.match(r".+, (.+) s: (bytes|computing) (.+)", at).groups()
         mine = cell_run(net, "exact", float(value))
         other = figure_run(net) if when.endswith("no dropout") else cell_run(net, "random", float(value))
         base = figure_run(net)
         if when.startswith("per round"):
             both = [{s: fmean(amounts(r, what)) for s, r in runs.items() if s in base} for runs in (other, mine)]
-            return matched(*both), f"{scenario}, {when}"
-        return bounded(*(spent(net, runs, 0, what) for runs in (other, mine))), f"{scenario}, {when}"
+            return matched(*both), at
+        return bounded(*(spent(net, runs, 0, what) for runs in (other, mine))), at
     if claim in ("accuracy-scheme", "equal-split", "accuracy-overfit", "accuracy-whole"):
-        value = float(re.match(r".+, (.+) s", at)[1])
-        mine = ends(cell_run(net, "exact", value))
+        value, unit = re.match(r".+, (.+) (s|MHz)", at).groups()
+        mine = ends(place(net, "exact", value, unit))
         scheme = {"accuracy-scheme": "random", "equal-split": "equal"}.get(claim)
-        return matched(mine, ends(cell_run(net, scheme, value) if scheme else figure_run(net))), first
+        return matched(mine, ends(place(net, scheme, value, unit) if scheme else figure_run(net))), at
     if claim == "smaller-theta":
         tight = tight_of_caps(net)
         mine, other = cell_run(net, "exact", tight), cell_run(net, "random", tight, cap=float(at.split()[-1]))
         return matched(ends(mine), ends(other)), first
+    if claim == "accuracy-bandwidth":
+        high, low = re.match(r".+, (.+) against (.+) MHz", at).groups()
+        return matched(*(ends(place(net, "exact", x, "MHz")) for x in (high, low))), at
     if claim in ("accuracy-grows", "gain-grows"):
         high, low = (float(text) for text in re.match(r".+, (.+) against (.+) s", at).groups())
         runs = [ends(cell_run(net, "exact", x)) for x in (high, low)]
@@ -156,6 +183,12 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
     if claim == "loose-equal":
         value = float(re.match(r".+, (.+) s", at)[1])
         return matched(ends(cell_run(net, "random", value)), ends(figure_run(net))), first
+    if claim == "dynamic-grows":
+        high, low, partition = re.match(r".+, (.+) against (.+) s, (.+)", at).groups()
+        runs = [
+            ends(cell_run(net, "exact", float(x), changing=True, partition=PARTITIONS[partition])) for x in (high, low)
+        ]
+        return matched(*runs), at
     if claim in ("iid-above", "iid-faster", "iid-gap"):
         values = [float(text) for text in re.findall(r"[\d.]+", at)]
         pairs = [[cell_run(net, "exact", x, changing=True, partition=p) for p in ("iid", "dirichlet")] for x in values]
@@ -166,9 +199,9 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
                 last = len(pairs[0][0][seed]["test_accuracy"]) + 1
                 iid, skewed = (min(reached(runs[seed], level)[2], last) for runs in pairs[0])
                 found.append(skewed - iid)
-            return found, first
+            return found, at
         gaps = [{s: end(iid[s]) - end(skewed[s]) for s in iid if s in skewed} for iid, skewed in pairs]
-        return (list(gaps[0].values()) if claim == "iid-above" else matched(*gaps)), first
+        return (list(gaps[0].values()) if claim == "iid-above" else matched(*gaps)), at
     if claim == "energy-scheme":
         at_s = spots_of("lenet")[-1]
         mine, other = (
@@ -176,9 +209,35 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
             for scheme in ("exact", "random" if "bandwidth-aware" in at else "equal")
         )
         return matched(mine, other), at
-    if claim == "weak-devices":
-        runs = [ends(weak_run(title, spots_of("lenet")[-1])) for title in (at, "without dropout")]
-        return matched(*runs), ""
+    if claim in ("weak-devices", "weak-take-part"):
+        case, title = at.split(": ")
+        runs = [weak_run(case, name, spots_of("lenet")[-1]) for name in (title, "without dropout")]
+        if claim == "weak-take-part":
+            return matched(*({seed: fmean(run["devices"]) for seed, run in by.items()} for by in runs)), case
+        return matched(*map(ends, runs)), case
+    if claim == "large-rates":
+        network, layers, rate = re.match(r"(\w+), (.+), rate (.+)", at).groups()
+        runs = figure_run(NETWORKS[network], float(rate), layers="all" if layers == "all layers" else "linear")
+        return [end(run) - 100 * fmean(run["test_accuracy"][:5]) for run in runs.values()], at
+    if claim.startswith("theorem"):
+        of = THEOREM[first]
+        if claim == "theorem-rounds":
+            rate, *t = re.match(r".+, rate (.+): T = (\d+) against (\d+)", at).groups()
+            sides = [(rate, of["rounds"].index(int(count))) for count in t]
+        else:
+            t, *rates = re.match(r".+, T = (\d+): rate (.+) against (.+)", at).groups()
+            sides = [(rate, of["rounds"].index(int(t))) for rate in rates]
+        return [
+            one["norm_sq"][sides[0][0]][sides[0][1]] - one["norm_sq"][sides[1][0]][sides[1][1]] for one in of["seeds"]
+        ], at
+    if claim == "slower-with-rate" and "rounds" in at:
+        network, high, low = re.match(r"(\w+), .+ rate (.+) against (.+)", at).groups()
+        rows = [table_run(NETWORKS[network], "iid", "feddrop", float(rate)) for rate in (high, low, 0.0)]
+        sides = []
+        for runs in rows[:2]:
+            until = {s: reached(run, max(smooth(rows[2][s])))[0] for s, run in runs.items() if s in rows[2]}
+            sides.append((until, {s: len(runs[s]["test_accuracy"]) + 1 for s in until}))
+        return bounded(*sides), at
     if claim == "slower-with-rate":
         high, low = re.match(r".+ rate (.+) against (.+)", at).groups()
         runs = [
@@ -217,6 +276,8 @@ def grain_of(claim: str, at: str) -> float:
     net = NETWORKS.get(at.split(", ")[0], "lenet")
     if claim in ("rounds-latency", "rounds-bandwidth", "fewer-rounds", "iid-faster"):
         return 1.0
+    if claim == "slower-with-rate":
+        return 1.0 if "rounds" in at else 0.0
     if claim == "two-phases":
         x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
         return 1 / (x[1] - x[0]) + 1 / (x[3] - x[1])

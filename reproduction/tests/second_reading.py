@@ -33,6 +33,7 @@ def load() -> list[dict]:
             "dirichlet": config["data"]["alpha"],
             "images": config["data"]["train_limit"],
             "lr": config["train"]["lr"],
+            "schedule": config["train"]["schedule"],
             "epochs": config["train"]["epochs"],
             "scheme": radio.get("scheme"),
             "deadline": radio.get("deadline_s"),
@@ -46,7 +47,9 @@ def load() -> list[dict]:
             "rate": config.get("rate"),
             **method_of(config),
         }
-        found.append({"facts": facts, "series": raw["series"], "wall_s": raw["wall_s"]})
+        found.append(
+            {"facts": facts, "file": path.stem, **{name: raw[name] for name in ("series", "wall_s", "version")}}
+        )
     return found
 
 
@@ -59,10 +62,13 @@ def method_of(config: dict) -> dict:
 RUNS = load()
 PLAIN = {"rule": "delta", "step": "scaled", "count": "exact", "epochs": 1, "dirichlet": 0.1, "scheme": None}
 TABLE = {
-    "lenet": {**PLAIN, "net": "lenet", "images": 0, "rounds": 50, "lr": 0.2, "layers": "all"},
+    "lenet": {**PLAIN, "net": "lenet", "images": 0, "rounds": 50, "lr": 0.2, "schedule": "cosine", "layers": "all"},
     "alexnet": {**PLAIN, "net": "alexnet", "images": 5000, "rounds": 50, "lr": 0.01, "layers": "linear", "init": "he"},
 }
-FIGURE = {"lenet": {**TABLE["lenet"], "images": 20000, "rounds": 40, "lr": 0.1}, "alexnet": TABLE["alexnet"]}
+FIGURE = {
+    "lenet": {**TABLE["lenet"], "images": 20000, "rounds": 40, "lr": 0.1, "schedule": "constant"},
+    "alexnet": TABLE["alexnet"],
+}
 IN_CELL = {"changing": False, "cap": 0.9, "budget": math.inf, "loss": 0.001, "band": 10e6, "partition": "iid"}
 IN_CELL["control"] = ["rate", "share"]
 
@@ -214,9 +220,15 @@ def dots(scenario: str, group: str, *, by_all: bool = False) -> dict[int, list[t
     return found
 
 
-def weak_run(title: str, at: float) -> dict[int, dict]:
-    weak = {"partition": "dirichlet", "loss": [0.001] * 7 + [0.0001] * 3}
-    if title == "without dropout":
+def weak_run(case: str, title: str, at: float) -> dict[int, dict]:
+    partition, length = case.split(", ")
+    weak = {"partition": PARTITIONS[partition]}
+    if length == "to a plateau":
+        weak |= {"rounds": 80, "lr": 0.2, "schedule": "cosine"}
+    if title.endswith("(ceiling)"):
+        return figure_run("lenet", **weak)
+    weak["loss"] = [0.001] * 7 + [0.0001] * 3
+    if title.startswith("without dropout"):
         return cell_run("lenet", "fixed", at, **weak)
     return cell_run("lenet", "exact", at, cap=float(re.search(r"θ = ([\d.]+)", title)[1]), **weak)
 
@@ -227,7 +239,8 @@ def tight_of_caps(net: str) -> float:
 
 
 def spots_of(net: str) -> list[float]:
-    text = SECTIONS["Accuracy against latency"].split("**Underfitting**" if net == "lenet" else "**Overfitting**")[1]
+    text = SECTIONS["Accuracy against latency"]
+    text = text.split("**Underfitting**" if net == "lenet" else "**Overfitting**")[1]
     return [float(row[0]) for row in rows_of(text)[0][1:-1]]
 
 
@@ -284,6 +297,14 @@ def curve_of(curve: dict) -> tuple[list[float], ...]:
 def ratio_error(ratio: float, measured: float, error: float, factor: float) -> float:
     """The standard error of measured over predicted, both of which have one."""
     return ratio * math.hypot(error / measured, factor)
+
+
+def facts_of(name: str) -> dict:
+    """Measurements that are stored beside the runs."""
+    return json.loads((ROOT / "reproduction" / "results" / "cpu" / "facts" / f"{name}.json").read_text())
+
+
+THEOREM = facts_of("theorem")
 
 
 def matched(one: dict[int, float], other: dict[int, float]) -> list[float]:

@@ -17,9 +17,11 @@ from second_reading import (
     PAGE,
     PARTITIONS,
     ROOT,
+    RUNS,
     SCENARIO,
     SCHEMES,
     SECTIONS,
+    THEOREM,
     cell,
     cell_run,
     clock,
@@ -27,6 +29,7 @@ from second_reading import (
     dots,
     end,
     ends,
+    facts_of,
     figure_run,
     full_s,
     matched,
@@ -126,10 +129,12 @@ def test_accuracy_against_latency():
         net = NETWORKS[title.split(",")[0].lower()]
         costs = "formula" if net == "lenet" or "formula" in title else "measured"
         base = cell(ends(figure_run(net)))
+        band = re.search(r"against bandwidth\*\*, T₀ = (.+) s:", part)
         for x, *cells in rows_of(part)[0][1:]:
             assert cells[-1] == base
+            where = (float(band[1]), {"band": float(x) * 1e6}) if band else (float(x), {})
             for scheme, shown in zip(SCHEMES.values(), cells, strict=False):
-                found = ends(cell_run(net, scheme, float(x), costs=costs))
+                found = ends(cell_run(net, scheme, where[0], costs=costs, **where[1]))
                 if shown not in ("", "drops nothing"):
                     assert shown == (cell(found) or "not run")
                     seen += 1
@@ -192,11 +197,65 @@ def test_energy_and_weak_devices():
     low, high = (3 * 1_318_560 * 2000 / hz for hz in (7e9, 4.9e9))
     assert f"computes for {low:.2g} to {high:.2g} s" in text
     text = SECTIONS["Devices that take part only thanks to dropout"]
-    for title, shown, *numbers in rows_of(text)[0][1:]:
-        runs = weak_run(title, at)
-        assert shown == (cell(ends(runs)) or "not run")
-        for name, digits, number in zip(("mean_rate", "devices"), (2, 1), numbers, strict=True):
-            assert number == (f"{fmean(mean(run, name) for run in runs.values()):.{digits}f}" if runs else "")
+    cases = re.findall(r"^\*\*(.+)\*\*$", text, flags=re.M)
+    assert cases == ["non-IID, as in the figures", "non-IID, to a plateau", "IID, to a plateau"]
+    for case, table in zip(cases, rows_of(text), strict=True):
+        for title, shown, *numbers, rise in table[1:]:
+            runs = weak_run(case, title, at)
+            assert shown == (cell(ends(runs)) or "not run")
+            for name, digits, number in zip(("mean_rate", "devices"), (2, 1), numbers, strict=True):
+                assert number == (f"{fmean(mean(run, name) for run in runs.values()):.{digits}f}" if runs else "")
+            rises = [end(run) - 100 * fmean(run["test_accuracy"][-10:-5]) for run in runs.values()]
+            assert rise == (f"{fmean(rises):+.2f}" if rises else "")
+
+
+def test_theorem_bias_and_large_rates():
+    theorem = [
+        (of, row)
+        for of, table in zip(THEOREM.values(), rows_of(SECTIONS["Theorem 1 as stated"]), strict=True)
+        for row in table[1:]
+    ]
+    for of, (rate, *cells, ratio) in theorem:
+        rows = [(one["norm_sq"][rate], one["bound"][rate]) for one in of["seeds"]]
+        for i, shown in enumerate(cells):
+            values = [norm[i] for norm, _ in rows]
+            assert shown == f"{fmean(values):.4f} ± {stdev(values) / math.sqrt(len(values)):.4f} ({len(values)})"
+        assert ratio == f"{min(b / n for norm, bound in rows for n, b in zip(norm, bound, strict=True)):,.0f}"
+    facts = facts_of("unbiased")
+    for title, rate, bias, of_norm, of_spread in rows_of(SECTIONS["The bias of a subnet's gradient"])[0][1:]:
+        of, i = facts[title.split()[0]], facts["rate"].index(float(rate))
+        value = of["bias_sq"][i]
+        assert bias == f"{value:.1e} ± {of['bias_sq_error'][i]:.0e}"
+        assert of_norm == f"{100 * value / of['norm_sq']:.2f}%"
+        assert of_spread == f"{100 * value / of['spread'][i]:.1f}%"
+    for title, *cells in rows_of(SECTIONS["Large dropout rates"])[0][1:]:
+        more = {"layers": "all"} if "all layers" in title else {}
+        runs = figure_run(NETWORKS[title.split(",")[0]], float(title.split("rate ")[1]), **more).values()
+        expected = [
+            cell([factor * fmean(run[name][part]) for run in runs])
+            for name, factor in (("test_accuracy", 100), ("test_loss", 1))
+            for part in (slice(0, 5), slice(-5, None))
+        ]
+        assert cells == expected
+
+
+def test_the_stored_runs_and_their_versions():
+    text = SECTIONS["The stored runs"]
+    versions, rest = rows_of(text)
+    for version, count, hours in versions[1:]:
+        runs = [run for run in RUNS if run["version"] == version]
+        assert [count, hours] == [str(len(runs)), f"{sum(run['wall_s'] for run in runs) / 3600:.1f}"]
+    assert f"{len(RUNS)} runs are stored" in text
+    assert sum(int(row[1]) for row in versions[1:]) == len(RUNS)
+    cells: dict[str, list[str]] = {}
+    for run in RUNS:
+        of = {name: value for name, value in run["facts"].items() if name != "seed"}
+        cells.setdefault(json.dumps(of), []).append(run["version"])
+    full = [row for row in cells.values() if len(row) > 2]
+    mixed = sum(len(set(row)) > 1 for row in full)
+    assert f"of {len(full)} cells with at least 3 seeds, {mixed} mix versions" in text
+    assert {row[0] for row in rest[1:]} <= {run["file"] for run in RUNS}
+    assert f"{len(rest) - 1} stored runs that no experiment lists" in text
 
 
 def test_power_and_clock():
@@ -334,16 +393,21 @@ def test_what_decides_the_outcome():
 
 def variant(question: str, title: str) -> dict[int, dict]:
     net = "lenet" if question.startswith("LeNet") else "alexnet"
+    if "FedDST's learning rate" in question:
+        return table_run("lenet", "dirichlet", "feddst", 0.2, lr=float(title), alpha=0.01, released=False)
     if "learning rate" in question:
         lr = {"lr": float(title.split(",")[0])}
         more = {"rounds": 100} if "twice" in title else {"dirichlet": 1.0} if "Dirichlet(1)" in title else {}
         partition = "dirichlet" if "non-IID" in question else "iid"
         rate = float(re.search(r"rate ([\d.]+):", question)[1])
         return table_run(net, partition, "feddrop", rate, **lr, **more)
-    if "random shares" in question:
+    if "to a plateau" in question:
         at = float(re.search(r"LeNet, ([\d.]+) s", question)[1])
         rounds = 120 if title.endswith("3 times the rounds") else 40
-        return figure_run("lenet") if title == "no dropout" else cell_run("lenet", "random", at, rounds=rounds)
+        if title.startswith("no dropout"):
+            return figure_run("lenet", rounds=rounds)
+        scheme = {"proposed": "exact", "random shares": "random"}[title.split(",")[0]]
+        return cell_run("lenet", scheme, at, rounds=rounds)
     if "FedDST" in question:
         if title == "FedDrop":
             return figure_run("lenet", 0.2, "dirichlet")

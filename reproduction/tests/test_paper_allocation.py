@@ -7,7 +7,7 @@ import pytest
 
 from feddrop.allocation import allocate
 from feddrop.errors import ConfigError, InfeasibleError
-from feddrop.models import Shapes, build, count_parameters
+from feddrop.models import Shapes, build_model, count_parameters
 from feddrop.models.flops import forward_flops
 from feddrop.radio import Cell
 from reproduction.experiments import joint_design
@@ -28,7 +28,7 @@ def test_an_equal_split_is_near_the_optimum_under_literal_noise_only():
 
 
 def test_the_network_is_lenet():
-    model = build("lenet", Shapes.of((3, 32, 32), 100), seed=0)
+    model = build_model("lenet", Shapes.of((3, 32, 32), 100), seed=0)
     assert count_parameters(model) == PARAMETERS == 69_656
     assert forward_flops(model, (3, 32, 32)) == FORWARD_FLOPS
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_up import SETTING, SMOKE
 
-from feddrop.models import Shapes, build, count_parameters
+from feddrop.models import Shapes, build_model, count_parameters
 from feddrop.radio import build_cell, overheads
 from feddrop.seeds import derive
 from feddrop.simulation.run import Run
@@ -86,7 +86,7 @@ def test_deadlines_give_the_rates_they_are_made_for():
 
 
 def test_frames_of_the_remark_are_what_its_formulas_say():
-    model = build("lenet", Shapes.of(remark.SHAPE, remark.CLASSES), seed=0)
+    model = build_model("lenet", Shapes.of(remark.SHAPE, remark.CLASSES), seed=0)
     count = count_parameters(model)
     for entry in overheads(0.2, parameters=count, forward_flops=1.0, adjust_every=remark.ADJUST_EVERY):
         measured = remark.traffic(model, 0.2)[entry.method]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from made_up import JITTER, SMOKE, THREE, fake, outcomes
 
-from feddrop.compare import FAILS, HOLDS, PARTLY, UNDECIDED
+from feddrop.compare import FAILS, HOLDS, PARTLY, UNDECIDED, Comparison
 from feddrop.config import to_table
+from reproduction import changes
 from reproduction.experiments import EXPERIMENTS, accuracy, deadline, dynamic, energy, objective, weak
 from reproduction.experiments.converge import make_latency
 from reproduction.experiments.converge import measure as measure_whole
@@ -18,8 +19,11 @@ from reproduction.experiments.curves import Reading, convergence_round, curves_o
 from reproduction.experiments.objective import Dot
 from reproduction.experiments.resources import latency_spots
 from reproduction.experiments.round_claims import compare, until
+from reproduction.framework.page import Judged
+from reproduction.framework.published import CLAIMS
 from reproduction.framework.scales import scale
 from reproduction.framework.store import key_of
+from reproduction.framework.verdicts import verdict
 from reproduction.reproduce import store_for
 
 
@@ -127,6 +131,7 @@ def test_verdicts_on_deadlines():
 
     peaked = found(0.1, 0.2, 0.15, other=0.05, drops_nothing=0.15)
     assert peaked["accuracy-scheme"] == peaked["accuracy-grows"] == peaked["gain-grows"] == HOLDS
+    assert peaked["accuracy-bandwidth"] == UNDECIDED  # these runs depend on the deadline only
     assert peaked["accuracy-overfit"] == PARTLY
     assert peaked["loose-equal"] == HOLDS
     assert peaked["equal-split"] == UNDECIDED
@@ -175,7 +180,8 @@ def test_verdicts_on_a_changing_cell():
 
     slow, fast = [0.0] * 9 + [0.2] * 6, [0.1] * 2 + [0.3] * 13
     good = found([fast, fast], [slow, [value / 2 for value in slow]])
-    assert good == {"iid-above": PARTLY, "iid-faster": PARTLY, "iid-gap": PARTLY}  # the other network was not run
+    parts = dict.fromkeys(("iid-above", "iid-faster", "iid-gap"), PARTLY)  # the other network was not run
+    assert good == {**parts, "dynamic-grows": FAILS}  # non-IID data do worse at the looser deadline
     assert set(found([fast, fast], [slow, slow], seeds=(0, 1)).values()) == {UNDECIDED}
     bad = found([slow, slow], [fast, fast])
     assert bad["iid-above"] == bad["iid-faster"] == FAILS
@@ -248,11 +254,26 @@ def test_verdicts_on_the_table():
 
 def test_energy_and_weak_devices():
     def find(config):
-        end = {"exact": 0.3, "primal-dual": 0.3, "equal": 0.28, "random": 0.1, "fixed": 0.2}[config.radio.scheme]
-        return fake([end + JITTER[config.seed] * (1 + end)] * 5, devices=[10.0] * 5)
+        scheme = config.radio.scheme if config.radio else "none"
+        end = {"exact": 0.3, "primal-dual": 0.3, "equal": 0.28, "random": 0.1, "fixed": 0.2, "none": 0.4}[scheme]
+        devices = (7.0 if scheme == "fixed" else 10.0) - 100 * JITTER[config.seed] * (scheme == "fixed")
+        return fake([end + JITTER[config.seed] * (1 + end)] * 5, devices=[devices] * 5)
 
     facts = energy.measure(SMOKE)
     assert outcomes(energy.make, find, facts) == {"algorithm-optimal": HOLDS, "energy-scheme": HOLDS}
     worse = {**facts, "primal-dual": facts["random"]}
     assert outcomes(energy.make, lambda _: None, worse) == {"algorithm-optimal": FAILS, "energy-scheme": UNDECIDED}
-    assert outcomes(weak.make, find) == {"weak-devices": HOLDS}
+    assert outcomes(weak.make, find) == {"weak-devices": HOLDS, "weak-take-part": HOLDS}
+
+
+def test_a_conditional_verdict_says_its_condition():
+    answers = verdict("accuracy-scheme", [Comparison("", certain=True)], condition="only at θ = 0.9")
+    claim = next(claim for claim in CLAIMS if claim.name == "accuracy-scheme")
+    assert Judged(claim, answers.answers, "", answers.condition).shown == "holds; only at θ = 0.9"
+
+
+def test_every_change_since_0_2_has_a_reason():
+    judged = [Judged(claim, (), "") for claim in CLAIMS]
+    assert {one.claim.name for one in changes.changed(judged)} == {claim.name for claim in CLAIMS}
+    assert set(changes.WHY) <= {claim.name for claim in CLAIMS}
+    assert set(changes.earlier()) <= {claim.name for claim in CLAIMS}

@@ -8,7 +8,7 @@ import torch
 
 from feddrop import data
 from feddrop.data.values import moments, rank_in_class
-from feddrop.errors import ConfigError, DataError
+from feddrop.errors import DataError
 from feddrop.seeds import permutation
 
 LINEAR_ON_DIABETES = 0.4956
@@ -211,7 +211,7 @@ def test_a_data_set_made_by_hand_is_checked(change, message):
     data.Dataset(**HAND)
     with pytest.raises(DataError, match=message):
         data.Dataset(**(HAND | change))
-    with pytest.raises(ConfigError, match="mse"):
+    with pytest.raises(DataError, match="mse"):
         data.Dataset(**(HAND | {"loss": "msee"}))
 
 

@@ -110,7 +110,7 @@ class Backwards:
     """An executor from outside: it computes the last device first, and gives replies in order."""
 
     def __init__(self, task):
-        self.device, self.closed = feddrop.Device(task), False
+        self.device, self.task, self.closed = feddrop.Device(task), task, False
 
     def compute(self, parcels):
         parcels = list(parcels)
@@ -119,8 +119,7 @@ class Backwards:
 
     def evaluate(self, params):
         self.device.load(params)
-        sums, size = self.device.evaluate(0)
-        return {name: total / size for name, total in sums.items()}
+        return self.task.combine([self.device.evaluate(chunk) for chunk in self.task.chunks])
 
     def close(self):
         self.closed = True

@@ -197,8 +197,8 @@ def test_losses_by_name():
     with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'"):
         loss_named("crossentropy")
     assert loss_named("torch.nn.functional:huber_loss") is nn.functional.huber_loss
-    assert list(measures_for(loss_named("cross_entropy"))) == ["accuracy"]
-    (mae,) = measures_for(loss_named("mse")).values()
+    assert list(measures_for(loss_named("cross_entropy"), 3, None)) == ["accuracy"]
+    (mae,) = measures_for(loss_named("mse"), 0, None).values()
     assert float(mae(outputs.flatten(), targets[:, None])) == pytest.approx((0.5 + 1 + 1) / 3)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from feddrop import report
+from feddrop.compare.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall
@@ -529,6 +530,8 @@ def test_regression_shows_loss_and_own_metrics(folder: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(report.metric_figure(run, "mae").axes[0].lines[0].get_ydata(), run.metrics["mae"])
     with pytest.raises(ConfigError, match="Did you mean 'mae'"):
         report.metric_figure(run, "mea")
+    with pytest.raises(ConfigError, match="no run has 'test_accuracy' to draw: it was not measured"):
+        report.accuracy_figure(run)
     both = Page(report.write_comparison([folder, folder], tmp_path / "c.html"))
     assert {"test loss", "mae"} <= {*both.of("th")}
     write_metrics(folder, [lines[0] | {"metrics": {"mae": "low"}}])
@@ -869,7 +872,7 @@ def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path: Path) -
     assert report.groups.differing_settings(report.grouped(runs)) == {"[radio]": [None, None, "given"]}
 
     foreign = [{"a": {"b": 1}}, {"a": {"b": 1, "c": 2}, "d": 3}]  # of no version that we know
-    groups = [report.Group(name="x", runs=(), settings=table) for table in report.groups.complete_settings(foreign)]
+    groups = [report.Group(name="x", runs=(), settings=complete_settings(config)) for config in foreign]
     assert report.groups.differing_settings(groups) == {}
 
 
@@ -968,6 +971,8 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.device_figure(run, "rates")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no simulated time to draw against; that needs a radio"):
+        report.accuracy_figure(run, against="time")
     with pytest.raises(ConfigError, match="no run"):
         report.accuracy_figure([])
     with pytest.raises(ConfigError, match="class_names has 1 names for 2 classes"):

@@ -544,3 +544,68 @@ def test_a_method_receives_its_setup(tmp_path):
 
     feddrop.run(config("seed=7", "rate=0.3"), tmp_path / "run", method=factory)
     assert {(setup.seed, setup.rounds, tuple(setup.rates)) for setup in seen} == {(7, 2, (0.3,) * 3)}
+
+
+def merging_by_itself(setup):
+    """A method that averages without the helpers of the setup."""
+    inner = feddrop.build_method(feddrop.FedAvg(), setup)
+
+    def merge(state, params, updates):
+        held = list(updates)
+        total = sum(update.num_samples for _, update in held)
+        after = dict(params)
+        for _, update in held:
+            for name, values in update.values.items():
+                after[name] = after[name] + (values * update.num_samples / total).reshape(after[name].shape)
+        return after, state
+
+    return inner._replace(merge=merge)
+
+
+def averaging(setup):
+    inner = feddrop.build_method(feddrop.FedAvg(), setup)
+    return inner._replace(merge=lambda state, params, updates: (setup.average(params, updates), state))
+
+
+@pytest.mark.parametrize("settings", [("server.mean=median",), ("server.mean=trimmed", "server.trim=0.3")])
+def test_a_method_that_ignores_the_mean_is_refused_before_the_run(tmp_path, tiny, small, settings):
+    said = r"server.mean is '\w+', which has no effect: the method's merge averages by itself. Average with setup"
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(config(*settings), tmp_path / "run", model=tiny, dataset=small, method=merging_by_itself)
+    named = config(*settings, 'method="test_custom:merging_by_itself"')
+    with pytest.raises(ConfigError, match=said):
+        feddrop.Run(named, tmp_path / "run", model=tiny, dataset=small)
+    assert not (tmp_path / "run").exists()
+    feddrop.Run(config(), tmp_path / "plain", model=tiny, dataset=small, method=merging_by_itself)
+
+
+def test_a_method_that_cannot_be_tried_is_refused_in_the_first_round(tmp_path, tiny, small):
+    """Its merge refuses updates of zeros, so only the first round shows what it does."""
+
+    def picky(setup):
+        inner = merging_by_itself(setup)
+
+        def merge(state, params, updates):
+            held = list(updates)
+            if not any(values.any() for values in held[0][1].values.values()):
+                raise ValueError("nothing changed")
+            return inner.merge(state, params, held)
+
+        return inner._replace(merge=merge)
+
+    job = feddrop.Run(config("server.mean=median"), tmp_path / "run", model=tiny, dataset=small, method=picky)
+    with pytest.raises(RunError, match=r"server.mean is 'median', which has no effect"):
+        next(iter(job))
+    assert not job.records
+
+
+def test_a_custom_method_averages_with_the_servers_mean(tmp_path, tiny, small):
+    def loss(name, **given):
+        records = feddrop.run(config("server.mean=median"), tmp_path / name, model=tiny, dataset=small, **given)
+        return [record.test_loss for record in records]
+
+    plain = feddrop.run(config(), tmp_path / "plain", model=tiny, dataset=small, method=averaging)
+    ours = feddrop.run(config("method=fedavg", "server.mean=median"), tmp_path / "ours", model=tiny, dataset=small)
+    found = loss("custom", method=averaging)
+    assert found == [record.test_loss for record in ours]
+    assert found != [record.test_loss for record in plain]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 import torch
 
+import feddrop
 from feddrop.errors import RunError
 from feddrop.storage.checkpoints import (
     DamagedError,
@@ -229,3 +231,20 @@ def test_a_damaged_memory_is_found(tmp_path):
 def test_devices_have_numbers(tmp_path, device):
     with pytest.raises(RunError, match="devices go from 0"):
         Memories(tmp_path).put(1, device, b"x")
+
+
+def test_a_damaged_last_checkpoint_is_reported_when_the_network_is_loaded(tmp_path):
+    """``load_model`` returned the network of an earlier round without a word before."""
+    config = feddrop.RunConfig(rounds=3, data=feddrop.Data(devices=2, train_limit=60))
+    feddrop.run(config, tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        feddrop.load_model(tmp_path / "run", strict=True)
+    path = tmp_path / "run" / "checkpoints" / "round-000003.safetensors"
+    whole = path.read_bytes()
+    for damage in (lambda: path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1])), path.unlink):
+        damage()
+        with pytest.warns(feddrop.FeddropWarning, match=r"checkpoint of round 3, .* Using round 2 instead"):
+            feddrop.load_model(tmp_path / "run")
+        with pytest.raises(feddrop.RunError, match=r"checkpoint of round 3, the last of .*, is damaged or missing"):
+            feddrop.load_run(tmp_path / "run").model(strict=True)

@@ -71,10 +71,9 @@ def rounds_of(
     params = parameters.from_model(task.setup.model)
     state = method.init(params)
     chosen = dict(enumerate(task.setup.rates or ())) if rates is None else rates
+    given = {"memories": memories, "frozen": parameters.frozen(task.setup.model)} | given
     for round_ in range(1, (count or task.setup.rounds) + 1):
-        result = run_round(
-            method, serial, params, state, round_=round_, rates=chosen, seed=seed, memories=memories, **given
-        )
+        result = run_round(method, serial, params, state, round_=round_, rates=chosen, seed=seed, **given)
         assert [device.status for device in result.devices] == ["ok"] * len(result.devices)
         params, state = result.params, result.state
         yield result

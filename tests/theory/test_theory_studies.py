@@ -126,7 +126,7 @@ def test_command_reads_a_checkpoint_and_draws(capsys, tmp_path, digits):
     run.mkdir()
     (run / "config.toml").write_text(config.to_toml())
     (run / "run.json").write_text(json.dumps({"samples": [1000, 0, 338, 100], "custom": []}))
-    with pytest.raises(RunError, match="no checkpoint yet"):
+    with pytest.raises(RunError, match="holds no checkpoint that can be read"):
         call("--checkpoint", str(run))
     model = build_model(Model(name="lenet", width=0.5), digits, seed=8)
     save_checkpoint(run / "checkpoints", 5, {"params": from_model(model)})

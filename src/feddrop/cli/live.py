@@ -16,6 +16,7 @@ from rich.text import Text
 
 from feddrop.cli.output import Screen, safe
 from feddrop.report.quantities import in_hertz, in_watts
+from feddrop.storage.records import LATE
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
@@ -176,6 +177,7 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
         *column("refused", lambda r: str(_refused(r)) if _refused(r) else None, 3),
+        *column("late", lambda r: str(_late(r)) if _late(r) else None, 3),
         *column("suspicious", lambda r: str(_suspicious(r)) if _suspicious(r) else None, 3),
         *column("rate", lambda r: f"{sum(_rates(r)) / len(_rates(r)):.2f}" if _rates(r) else None, 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
@@ -190,7 +192,11 @@ def _columns(records: Sequence[Record]) -> list[Column]:
 
 
 def _refused(record: Record) -> int:
-    return sum(device["status"] not in ("ok", "left out") for device in record["devices"])
+    return sum(device["status"] not in ("ok", LATE, "left out") for device in record["devices"])
+
+
+def _late(record: Record) -> int:
+    return sum(device["status"] == LATE for device in record["devices"])
 
 
 def _suspicious(record: Record) -> int:

@@ -1,8 +1,9 @@
-"""Compare runs over seeds: what counts as reached, differences by seed, and verdicts. NumPy only.
+"""Compare runs over seeds: what counts as one experiment and as reached, differences by seed, and verdicts. No torch.
 
-1. :func:`first_reached` and :func:`spent_until` read off a run when it reached a target and what it had spent by then.
-2. :func:`matched` and :func:`spent_differences` subtract two sets of runs seed by seed.
-3. :func:`judge` says whether the differences exceed the noise, :func:`outcome` sums up several comparisons.
+1. :func:`identity` tells which runs are seeds of one experiment.
+2. :func:`first_reached` and :func:`spent_until` read off a run when it reached a target and what it had spent by then.
+3. :func:`matched` and :func:`spent_differences` subtract two sets of runs seed by seed.
+4. :func:`judge` says whether the differences exceed the noise, :func:`outcome` sums up several comparisons.
 
 Example:
     >>> from feddrop.compare import Comparison, judge, matched
@@ -13,6 +14,7 @@ Example:
 """
 
 from feddrop.compare.differences import Differences, matched, spent_differences
+from feddrop.compare.identity import Identity, identity, identity_of
 from feddrop.compare.reached import Spent, first_reached, running_mean, spent_until
 from feddrop.compare.verdicts import (
     FAILS,
@@ -50,8 +52,11 @@ __all__ = [
     "Answer",
     "Comparison",
     "Differences",
+    "Identity",
     "Spent",
     "first_reached",
+    "identity",
+    "identity_of",
     "judge",
     "matched",
     "outcome",

@@ -14,9 +14,9 @@ difference of counts (``step``: rounds, or the bytes and seconds of a round) is 
 at least that of two rounding errors, a step over √6, so that three seeds that agree by chance prove nothing.
 
 A bound says that the true difference is further from 0. Its size depends on how long the run lasted, so it must not
-count as spread. A bound therefore counts as at most the mean of the differences that were measured (as the smallest
-bound if there are only bounds), and adds no degree of freedom. A more favourable bound never turns *yes* into
-*undecided*, nor *no*.
+count as spread. It therefore counts as at most the mean of the measured differences; with fewer than two of these, as
+the smallest difference, if all point the same way. The margin is the one that this value, had it been measured, would
+give. So a more favourable bound never turns *yes* into *undecided*, nor does a less favourable one *no*.
 
 A comparison with a ``tolerance`` asks whether two things are alike: *yes* if abs(d) + m is at most the tolerance, *no*
 if abs(d) - m is above it. A comparison without chance (a count of bytes, an algebraic fact) is ``certain``. An
@@ -122,20 +122,18 @@ class Answer(NamedTuple):
         return YES if (self.mean > 0 if tolerance is None else abs(self.mean) <= tolerance) else NO
 
 
-def judge(comparisons: Sequence[Comparison], *, bounds_as_measured: bool = False) -> tuple[Answer, ...]:
+def judge(comparisons: Sequence[Comparison]) -> tuple[Answer, ...]:
     """Answer the comparisons of one claim.
 
     Args:
         comparisons: those whose spread may be pooled, each with its ``pool``.
-        bounds_as_measured: treat bounds as if they had been measured. A bound far from the measured differences then
-            widens the margin.
 
     Example:
         >>> (answer,) = judge([Comparison("rate 0.3", (1.0, 1.2, 0.9))])
         >>> answer.says
         'yes'
     """
-    taken = [_Taken.of(one, bounds_as_measured) for one in comparisons]
+    taken = [_Taken.of(one) for one in comparisons]
     pools = {one.pool for one in comparisons}
     freedom = {p: sum(t.freedom for c, t in zip(comparisons, taken, strict=True) if c.pool == p) for p in pools}
     squares = {p: sum(t.squares for c, t in zip(comparisons, taken, strict=True) if c.pool == p) for p in pools}
@@ -174,21 +172,20 @@ class _Taken(NamedTuple):
     freedom: int
 
     @classmethod
-    def of(cls, one: Comparison, bounds_as_measured: bool) -> _Taken:
+    def of(cls, one: Comparison) -> _Taken:
         values = np.asarray(one.differences, dtype=np.float64)
         if not len(values):
             return cls(math.nan, 0.0, 0)
-        if bounds_as_measured or not any(one.bounds):
+        if not any(one.bounds):
             return cls(float(np.mean(values)), float(np.var(values)) * len(values), len(values) - 1)
         bound = np.array(one.bounds)
-        if bound.all():
-            same_side = (values > 0).all() or (values < 0).all()
-            centre, freedom = (values[np.argmin(np.abs(values))] if same_side else 0.0), len(values) - 1
-        else:
-            centre, freedom = values[~bound].mean(), int((~bound).sum()) - 1
+        measured = values[~bound]
+        same_side = bool((values > 0).all() or (values < 0).all())
+        nearest = float(values[np.argmin(np.abs(values))]) if same_side else 0.0
+        centre = float(measured.mean()) if len(measured) > 1 else nearest
         nearer = np.where(values > 0, np.minimum(values, max(centre, 0.0)), np.maximum(values, min(centre, 0.0)))
         values = np.where(bound, nearer, values)
-        return cls(float(np.mean(values)), float(np.sum((values - centre) ** 2)), freedom)
+        return cls(float(np.mean(values)), float(np.sum((values - centre) ** 2)), len(values) - 1)
 
 
 def _answer(one: Comparison, mean: float, squares: float, freedom: int) -> Answer:

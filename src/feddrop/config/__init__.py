@@ -17,6 +17,7 @@ from feddrop.config.methods import HeteroFL as HeteroFL
 from feddrop.config.methods import MethodSettings as MethodSettings
 from feddrop.config.methods import PruneFL as PruneFL
 from feddrop.config.methods import Subnets as Subnets
+from feddrop.config.methods import SuppliedMethod as SuppliedMethod
 from feddrop.config.methods import Windows as Windows
 from feddrop.config.methods import method_named as method_named
 from feddrop.config.model import Model as Model

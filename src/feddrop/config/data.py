@@ -27,6 +27,8 @@ class Data(Settings):
             owner, such as a role of a play.
         alpha: concentration of the partitions ``"dirichlet"`` and ``"quantity"``; smaller is more uneven.
         classes_per_device: number of classes per device, for the partition ``"classes"``.
+        validation: fraction of the training samples that no device gets. They are drawn by the seed, equally from every
+            class, measured after each round, and choose the best round; the test set is then only reported.
 
     Example:
         >>> import feddrop
@@ -43,6 +45,7 @@ class Data(Settings):
     partition: str = setting("iid", choices=PARTITIONS)
     alpha: float = setting(0.1, gt=0, le=MAX_ALPHA, only_with={"partition": ("dirichlet", "quantity")}, strict=False)
     classes_per_device: int = setting(2, ge=1, only_with={"partition": ("classes",)}, strict=False)
+    validation: float = setting(0.0, ge=0, lt=1)
 
     def problems(self) -> Iterator[str]:
         """Require devices, unless the data set has owners."""

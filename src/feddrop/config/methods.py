@@ -350,6 +350,19 @@ class CustomMethod(MethodSettings):
         return {"name": self.factory, **self.settings}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SuppliedMethod(MethodSettings):
+    """A method that was passed in Python, as ``config.toml`` of its run records it; to resume, pass it again.
+
+    Attributes:
+        factory: the factory's name, for the reader.
+    """
+
+    name: ClassVar[str] = "custom"
+
+    factory: str = setting("")
+
+
 METHODS: Mapping[str, type[MethodSettings]] = {
     cls.name: cls for cls in (FedAvg, FedDrop, FedDST, FedRolex, FIARSE, FjORD, HeteroFL, PruneFL)
 }
@@ -366,4 +379,6 @@ def method_named(name: str, **settings: Any) -> MethodSettings:
     """
     if ":" in name:
         return CustomMethod(factory=name, settings=settings)
+    if name == SuppliedMethod.name:
+        return from_table(SuppliedMethod, settings, "method.")
     return from_table(METHODS[one_of("method", name, METHODS)], settings, "method.")

@@ -43,6 +43,8 @@ class RunConfig(Settings):
             file; 0.3 by default. With ``[radio]``, rates come from the allocation scheme; only ``"fixed"`` takes a
             rate.
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
+        eval_devices: whether to measure the accuracy of every device too: on the test set, with the classes weighted as
+            in the device's training samples.
         method: the learning method and its settings; in TOML, a name, or a table with a name and settings.
         data: the data set and its partition.
         model: the network.
@@ -64,6 +66,7 @@ class RunConfig(Settings):
     rounds: int = setting(30, ge=1)
     rate: float | tuple[float, ...] | str | None = setting(None, ge=0, lt=1, file=True)
     eval_every: int = setting(1, ge=1)
+    eval_devices: bool = setting(False)
     method: MethodSettings = setting(FedDrop())
     data: Data = setting(Data())
     model: Model = setting(Model())

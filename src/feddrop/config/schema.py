@@ -15,7 +15,7 @@ from typing import Any
 from feddrop.config.conversion import declared, options_of, to_table
 from feddrop.config.descriptions import meanings, summary
 from feddrop.config.fields import Limits
-from feddrop.config.methods import METHODS
+from feddrop.config.methods import METHODS, SuppliedMethod
 from feddrop.config.run import RunConfig, sections_of
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -56,7 +56,7 @@ def _method() -> Schema:
     names: Schema = {
         "description": 'Name of the learning method, or "package.module:factory" for a custom one.',
         "default": "feddrop",
-        "anyOf": [{"enum": list(METHODS)}, {"type": "string", "pattern": CUSTOM}],
+        "anyOf": [{"enum": [*METHODS, SuppliedMethod.name]}, {"type": "string", "pattern": CUSTOM}],
     }
     rules: list[Schema] = []
     for name, cls in METHODS.items():

@@ -32,6 +32,7 @@ def from_dataset(
     name: str | None = None,
     loss: str | None = None,
     vocabulary: int | None = None,
+    channels: str = "auto",
 ) -> Dataset:
     """Read a ``torch.utils.data.Dataset`` or a Hugging Face ``datasets.Dataset`` into memory.
 
@@ -55,6 +56,7 @@ def from_dataset(
         name: name of the data set; by default its own.
         loss: as in :func:`feddrop.from_arrays`.
         vocabulary: number of distinct tokens; by default the largest token plus one.
+        channels: as in :func:`feddrop.from_arrays`.
     """
     _check_items("train", train)
     _check_items("test", test)
@@ -76,6 +78,7 @@ def from_dataset(
         loss=loss,
         vocabulary=vocabulary,
         owners=columns[owners] if isinstance(owners, str) else owners,
+        channels=channels,
     )
 
 

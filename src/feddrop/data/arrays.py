@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.data.dataset import Dataset, as_tuple
-from feddrop.data.values import Array, standardised
-from feddrop.errors import DataError
+from feddrop.data.preprocessing import Preprocessing, channels_come_last, channels_first
+from feddrop.data.values import Array, outlier, standardised
+from feddrop.errors import DataError, FeddropWarning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +35,13 @@ def from_arrays(
     loss: str | None = None,
     vocabulary: int | None = None,
     owners: Given | None = None,
+    channels: str = "auto",
 ) -> Dataset:
     """Create a data set from NumPy arrays or torch tensors, which are copied.
 
     Inputs of type int16 to int64 and shape ``[N, L]`` are tokens and are not changed. All others are numbers: images
-    ``[N, H, W]`` or ``[N, C, H, W]`` (channels before pixels), features ``[N, F]``, or ``[N, C, ...]``.
+    ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``, features ``[N, F]``, or ``[N, C, ...]``. Images with channels
+    last are recognised by their shape, reported, and become ``[N, C, H, W]``.
 
     >>> import numpy as np
     >>> tables = from_arrays(np.random.rand(8, 3), np.random.rand(8), np.random.rand(2, 3), np.random.rand(2))
@@ -52,13 +56,17 @@ def from_arrays(
         test_y: test targets.
         class_names: name of every class; by default the numbers up to the largest in ``y``.
         normalise: whether to scale every channel (or feature) to mean 0 and deviation 1 over the training samples.
-            Tokens and targets are never scaled.
+            Tokens and targets are never scaled. The constants are in ``preprocessing`` of the result and in
+            ``run.json``; ``load_model(folder, with_preprocessing=True)`` applies them.
         name: name of the data set.
         loss: ``"cross_entropy"`` or ``"mse"``; by default the one for this type of target.
         vocabulary: number of distinct tokens; by default the largest token plus one.
         owners: natural owner of each training sample, numbers or names ``[N]``, for ``partition = "owner"``.
+        channels: layout of images with four dimensions: channels ``"first"`` or ``"last"``; ``"auto"`` goes by the
+            shape.
     """
     train, test = _inputs("x", x), _inputs("test_x", test_x)
+    last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
     numbers = targets.dtype.kind == "f"
@@ -74,6 +82,7 @@ def from_arrays(
         test if isinstance(x, tuple) else test[0],
         test_targets,
         class_names,
+        channels_last=last,
         normalise=normalise,
         loss=loss or ("mse" if numbers else "cross_entropy"),
         vocabulary=vocabulary,
@@ -91,18 +100,32 @@ def assemble(
     class_names: Sequence[str] = (),
     *,
     normalise: bool = True,
+    channels_last: Sequence[bool] = (False,),
+    image_size: int = 0,
     loss: str = "cross_entropy",
     vocabulary: int = 0,
     owners: npt.NDArray[np.int64] | None = None,
     owner_names: Sequence[str] = (),
 ) -> Dataset:
-    """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs."""
+    """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs.
+
+    Images whose entry in ``channels_last`` is true are transposed; ``image_size`` is the size they were resized to.
+    """
     import torch  # here, so that importing this module stays fast
 
-    pairs = [
-        [a.astype(np.int64), b.astype(np.int64)] if is_tokens(a) else standardised(a, b, normalise=normalise)
-        for a, b in zip(as_tuple(train), as_tuple(test), strict=True)
-    ]
+    for what, x in zip(("x", "test_x"), (train, test), strict=True) if normalise else ():
+        for note in filter(None, (outlier(part) for part in as_tuple(x) if part.dtype.kind == "f")):
+            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
+    pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
+    for a, b, last in zip(as_tuple(train), as_tuple(test), channels_last, strict=True):
+        if is_tokens(a):
+            pairs.append((a.astype(np.int64), b.astype(np.int64)))
+            steps.append(None)
+            continue
+        a, b = (channels_first(a), channels_first(b)) if last else (a, b)
+        copies, mean, std = standardised(a, b, normalise=normalise)
+        pairs.append(copies)
+        steps.append(Preprocessing(channels_last=last, image_size=image_size, mean=mean, std=std))
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))
     several = isinstance(train, tuple)
     train_y, test_y = (
@@ -120,6 +143,7 @@ def assemble(
         vocabulary=vocabulary,
         owners=owners,
         owner_names=tuple(owner_names),
+        preprocessing=tuple(steps),
     )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.errors import ConfigError, DataError, not_one_of
+from feddrop.data.preprocessing import Preprocessing
+from feddrop.errors import DataError, not_one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,7 @@ class Dataset:
         vocabulary: number of distinct tokens; 0 if the inputs are not tokens.
         owners: natural owner of each training sample, int64 ``[num_train]``, or None.
         owner_names: name of every owner, or empty.
+        preprocessing: what was done to every raw input; None for tokens, empty if nothing is known.
         num_classes: number of classes; 0 for regression.
         input_shapes: shape of every input of one sample.
         target_shape: shape of one target: ``()`` for a class, ``(length,)`` for one per position, ``(k,)`` for numbers.
@@ -50,13 +52,12 @@ class Dataset:
     vocabulary: int = 0
     owners: npt.NDArray[np.int64] | None = None
     owner_names: tuple[str, ...] = ()
+    preprocessing: tuple[Preprocessing | None, ...] = ()
     num_classes: int = field(init=False, repr=False)
     input_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     target_shape: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ConfigError(not_one_of("loss of the data set", self.loss, LOSSES))
         object.__setattr__(self, "num_classes", len(self.class_names))
         for problem in self._problems():
             raise DataError(problem)
@@ -100,6 +101,8 @@ class Dataset:
 
     def _problems(self) -> Iterator[str]:
         """Find what does not fit together."""
+        if self.loss not in LOSSES:
+            yield not_one_of("loss of the data set", self.loss, LOSSES)
         for what, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             yield from _length_problems(what, as_tuple(x), y)
             yield from self._target_problems(f"{what}_y", y)

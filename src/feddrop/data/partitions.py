@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.config.data import MAX_ALPHA, PARTITIONS
+from feddrop.data.values import rank_in_class
 from feddrop.errors import ConfigError, DataError, not_one_of
 from feddrop.seeds import derive, generator, permutation, philox_words
 
@@ -27,17 +28,55 @@ def partition_dataset(
     dataset: Dataset, config: Data, *, seed: int, parts: Sequence[npt.ArrayLike] | None = None
 ) -> list[Index]:
     """Partition the training samples of a data set over the devices; ``parts`` is a custom partition."""
+    held = validation_samples(dataset, config, seed=seed)
     if parts is not None:
-        return custom_parts(parts, len(dataset.train_y))
-    return partition(
-        dataset.train_y.numpy(),
+        return _without(held, custom_parts(parts, len(dataset.train_y)))
+    rest = np.delete(np.arange(len(dataset.train_y)), held)
+    found = partition(
+        dataset.train_y.numpy()[rest],
         devices=config.devices,
         how=config.partition,
         alpha=config.alpha,
         classes_per_device=config.classes_per_device,
-        owners=dataset.owners,
+        owners=None if dataset.owners is None else dataset.owners[rest],
         seed=seed,
     )
+    return [rest[part] for part in found]
+
+
+def validation_samples(dataset: Dataset, config: Data, *, seed: int) -> Index:
+    """Return the sorted positions of the training samples that are held out for validation.
+
+    The fraction ``config.validation`` is taken from every class; without one class per sample, from every owner.
+
+    Args:
+        dataset: the data set.
+        config: its ``validation`` is the fraction.
+        seed: seed of the partition.
+    """
+    labels = dataset.train_y.numpy()
+    if not config.validation:
+        return np.empty(0, np.int64)
+    groups = dataset.owners if dataset.owners is not None else np.zeros(len(labels), np.int64)
+    if labels.ndim == 1 and labels.dtype.kind in "iu":
+        groups = labels
+    sizes = np.round(config.validation * np.bincount(groups))
+    held = np.flatnonzero(rank_in_class(groups, derive(seed, "validation")) < sizes[groups])
+    if not 0 < len(held) < len(labels):
+        raise ConfigError(
+            f"data.validation is {config.validation}, which holds out {len(held)} of {len(labels)} training samples "
+            "(rounded per class); it must leave some for training and some for validation."
+        )
+    return held
+
+
+def _without(held: Index, parts: list[Index]) -> list[Index]:
+    """Return parts without the samples that are held out."""
+    left = [np.setdiff1d(part, held) for part in parts] if len(held) else parts
+    for device, part in enumerate(left):
+        if not len(part):
+            raise ConfigError(f"data.validation leaves device {device} no samples. Lower it, or give it larger parts.")
+    return left
 
 
 def partition(

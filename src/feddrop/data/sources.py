@@ -196,7 +196,7 @@ def load_dataset(
             return _shakespeare(source, place, train_limit)
         (x, y), (test_x, test_y), names = source.read(place, progress=progress)
     kept, size = _limited(name, y, train_limit), image_size or 32
-    return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names)
+    return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names, image_size=size)
 
 
 def locate_dataset(name: str, *, path: str | Path | None = None) -> Path | None:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from feddrop.seeds import permutation
 
 Array = npt.NDArray[Any]
+_FAR = 1e6
+"""A sample whose largest input exceeds the median sample's by this factor is an outlier."""
 
 
 def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -33,8 +35,28 @@ def moments(x: Array) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
     return mean.astype(np.float32).reshape(shape), deviation.astype(np.float32).reshape(shape)
 
 
-def standardised(train: Array, test: Array, *, normalise: bool) -> list[npt.NDArray[np.float32]]:
-    """Return float32 copies of training and test samples, on request scaled by the moments of the former."""
+Constants = tuple[float, ...]
+
+
+def outlier(x: Array) -> str:
+    """Return a line about the largest sample if it is far larger than the others, else an empty string."""
+    inner = tuple(range(1, x.ndim))
+    largest = np.maximum(np.max(x, axis=inner), -np.min(x, axis=inner))
+    usual = float(np.median(largest[largest > 0])) if (largest > 0).any() else 0.0
+    if not usual or float(largest.max()) <= _FAR * usual:
+        return ""
+    at = int(largest.argmax())
+    return (
+        f"the largest input of sample {at} is {float(largest[at]):.3g}, that of the median sample {usual:.3g}. If it "
+        "is an error in the data, remove or clip it: one such value changes the scale of all others."
+    )
+
+
+def standardised(train: Array, test: Array, *, normalise: bool) -> tuple[list[Array], Constants, Constants]:
+    """Return float32 copies of training and test samples, on request scaled by the moments of the former.
+
+    The second and third result are the mean and deviation of every channel; empty if nothing was scaled.
+    """
     mean, deviation = moments(train) if normalise else (np.float32(0), np.float32(1))
     copies = []
     for x in (train, test):
@@ -43,7 +65,9 @@ def standardised(train: Array, test: Array, *, normalise: bool) -> list[npt.NDAr
             np.subtract(x[rows], mean, out=out[rows], casting="same_kind")
             out[rows] /= deviation
         copies.append(out)
-    return copies
+    if not normalise:
+        return copies, (), ()
+    return copies, tuple(map(float, mean.ravel())), tuple(map(float, deviation.ravel()))
 
 
 def _rows(x: Array) -> list[slice]:

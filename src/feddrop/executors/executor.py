@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from feddrop.subnets.parameters import Params
@@ -36,6 +36,20 @@ class Reply(NamedTuple):
     forgot: bool = False
 
 
+class Measured(NamedTuple):
+    """What a device side measured on one chunk of samples.
+
+    Attributes:
+        sums: loss and measures, summed over the samples.
+        size: number of samples.
+        outputs: the network's outputs, if the run has metrics that need them.
+    """
+
+    sums: dict[str, float]
+    size: int
+    outputs: Any = None
+
+
 class Executor(Protocol):
     """Runs devices: takes parcels and yields replies in the same order, holding only a few at a time."""
 
@@ -58,8 +72,8 @@ class DeviceSide(Protocol):
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""
 
-    def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return summed measures over the chunk of the test set that begins at ``start``, and its size."""
+    def evaluate(self, chunk: Any) -> Measured:
+        """Measure the loaded parameters on one of the task's ``chunks``."""
 
 
 class DeviceTask(Protocol):
@@ -70,15 +84,18 @@ class DeviceTask(Protocol):
         """The data of all devices: a named tuple of tensors, or of tuples of tensors."""
 
     @property
-    def test_starts(self) -> range:
-        """Where the chunks of the test set begin."""
+    def chunks(self) -> Sequence[Any]:
+        """The chunks of samples on which a network is measured; each is an argument of ``DeviceSide.evaluate``."""
 
     @property
     def network_bytes(self) -> int:
         """Size of the full network."""
 
-    def with_samples(self, samples: Any) -> DeviceTask:
-        """Return the same task over other data."""
+    def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
+        """Return the mean loss, every measure and every metric from what was measured on ``chunks``, in order."""
+
+    def for_worker(self, samples: Any) -> DeviceTask:
+        """Return the same task for a worker: over its copy of the data, and without what only the server needs."""
 
     def start(self) -> DeviceSide:
         """Start the device side."""

@@ -27,7 +27,7 @@ class Processes(Spread):
             raise RunError('a worker process cannot start workers itself. Use execution.executor = "serial".')
         shared = SharedTask(task)
         self._workers = [ProcessWorker(device_calls, shared.send, timeout_s) for _ in range(workers)]
-        super().__init__(Pool(self._workers, wait), task.test_starts)
+        super().__init__(Pool(self._workers, wait), task)
         self._end = finalizer(self, self._pool, shared.close, timeout_s)
         try:
             self._pool.start(ready=workers)

@@ -58,7 +58,7 @@ class Ray(Spread):
             self._cluster.check_room(workers, cpus, gpus)
             build = (device_calls, self._cluster.ray.put(rest), over(task.samples, self._put))
             self._workers = [ActorWorker(self._cluster, build, timeout_s, cpus=cpus, gpus=gpus) for _ in range(workers)]
-            super().__init__(Pool(self._workers, wait), task.test_starts)
+            super().__init__(Pool(self._workers, wait), task)
             held.callback(self._pool.end)
             self._pool.start(ready=1)
         except BaseException:
@@ -96,4 +96,4 @@ def device_calls(rest: bytes, stored: Any) -> DeviceCalls:
             return torch.from_numpy(ray.get(tensor.ref)).view(tensor.dtype).reshape(tensor.shape)
 
     task: DeviceTask = pickle.loads(rest)  # noqa: S301 -- from the server that started us
-    return DeviceCalls(task.with_samples(over(stored, mapped)))
+    return DeviceCalls(task.for_worker(over(stored, mapped)))

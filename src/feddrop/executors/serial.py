@@ -31,19 +31,8 @@ class Serial:
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set."""
         self._device.load(params)
-        return means(self._device.evaluate(start) for start in self._task.test_starts)
+        return self._task.combine(self._device.evaluate(chunk) for chunk in self._task.chunks)
 
     def close(self) -> None:
         """Restore the thread count."""
         torch.set_num_threads(self._threads)
-
-
-def means(chunks: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """Return the mean of every measure over chunks of summed measures; empty without samples."""
-    totals: dict[str, float] = {}
-    count = 0
-    for sums, size in chunks:
-        for name, value in sums.items():
-            totals[name] = totals.get(name, 0.0) + value
-        count += size
-    return {name: total / count for name, total in totals.items()} if count else {}

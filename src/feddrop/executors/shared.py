@@ -101,7 +101,7 @@ def receive_task(link: Connection) -> DeviceTask:
         return torch.frombuffer(content, dtype=span.dtype, count=count, offset=span.start).reshape(span.shape)
 
     task, spans = pickle.loads(memoryview(content)[start:])  # noqa: S301 -- from our own parent process
-    rebuilt: DeviceTask = task.with_samples(over(spans, mapped))
+    rebuilt: DeviceTask = task.for_worker(over(spans, mapped))
     return rebuilt
 
 
@@ -112,7 +112,7 @@ def device_calls(link: Connection) -> DeviceCalls:
 
 def without_samples(task: DeviceTask) -> DeviceTask:
     """Return a task without its data, which are sent separately."""
-    return task.with_samples(over(task.samples, lambda _: torch.empty(0)))
+    return task.for_worker(over(task.samples, lambda _: torch.empty(0)))
 
 
 def over(samples: Any, change: Callable[[Any], Any]) -> Any:

@@ -8,17 +8,16 @@ from typing import Any
 import torch
 
 from feddrop.errors import RunError
-from feddrop.executors.executor import DeviceTask, Parcel, Reply
+from feddrop.executors.executor import DeviceTask, Measured, Parcel, Reply
 from feddrop.executors.pool import Pool, Worker
-from feddrop.executors.serial import means
 from feddrop.subnets.parameters import Params
 
 
 class Spread:
     """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`."""
 
-    def __init__(self, pool: Pool[Any], test_starts: range) -> None:
-        self._pool, self._test_starts = pool, test_starts
+    def __init__(self, pool: Pool[Any], task: DeviceTask) -> None:
+        self._pool, self._task = pool, task
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
         """Let devices train on whichever worker is free; yield replies in order, holding at most two per worker."""
@@ -36,16 +35,17 @@ class Spread:
         values = self._shared({name: tensor.numpy() for name, tensor in params.items()})
         loaded: dict[Worker, int] = {}
 
-        def message(worker: Worker, start: int) -> tuple[Any, ...]:
+        def message(worker: Worker, chunk: Any) -> tuple[Any, ...]:
             knows = loaded.get(worker) == worker.generation
             loaded[worker] = worker.generation
-            return "evaluate", start, None if knows else values
+            return "evaluate", chunk, None if knows else values
 
-        def given_up(_: int, reason: str) -> Any:
+        def given_up(_: Any, reason: str) -> Any:
             saved = "Finished rounds are saved: resume the run, with fewer workers if memory is short."
             raise RunError(f"the network cannot be evaluated: a worker process {reason}. {saved}")
 
-        return means(self._pool.in_order(self._test_starts, message, given_up))
+        measured = self._pool.in_order(self._task.chunks, message, given_up)
+        return self._task.combine(Measured(*one) for one in measured)
 
     def _shared(self, values: dict[str, Any]) -> Any:
         """Return values in the form in which they are sent to several workers."""
@@ -62,7 +62,7 @@ class DeviceCalls:
         """Answer a call of :class:`Spread`."""
         return tuple(self._device.handle(*arguments)) if name == "handle" else self._evaluate(*arguments)
 
-    def _evaluate(self, start: int, values: dict[str, Any] | None) -> tuple[dict[str, float], int]:
+    def _evaluate(self, chunk: Any, values: dict[str, Any] | None) -> tuple[Any, ...]:
         if values is not None:
             self._device.load({name: torch.tensor(array) for name, array in values.items()})
-        return self._device.evaluate(start)
+        return tuple(self._device.evaluate(chunk))

@@ -44,9 +44,13 @@ def unpack(content: RecordDict, most: float = math.inf) -> tuple[bytes, dict[str
 
 
 def network_digest(model: nn.Module) -> str:
-    """Return a digest of a network's names and shapes and of the frame format."""
-    text = json.dumps([VERSION, parameters.shapes(model)])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    """Return a digest of a network's names and shapes, of its frozen parameters, and of the frame format."""
+    found = hashlib.blake2b(json.dumps([VERSION, parameters.shapes(model)]).encode(), digest_size=8)
+    frozen = parameters.frozen(model)
+    for name, tensor in parameters.from_model(model).items() if frozen else ():
+        if name in frozen:  # not sent, so server and node must start with the same
+            found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
 
 
 def largest_frame(model: nn.Module) -> int:

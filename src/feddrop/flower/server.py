@@ -26,10 +26,11 @@ from feddrop.flower.fleet import Fleet
 from feddrop.flower.messages import network_digest
 from feddrop.flower.planning import NodeRates
 from feddrop.learning.local import Loss
+from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.report import write_report
 from feddrop.simulation import preflight
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
 from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run
@@ -51,7 +52,7 @@ def server_app(
     dataset: Dataset | None = None,
     method: MethodFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
@@ -84,7 +85,7 @@ def train(
     dataset: Dataset | None = None,
     method: MethodFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
@@ -107,6 +108,7 @@ def train(
     if nodes.planning != "given" and rates is not None:
         raise ConfigError(f"rates=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
     disk = RunFolder(nodes.out)
+    config = with_method(config, method, disk.config() if disk.about() else None)
     counts = _check_folder(disk, config, nodes)
     fleet = Fleet(grid, nodes, config.data.devices, counts)
     if not counts or disk.saved_round() < config.rounds:

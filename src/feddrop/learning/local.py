@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,15 +117,37 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == right).double().mean()
 
 
+def right_by_class(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """Count the correct predictions of every class, ``[classes]``; outputs and targets as for :func:`accuracy`."""
+    return torch.bincount(targets[outputs.argmax(1) == targets].cpu(), minlength=classes)
+
+
+def binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of correct predictions of two classes from one logit each, which is positive for class 1."""
+    return ((outputs > 0).reshape(targets.shape) == targets.bool()).double().mean()
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], measures: Mapping[str, Loss]
+    model: nn.Module,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    measures: Mapping[str, Loss],
+    keep: Callable[[Any, Tensor], None] | None = None,
 ) -> tuple[dict[str, float], int]:
-    """Return the sum of every measure over the samples, and their number; batches are weighted by size."""
+    """Return the sum of every measure over the samples, and their number; batches are weighted by size.
+
+    Args:
+        model: the network.
+        batches: (inputs, targets).
+        measures: ``(outputs, targets) -> mean`` by name.
+        keep: called with the outputs and targets of every batch.
+    """
     model.eval()
     totals, seen = dict.fromkeys(measures, 0.0), 0
     for x, y in batches:
         outputs = call_model(model, x)
+        if keep:
+            keep(outputs, y)
         for name, measure in measures.items():
             totals[name] += float(measure(outputs, y)) * len(y)
         seen += len(y)

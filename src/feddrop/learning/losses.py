@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from feddrop.errors import ConfigError, named_object, not_one_of, shortened
-from feddrop.learning.local import Loss, accuracy
+from feddrop.learning.local import Loss, accuracy, binary_accuracy
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -89,12 +89,12 @@ def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: boo
         found = loss(outputs, targets)
     except Exception as error:
         raise ConfigError(
-            f"the loss fails on {_described(outputs)} and targets of shape {tuple(targets.shape)}: "
+            f"the loss fails on {described(outputs)} and targets of shape {tuple(targets.shape)}: "
             f"{type(error).__name__}: {error}. It must map outputs and targets to the mean loss."
         ) from error
     if not isinstance(found, Tensor) or found.numel() != 1:
         allowed = "it must return the mean over the samples, a tensor of one number"
-        raise ConfigError(f"the loss returns {_described(found)}; {allowed}.")
+        raise ConfigError(f"the loss returns {described(found)}; {allowed}.")
     if learned and not found.requires_grad:
         raise ConfigError(
             "the loss has no gradient: it does not depend on the network's outputs, or only through operations that "
@@ -102,28 +102,31 @@ def check_custom_loss(loss: Loss, outputs: Any, targets: Tensor, *, learned: boo
         )
 
 
-def check_metrics(metrics: Mapping[str, Loss], outputs: Any, targets: Tensor) -> None:
-    """Raise a ConfigError if a metric does not return a number; one that fails may still work on the full test set."""
-    for name, metric in metrics.items():
-        try:
-            found = metric(outputs, targets)
-        except Exception:  # noqa: S112 -- it may need more samples
-            continue
-        try:
-            float(found)
-        except (TypeError, ValueError, RuntimeError):
-            allowed = "it must return one number, the mean over the samples"
-            raise ConfigError(f"the metric {name!r} returns {_described(found)}; {allowed}.") from None
-
-
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """Describe a value in a message: the shape of a tensor, or the value and its type."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{shortened(value)}, a {type(value).__name__}"
 
 
-def measures_for(loss: Loss) -> dict[str, Loss]:
-    """Return the default measures on the test set: accuracy for classes, the mean absolute error for regression."""
-    if loss is nn.functional.cross_entropy:
+def measures_for(loss: Loss, classes: int, trial: Callable[[], tuple[Any, Tensor]]) -> dict[str, Loss]:
+    """Return the default measures on the test set: accuracy for classes, the mean absolute error for regression.
+
+    Args:
+        loss: the loss.
+        classes: number of classes; 0 for regression.
+        trial: returns the network's outputs for some samples and their targets; called for other losses than
+            cross-entropy, whose outputs may not be class scores.
+    """
+    if loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return {"accuracy": accuracy}
-    return {"mae": _l1} if loss in (_mse, _l1) else {}
+    if loss in (_mse, _l1) or not classes:
+        return {"mae": _l1} if loss in (_mse, _l1) else {}
+    outputs, targets = trial()
+    if not isinstance(outputs, Tensor):
+        return {}
+    if loss is _bce:  # one logit for two classes
+        return {"accuracy": binary_accuracy} if classes == 2 and outputs.numel() == targets.numel() else {}
+    sides = (*outputs.shape[:1], *outputs.shape[2:])
+    scores = outputs.ndim >= 2 and sides == targets.shape and outputs.shape[1] >= max(2, classes)
+    return {"accuracy": accuracy} if scores else {}

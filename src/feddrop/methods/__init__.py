@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from feddrop.config import CustomMethod, MethodSettings
+from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
 from feddrop.errors import ConfigError, named_object
 from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, windows
 from feddrop.methods.method import Method, MethodFactory, Setup
@@ -40,6 +40,11 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
         >>> {name: piece.size for name, piece in method.cut(feddrop.Job(round=1, device=0, seed=7, rate=0.5)).items()}
         {'weight': 16, 'bias': 4}
     """
+    if isinstance(settings, SuppliedMethod):
+        raise ConfigError(
+            f"method.name is 'custom': the method {settings.factory!r} was passed in Python. Pass it again, as in "
+            "feddrop.resume(folder, method=...), or name another method."
+        )
     if not isinstance(settings, CustomMethod):
         return BUILDERS[settings.name](setup, settings)
     factory = _custom_factory(settings)

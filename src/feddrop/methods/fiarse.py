@@ -25,7 +25,6 @@ from feddrop.learning.batches import Inputs
 from feddrop.learning.local import safe_layout
 from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
-from feddrop.methods.windows import average_over_holders
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.parameters import Params
@@ -74,7 +73,7 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
         return train_subnet(setup, setup.model, pieces, values, job, batches, objective=objective), memory
 
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        return average_over_holders(setup, before, updates), state
+        return setup.average(before, updates), state
 
     sizes = layout.sizes if config.threshold == "layer" else None
     return Method(init, plan, layout.cut, local, merge, sizes=sizes)

@@ -175,6 +175,7 @@ class Setup:
     server: Server = field(default_factory=Server)
     seed: int = 0
     _known: list[Blueprint] = field(default_factory=list, repr=False, compare=False)
+    _means: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
 
     def blueprint(self) -> Blueprint:
         """Return the network's blueprint, which is read once, also for copies of this setup."""
@@ -187,8 +188,34 @@ class Setup:
         return self.train.lr_at(round_, self.rounds)
 
     def mean_of(self, like: Params, *, over: str) -> Mean:
-        """Return an empty mean of updates, ``over`` ``"all"`` devices or the ``"holders"`` of each entry."""
+        """Return an empty mean of the kind ``server.mean``, ``over`` ``"all"`` devices or each entry's ``"holders"``.
+
+        Add every update with ``mean.add(name, values, piece, weight)`` and ``mean.count(weight)``; ``mean.mean()`` is
+        the result.
+        """
+        self._means[0] += 1
         return Mean(like, self.server, over=over)
+
+    @property
+    def means(self) -> int:
+        """How many means :meth:`mean_of` has returned, by which a run sees whether a method uses ``server.mean``."""
+        return self._means[0]
+
+    def average(self, params: Params, updates: Iterable[tuple[Job, Update]], *, over: str = "holders") -> Params:
+        """Return the parameters plus the mean of the updates, of the kind ``server.mean``.
+
+        Args:
+            params: the full network.
+            updates: jobs and updates, as ``merge`` gets them.
+            over: ``"holders"`` averages each entry over the devices that hold it; with ``"all"``, a device that does
+                not hold an entry counts as no change. Entries without holders do not change.
+        """
+        mean = self.mean_of(params, over=over)
+        for _, update in updates:
+            for name, piece in update.subnet.items():
+                mean.add(name, update.values[name], piece, update.num_samples)
+            mean.count(update.num_samples)
+        return {name: params[name] + step for name, step in mean.mean().items()}
 
     def one_rate(self, method: str) -> float:
         """Return the rate of all devices, for methods that need it to be the same."""

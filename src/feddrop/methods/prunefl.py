@@ -231,7 +231,7 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
         for name, shape in layout.weights.items()
     }
     others = sum(float(square.double().sum()) for name, square in squares.items() if name not in layout.weights)
-    return layout.joined(scores), torch.tensor([others])
+    return layout.joined(scores), torch.tensor([float(others)])  # 0 if there are no others
 
 
 def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: float) -> dict[str, float]:

@@ -68,7 +68,7 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
         return Sizes(kept=sizes_at(rate))
 
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        return average_over_holders(setup, params, updates), state
+        return setup.average(params, updates), state
 
     return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
 
@@ -151,15 +151,6 @@ def _warn_of_untrained_units(graph: UnitGraph, widest: Mapping[str, int], moved:
             f"{unheld} of {sum(graph.groups.values())} hidden units are in no device's window in any round: they keep "
             "their initial values, but the full network is tested. A device with rate 0 and no layer_rates trains all."
         )
-
-
-def average_over_holders(setup: Setup, params: Params, updates: Iterable[tuple[Job, Update]]) -> Params:
-    """Average each entry over the devices that held it; entries without holders do not change."""
-    mean = setup.mean_of(params, over="holders")
-    for _, update in updates:
-        for tensor, piece in update.subnet.items():
-            mean.add(tensor, update.values[tensor], piece, update.num_samples)
-    return {name: params[name] + step for name, step in mean.mean().items()}
 
 
 def window(start: int, _: str, units: int, share: float) -> Index | None:

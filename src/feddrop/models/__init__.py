@@ -3,6 +3,7 @@
 from feddrop.models.images import alexnet as alexnet
 from feddrop.models.images import lenet as lenet
 from feddrop.models.images import resnet18 as resnet18
+from feddrop.models.preprocessed import Preprocessed as Preprocessed
 from feddrop.models.registry import MODELS as MODELS
 from feddrop.models.registry import Shaped as Shaped
 from feddrop.models.registry import Shapes as Shapes

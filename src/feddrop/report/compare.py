@@ -1,6 +1,7 @@
 """Compare runs on one page: overlaid curves, a table of results, and the settings that differ.
 
-Runs that differ only in their seed form a group, shown as its mean with a band of one standard deviation.
+Runs of equal identity (see :mod:`feddrop.compare.identity`) are seeds of one experiment. They form a group, shown as
+its mean with a band of one standard deviation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     if isinstance(run_dirs, str | Path) or not run_dirs:
         raise RunError(f"run_dirs is {run_dirs!r}; it must be a list of run folders. Give at least one.")
     runs = [read_run_log(folder, RunLog) for folder in run_dirs]
-    runs = [replace(run, name=name) for run, name in zip(runs, _unique_names(run_dirs), strict=True)]
+    runs = [replace(run, name=name) for run, name in zip(runs, _unique_names(run_dirs, runs), strict=True)]
     return write_page(Path(out), "comparison.html", comparison_page(runs))
 
 
@@ -57,7 +58,7 @@ def comparison_page(runs: Sequence[RunLog]) -> Html:
         " · ".join(group.name + _seeds(group) for group in groups),
         section("Results", about_target, _results(groups, target), every),
         section("Learning", lead if repeated else "", *_figures(groups)),
-        section("Different settings", "", _differences(groups)),
+        section("What differs", _incomparable(groups), _differences(groups)),
     )
 
 
@@ -75,13 +76,23 @@ def _figures(groups: Sequence[Group]) -> list[Html]:
         for name, title, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    shared = [name for name in shared if any(np.isfinite(run.metrics[name]).any() for run in runs)]
     return figures + [
         figure_panel(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
         for n, name in enumerate(shared)
     ]
 
 
-def _unique_names(folders: Sequence[str | Path]) -> list[str]:
+def _unique_names(folders: Sequence[str | Path], runs: Sequence[RunLog]) -> list[str]:
+    """Return the names of runs: the label, followed by the folder if several runs have it, or else the folder."""
+    labels = [run.label for run in runs]
+    return [
+        (f"{label} ({folder})" if labels.count(label) > 1 else label) if label else folder
+        for label, folder in zip(labels, _unique_folders(folders), strict=True)
+    ]
+
+
+def _unique_folders(folders: Sequence[str | Path]) -> list[str]:
     """Return the names of folders, with as many parents as make them unique; numbered if paths are equal."""
     paths = [Path(folder).resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths)):
@@ -183,6 +194,14 @@ def _differences(groups: Sequence[Group]) -> Html:
         return el("div", el("p", "None: all runs have the same configuration."), class_="panel wide")
     head = ["setting", *(el("span", _dot(group), group.name) for group in groups)]
     return table(head, rows, words=len(head))
+
+
+def _incomparable(groups: Sequence[Group]) -> str:
+    """Return a sentence if some runs have objects that cannot be compared."""
+    names = [group.name for group in groups if group.identity and group.identity.run]
+    if not names or len(groups) < 2:
+        return ""
+    return f"Custom objects of {', '.join(names)} cannot be compared. To group runs as seeds, give them one label."
 
 
 def _dot(group: Group) -> Html:

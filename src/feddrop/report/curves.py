@@ -32,13 +32,15 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     groups = _as_groups(runs)
     figure, axes = style.new_figure("test accuracy, %")
     labels = _curves(axes, groups, "test_accuracy", against, factor=100)
+    _require_curves(labels, "test_accuracy")
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
     if len(groups) > 1 or len(groups[0].runs) > 1:
         style.end_labels(axes, labels)
     elif labels:
         style.end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
         x, y, _ = _curve(groups[0], "test_accuracy", against, _scale(groups, against))
-        best = int(np.argmax(y))
+        (run,) = groups[0].runs
+        best = int(np.argmax(run.rounds[np.isfinite(run.by_round["test_accuracy"])] == run.accuracy[2]))
         if best < len(y) - 1:
             axes.plot(x[best], 100 * y[best], "o", ms=8, mfc="none", mec=style.INK, mew=1.2)
             first, last = axes.get_xlim()
@@ -60,6 +62,7 @@ def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
         if len(x):
             style.draw_line(axes, x, y, style.SERIES[1])
             labels.append(style.EndLabel(float(x[-1]), float(y[-1]), "training", style.SERIES[1]))
+    _require_curves(labels, "test_loss")
     if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are not squeezed by a y-axis from 0
         axes.set_ylim(bottom=0)
     style.end_labels(axes, labels)
@@ -74,10 +77,17 @@ def metric_figure(runs: Runs, name: str, *, against: Against = "round") -> Figur
     figure, axes = style.new_figure(clean(name, style.LONGEST_LABEL))
     axes.title.set_parse_math(False)
     labels = _curves(axes, groups, f"metrics.{name}", against)
+    _require_curves(labels, name)
     if len(groups) == 1:
         labels = [label._replace(text=in_digits(label.y)) for label in labels]
     style.end_labels(axes, labels)
     return figure
+
+
+def _require_curves(labels: Sequence[style.EndLabel], field: str) -> None:
+    """Raise if no curve was drawn."""
+    if not labels:
+        raise ConfigError(f"no run has {field!r} to draw: it was not measured, or is never finite.")
 
 
 def _as_groups(runs: Runs) -> list[Group]:
@@ -95,6 +105,8 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
         scale, unit = byte_scale(max(float(run.traffic.sum()) for run in runs))
         return scale, f"{unit} sent so far"
     if against == "time":
+        if missing := [run.name for run in runs if not np.isfinite(run.by_round["latency_s"]).any()]:
+            raise ConfigError(f"run {missing[0]!r} has no simulated time to draw against; that needs a radio section.")
         scale, unit = second_scale(max(float(np.nansum(run.by_round["latency_s"])) for run in runs))
         return scale, f"simulated time, {unit}"
     return 1.0, "round"

@@ -1,8 +1,9 @@
-"""Group runs that differ only in their seed, and find the settings in which groups differ."""
+"""Group runs that are seeds of one experiment, and find the settings and objects in which groups differ."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -10,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.config.parsing import flat
-from feddrop.errors import FeddropError
+from feddrop.compare.identity import Identity, complete_settings, identity_of, is_under, object_differences
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import SERIES
 
@@ -28,13 +28,15 @@ class Group:
     Attributes:
         name: the name of the run, or what the names of all runs have in common.
         runs: one run or more.
-        settings: their common settings by dotted key, without the seed.
+        settings: their common settings by dotted key, as far as they shape the result.
+        identity: what the runs have in common; None if they were not compared.
         look: indices of colour, dash and marker.
     """
 
     name: str
     runs: tuple[RunLog, ...]
     settings: Mapping[str, Any]
+    identity: Identity | None = None
     look: tuple[int, int, int] = (0, 0, 0)
 
     @property
@@ -75,24 +77,32 @@ class Group:
 
 
 def grouped(runs: Sequence[RunLog]) -> list[Group]:
-    """Group runs by their settings, in the given order; runs with the same seed are put in separate groups."""
-    members: dict[tuple[str, int], list[RunLog]] = {}
-    settings: dict[tuple[str, int], dict[str, Any]] = {}
-    seen: list[tuple[str, Any]] = []
-    for run, table in zip(runs, complete_settings([run.config for run in runs]), strict=True):
-        trained = {key: run.info.get(key) for key in ("network", "data", "custom")}
-        seed = table.pop("seed", None)
-        experiment = repr((sorted(table.items(), key=lambda item: item[0]), trained))
-        key = (experiment, seen.count((experiment, seed)))
-        seen.append((experiment, seed))
-        members.setdefault(key, []).append(run)
-        settings[key] = table
+    """Group runs of equal identity, which are seeds of one experiment; runs of equal seeds go to separate groups.
+
+    Groups and their runs are in the given order, but who is grouped with whom does not depend on it.
+    """
+    keys: dict[int, tuple[Identity, int]] = {}
+    seen: Counter[tuple[Identity, str]] = Counter()
+    for n, run in sorted(enumerate(runs), key=lambda item: (item[1].name, str(item[1].info.get("id")))):
+        found = identity_of(run.config, run.info, f"{run.name} {n}")
+        seed = repr(complete_settings(run.config).get("seed"))
+        keys[n] = (found, seen[found, seed])
+        seen[found, seed] += 1
+    members: dict[tuple[Identity, int], list[RunLog]] = {}
+    for n, run in enumerate(runs):
+        members.setdefault(keys[n], []).append(run)
     names = _numbered([_group_name(group) for group in members.values()])
     groups = [
-        Group(name=name, runs=tuple(group), settings=settings[key])
-        for name, (key, group) in zip(names, members.items(), strict=True)
+        Group(name=name, runs=tuple(group), settings=_shown(group[0], found), identity=found)
+        for name, ((found, _), group) in zip(names, members.items(), strict=True)
     ]
     return with_looks(groups)
+
+
+def _shown(run: RunLog, found: Identity) -> dict[str, Any]:
+    """Return the settings that count, with the names of files."""
+    table = complete_settings(run.config)
+    return {key: table[key] for key in found.settings}
 
 
 def one_group_per_run(runs: Sequence[RunLog]) -> list[Group]:
@@ -102,7 +112,7 @@ def one_group_per_run(runs: Sequence[RunLog]) -> list[Group]:
 
 def with_looks(groups: Sequence[Group]) -> list[Group]:
     """Choose how groups are drawn: one colour per method if methods have several groups, else one per group."""
-    methods = [str(group.settings.get("method.name", "")) for group in groups]
+    methods = [_method(group) for group in groups]
     kinds = list(dict.fromkeys(methods))
     by_method = 1 < len(kinds) < len(groups) and len(kinds) <= len(SERIES)
     drawn = []
@@ -116,64 +126,49 @@ def with_looks(groups: Sequence[Group]) -> list[Group]:
     return drawn
 
 
+def _method(group: Group) -> str:
+    custom = group.identity.objects.get("method", {}) if group.identity else {}
+    return str(group.settings.get("method.name") or custom.get("name", ""))
+
+
 def _nth_look(n: int) -> tuple[int, int, int]:
     """Return a new colour for each of the first groups; then the same colours with other dashes and markers."""
     return n % len(SERIES), n // len(SERIES), n // len(SERIES)
 
 
-def complete_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return configurations by dotted key; where some lack keys that others have, all get their defaults."""
-    tables = [flat(_in_tables(config)) for config in configs]
-    if all(table.keys() == tables[0].keys() for table in tables):
-        return tables
-    from feddrop.config import RunConfig  # imported late: most reports do not need it
-
-    return [_with_defaults(RunConfig, config, table) for config, table in zip(configs, tables, strict=True)]
-
-
-def _with_defaults(reader: Any, config: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    import tomllib
-
-    import tomli_w
-
-    try:
-        known = reader.from_toml(tomli_w.dumps(config))
-        rate = {} if known.radio is not None else {"rate": known.given_rate}  # the file omits a rate that was not given
-        return rate | flat(_in_tables(tomllib.loads(known.to_toml())))
-    except (FeddropError, TypeError, ValueError):
-        return table  # not a configuration of this version: left as it is
-
-
-def _in_tables(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand ``method = "fedavg"`` to a table."""
-    method = config.get("method")
-    return {**config, "method": {"name": method}} if isinstance(method, str) else dict(config)
-
-
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the settings in which groups differ: one value per group, None if a group lacks the section.
+    """Return the settings and objects in which groups differ: one value per group, None if a group lacks it.
 
     A key that is missing from a section is no difference. A section that only some groups have is one entry,
-    ``[section]``, followed by the keys in which those groups differ.
+    ``[section]``, followed by the keys in which those groups differ. Objects (``"network"``, ``"loss"``, ...) and
+    labels come last.
     """
     tables = [group.settings for group in groups]
+    counted = [group.identity.settings if group.identity else group.settings for group in groups]
+    custom = [group.identity.replaced if group.identity else () for group in groups]
     sections = [{"", *(key.rpartition(".")[0] for key in table)} for table in tables]
     found: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for table in tables for key in table):
         section = key.rpartition(".")[0]
-        lacking = [section not in known for known in sections]
-        values = [table.get(key) for table in tables]
+        lacking = [section not in known and not is_under(key, got) for known, got in zip(sections, custom, strict=True)]
         if any(lacking):
             found.setdefault(f"[{section}]", [None if lacks else "given" for lacks in lacking])
-        if len({repr(table[key]) for table in tables if key in table}) > 1:
-            found[key] = values
+        if len({repr(table[key]) for table in counted if key in table}) > 1:
+            found[key] = [table.get(key) for table in tables]
+    identities = [group.identity for group in groups if group.identity]
+    if len(identities) == len(groups):
+        found |= object_differences(identities)
+        if len({one.label for one in identities}) > 1:
+            found["label"] = [one.label or None for one in identities]
     return found
 
 
 def _group_name(runs: Sequence[RunLog]) -> str:
-    """Return what the names of runs have in common, without the seed."""
+    """Return the label of runs, or else what their names have in common, without the seed."""
     if len(runs) == 1:
         return runs[0].name
+    if label := runs[0].label:
+        return label
     without = {_SEED_IN_A_SWEEP.sub("", run.name).strip(",") for run in runs}
     if len(without) == 1:
         return without.pop() or "base"

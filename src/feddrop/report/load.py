@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, ROUND_FIELDS, Floats, Ints, RunLog
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
-from feddrop.storage.records import number
+from feddrop.storage.records import LATE, number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
@@ -36,7 +36,7 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
     if run.about.get("parameters") is not None:
         number(run.about, "parameters", str(run.folder / "run.json"))
     return kind(
-        name=run.name,
+        name=clean(run.about.get("label") or run.name, LONGEST_LABEL),
         config=run.settings,
         info=run.about,
         rounds=np.array([record.round for record in run.rounds], np.int64),
@@ -74,9 +74,9 @@ def _by_device(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Any]:
 
 
 def _status(entry: DeviceRecord) -> str:
-    """Return ``"ok"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
+    """Return ``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
     status = entry.status or "ok"
-    return status if status in ("ok", "left out") else "refused"
+    return status if status in ("ok", LATE, "left out") else "refused"
 
 
 def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:

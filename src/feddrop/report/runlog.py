@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.config.train import GROWN
+from feddrop.errors import clean
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -21,13 +22,14 @@ Words = npt.NDArray[np.str_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
-    "deadline_s",
+    "deadline_s", "val_loss", "val_accuracy",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
 DEVICE_WORDS = ("binding", "status", "dtype")
+LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
@@ -36,7 +38,7 @@ class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
     Attributes:
-        name: name of the run folder.
+        name: the run's label, or else the name of its folder.
         config: the configuration, section by section.
         info: facts about the run and its machine, from ``run.json``; empty if the folder has no such file.
         rounds: round numbers, ``[R]``.
@@ -44,7 +46,7 @@ class RunLog:
         by_round: one array ``[R]`` per field of :data:`ROUND_FIELDS`; NaN where absent.
         by_device: one array ``[R, K]`` per field of :data:`DEVICE_FIELDS`; NaN where absent.
         words: one array ``[R, K]`` per field of :data:`DEVICE_WORDS`; empty where absent. The status is ``"ok"``,
-            ``"left out"`` or ``"refused"``.
+            ``"late"``, ``"left out"`` or ``"refused"``.
         refusals: how often updates were refused, by (shortened) reason.
         deadline_s: the configured deadline; NaN without one.
         budget_j: energy budget of each device, ``[K]``; NaN without one.
@@ -80,6 +82,11 @@ class RunLog:
         if key.startswith("metrics."):
             return self.metrics.get(key.removeprefix("metrics."), np.full(len(self.rounds), np.nan))
         return self.by_round[key]
+
+    @property
+    def label(self) -> str:
+        """The label that the user gave the run; empty if none."""
+        return clean(self.info.get("label") or "", LONGEST_LABEL)
 
     @property
     def diverged(self) -> npt.NDArray[np.bool_]:
@@ -167,10 +174,15 @@ class RunLog:
 
     @property
     def accuracy(self) -> tuple[float, float, int]:
-        """Last and best test accuracy, and the round of the best; NaN and 0 if nothing was tested."""
+        """Last and best test accuracy, and the round of the best; NaN and 0 if nothing was tested.
+
+        With validation samples, the best round is the best on these.
+        """
         values = self.by_round["test_accuracy"]
         tested = np.flatnonzero(np.isfinite(values))
         if not tested.size:
             return float("nan"), float("nan"), 0
-        best = int(np.nanargmax(values))
+        chosen = self.by_round["val_accuracy"]
+        chosen = np.where(np.isfinite(values), chosen if np.isfinite(chosen).any() else values, np.nan)
+        best = int(np.nanargmax(chosen))
         return float(values[tested[-1]]), float(values[best]), int(self.rounds[best])

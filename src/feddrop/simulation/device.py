@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from feddrop import wire
 from feddrop.errors import FeddropError, FrameError
-from feddrop.executors.executor import Reply
+from feddrop.executors.executor import Measured, Reply
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
-from feddrop.learning.local import Loss, evaluate
+from feddrop.learning.local import Loss, evaluate, right_by_class
+from feddrop.learning.metrics import Metric, MetricSet, joined
 from feddrop.methods.method import Job, MethodFactory, Setup
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import to_device_shape
+from feddrop.subnets.piece import scaled, to_device_shape, without
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
 """Test samples per task; fixed, so that sums do not depend on the executor."""
 _TEST_BATCH = 500
+_RIGHT = "right/"
+"""Begins the names of the sums of correct predictions by class."""
 
 
 class Samples(NamedTuple):
@@ -42,6 +45,13 @@ class Samples(NamedTuple):
     test_y: Tensor
 
 
+class Chunk(NamedTuple):
+    """Samples that are evaluated together: a part, ``"test"`` or ``"validation"``, and the first of its samples."""
+
+    part: str
+    start: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Everything the device side needs; worker processes receive it.
@@ -51,7 +61,12 @@ class Task:
         factory: builds the method.
         samples: the data of all devices.
         parts: sample numbers of each device, one tensor per device.
-        measures: metrics on the test set, ``(outputs, targets) -> mean`` by name.
+        validation: numbers of the training samples that are held out for validation.
+        class_shares: share of every class in the training samples of every device, ``[devices, classes]``; empty if the
+            accuracy of devices is not measured.
+        measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.
+        metrics: metrics of the whole test set by name, which the server computes from the outputs.
+        outputs: whether device sides return outputs, for the metrics.
         threads: torch threads per device.
         torch_device: where networks are trained, e.g. ``"cpu"`` or ``"cuda"``.
     """
@@ -60,23 +75,64 @@ class Task:
     factory: MethodFactory
     samples: Samples
     parts: Sequence[Tensor]
+    validation: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    class_shares: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     measures: Mapping[str, Loss] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    outputs: bool = False
     threads: int = 1
     torch_device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", self.outputs or bool(self.metrics))
+
     @property
-    def test_starts(self) -> range:
-        """The first sample of each chunk of the test set."""
-        return range(0, len(self.samples.test_y), TEST_CHUNK)
+    def chunks(self) -> list[Chunk]:
+        """The chunks of the test set and of the validation set."""
+        sizes = {"test": len(self.samples.test_y), "validation": len(self.validation)}
+        return [Chunk(part, start) for part, size in sizes.items() for start in range(0, size, TEST_CHUNK)]
 
     @property
     def network_bytes(self) -> int:
         """Size of the full network."""
         return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
 
-    def with_samples(self, samples: Samples) -> Task:
-        """Return the same task over other data."""
-        return replace(self, samples=samples)
+    def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
+        """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs.
+
+        Those of the validation set have the prefix ``val_``; metrics are computed on the test set only. The accuracy of
+        device 3 is ``device/3``.
+        """
+        totals, metrics = dict[str, float](), MetricSet(self.metrics)
+        counts = {"test": 0, "validation": 0}
+        for (part, start), (sums, size, outputs) in zip(self.chunks, measured, strict=True):
+            for name, value in sums.items():
+                name = name if part == "test" else f"val_{name}"
+                totals[name] = totals.get(name, 0.0) + value
+            if self.metrics and part == "test":
+                metrics.add(outputs, self.samples.test_y[start : start + size])
+            counts[part] += size
+        found = {
+            name: total / counts["validation" if name.startswith("val_") else "test"] for name, total in totals.items()
+        }
+        right = torch.tensor([found.pop(name) for name in list(found) if name.startswith(_RIGHT)], dtype=torch.float64)
+        found |= self._device_accuracies(right * counts["test"]) if len(right) else {}
+        return found | metrics.compute() if counts["test"] else found
+
+    def _device_accuracies(self, right: Tensor) -> dict[str, float]:
+        """Return the accuracy of every device from the correct predictions of every class; NaN if it is unknown.
+
+        It is the test accuracy with classes weighted as in the device's training samples. Classes without test samples
+        do not count.
+        """
+        counts = torch.bincount(self.samples.test_y.flatten(), minlength=len(right)).double()
+        shares = self.class_shares * (counts > 0)
+        found = (shares @ (right / counts.clamp(min=1))) / shares.sum(1)
+        return {f"device/{device}": float(value) for device, value in enumerate(found)}
+
+    def for_worker(self, samples: Samples) -> Task:
+        """Return the task over a worker's copy of the data, without the metrics, which the server computes."""
+        return replace(self, samples=samples, metrics={})
 
     def start(self) -> Device:
         """Start a device side that plays all devices."""
@@ -95,6 +151,8 @@ class Device:
         self._numbers = range(len(task.parts)) if number is None else range(number, number + 1)
         self.model = copy.deepcopy(task.setup.model).to(task.torch_device)  # training overwrites it
         self._counters = parameters.counters(self.model)
+        names, known = parameters.frozen(task.setup.model), parameters.from_model(task.setup.model)
+        self._frozen = {name: tensor for name, tensor in known.items() if name in names}
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self._norms = any(isinstance(module, norms) for module in self.model.modules())
@@ -122,13 +180,15 @@ class Device:
         payload = {name: section.tensor(known.get(name)) for name, section in frame.sections.items()}
         job = Job(round=head.round, device=head.device, seed=head.seed, rate=head.rate, payload=payload)
         subnet = self.method.cut(job)
-        kept = wire.decode(frame, subnet)
+        kept = wire.decode(frame, without(subnet, self._frozen.keys()))
+        kept |= {name: scaled(w, subnet[name]).float().clone() for name, w in self._frozen.items() if name in subnet}
         values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
         self._seed(derive(job.seed, "torch"))  # for layers that draw, such as dropout
         parameters.load_into(self.model, self._counters)  # another device may have changed them
         update, remembered = self.method.local(subnet, values, job, self._batches(job), known)
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
-        return wire.encode(answer, update.subnet, update.values, update.payload), pack_sections(remembered)
+        moved = without(update.subnet, self._frozen.keys())
+        return wire.encode(answer, moved, update.values, update.payload), pack_sections(remembered)
 
     def _own_draws(self) -> AbstractContextManager[None]:
         """Return a context that restores the caller's random generators."""
@@ -150,15 +210,34 @@ class Device:
         """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
-    def evaluate(self, start: int) -> tuple[dict[str, float], int]:
-        """Return summed loss and measures over one chunk of the test set, and its size.
+    def evaluate(self, chunk: Chunk) -> Measured:
+        """Return summed loss and measures over a chunk, and for the metrics the outputs.
 
         Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
-        samples, where = self.task.samples, self.task.torch_device
-        stop = min(start + TEST_CHUNK, len(samples.test_y))
-        cuts = [slice(at, min(at + _TEST_BATCH, stop)) for at in range(start, stop, _TEST_BATCH)]
-        batches = ((take_samples(samples.test_x, cut, where), samples.test_y[cut].to(where, copy=True)) for cut in cuts)
+        task, (part, start) = self.task, chunk
+        measures, classes = {"loss": task.setup.loss, **task.measures}, task.class_shares.shape[1]
+        kept, right = list[Any](), torch.zeros(classes, dtype=torch.int64)
+
+        def keep(outputs: Any, targets: Tensor) -> None:
+            if task.outputs:
+                kept.append(outputs)
+            if classes:
+                right.add_(right_by_class(outputs, targets, classes))
+
         with self._own_draws():
-            self._seed(derive(self.task.setup.seed, "test", start))
-            return evaluate(self.model, batches, {"loss": self.task.setup.loss, **self.task.measures})
+            self._seed(derive(task.setup.seed, part, start))
+            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, keep if part == "test" else None)
+        if part == "test":
+            sums |= {f"{_RIGHT}{number}": float(count) for number, count in enumerate(right.tolist())}
+        return Measured(sums, size, joined(kept) if kept else None)
+
+    def _test_batches(self, part: str, start: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """Yield the batches of a chunk."""
+        samples, held, where = self.task.samples, self.task.validation, self.task.torch_device
+        x, y = (samples.test_x, samples.test_y) if part == "test" else (samples.train_x, samples.train_y)
+        stop = min(start + TEST_CHUNK, len(y) if part == "test" else len(held))
+        for at in range(start, stop, _TEST_BATCH):
+            cut = slice(at, min(at + _TEST_BATCH, stop))
+            index = cut if part == "test" else held[cut]
+            yield take_samples(x, index, where), y[index].to(where, copy=True)

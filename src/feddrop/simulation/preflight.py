@@ -18,10 +18,14 @@ from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.learning.local import accuracy
+from feddrop.learning.metrics import Accumulator
+from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
-from feddrop.simulation.trial import single_sample_notice, try_network
+from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
+from feddrop.storage.records import WORST
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
@@ -108,12 +112,17 @@ def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
 def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
     """Metrics are functions by name, and the names are free."""
     metrics: Any = custom.metrics or {}
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metrics[name]) for name in metrics
-    ):
-        yield f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> mean."
+
+    def usable(metric: Any) -> bool:
+        return callable(metric) or isinstance(metric, Accumulator)
+
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and usable(metrics[name]) for name in metrics):
+        yield (
+            f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> number, or to "
+            "objects with update(outputs, targets), compute() and reset()."
+        )
         return
-    taken = {"loss", "mean_rate", *(item.name for item in fields(RoundRecord))}
+    taken = {"loss", "mean_rate", WORST, *(item.name for item in fields(RoundRecord))}
     for name in metrics:
         if not name.strip():
             yield f"metrics has the name {name!r}; metric names must not be blank."
@@ -235,8 +244,17 @@ def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
 def network_fits_the_data(run: Prepared) -> Iterator[str]:
     """Outputs fit the targets, and the loss and metrics return numbers; raised by the trial."""
     descends = run.custom.method is None and not isinstance(run.config.method, CustomMethod)
-    try_network(run.task.setup, run.dataset, run.custom.metrics or {}, descends=descends)
+    try_network(run.task.setup, run.dataset, run.task.metrics, descends=descends)
     yield from ()
+
+
+def devices_have_an_accuracy(run: Prepared) -> Iterator[str]:
+    """The accuracy of devices needs their classes, and class scores."""
+    if run.config.eval_devices and (not run.task.class_shares.numel() or run.task.measures.get("accuracy") != accuracy):
+        yield (
+            "eval_devices is true, which needs devices whose samples are known, targets that are classes, and a "
+            "network that returns class scores. Set it to false."
+        )
 
 
 def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
@@ -254,14 +272,35 @@ def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
 
 
+def method_uses_the_mean(run: Prepared) -> Iterator[str]:
+    """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
+    custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
+    if custom and run.config.server.mean != "mean":
+        rates = dict(sorted(run.scheme.decide(1).rates.items())[:2])
+        if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
+            yield unused_mean(run.config)
+
+
+def unused_mean(config: RunConfig) -> str:
+    """Return the message for a method that ignores ``server.mean``."""
+    return (
+        f"server.mean is {config.server.mean!r}, which has no effect: the method's merge averages by itself. Average "
+        'with setup.average(params, updates) or setup.mean_of(params, over=...), or set server.mean = "mean".'
+    )
+
+
 RUN_CHECKS = (
     torch_device_computes,
     gains_have_a_radio,
     network_fits_the_data,
+    devices_have_an_accuracy,
+    mistakes.loss_is_a_mean,
+    mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,
     first_round_can_be_planned,
+    method_uses_the_mean,
 )
 """Checks that need network, data, method and scheme."""
 
@@ -283,6 +322,7 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
+        *mistakes.notices(run),
     ]
     return [line for line in lines if line]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,9 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
+from feddrop.learning.metrics import copied
 from feddrop.methods import build_method, checked_method
-from feddrop.methods.method import Method, Setup, State, checked_state
+from feddrop.methods.method import Method, Setup, Sizes, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
 from feddrop.radio import MeasuredGains, gains_from
@@ -28,6 +29,7 @@ from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.device import Samples, Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_rates
+from feddrop.simulation.trial import try_outputs
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
@@ -140,15 +142,30 @@ def device_task(
         server=config.server,
         seed=config.seed,
     )
+    numbers, metrics = dataset.train_y.is_floating_point(), custom.metrics or {}
+    classes = 0 if numbers else dataset.num_classes or 1 + int(dataset.train_y.max())
+    measures = measures_for(loss, classes, partial(try_outputs, setup, dataset))
+    held = data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition"))
     return Task(
         setup=setup,
         factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
-        measures={**measures_for(loss), **(custom.metrics or {})},
+        validation=torch.from_numpy(held),
+        class_shares=_class_shares(dataset, parts, classes) if config.eval_devices else torch.empty(0, 0),
+        measures={name: one for name, one in measures.items() if name not in metrics},
+        metrics=copied(metrics),
         threads=config.execution.threads,
         torch_device=config.execution.torch_device,
     )
+
+
+def _class_shares(dataset: Dataset, parts: Sequence[npt.NDArray[Any]], classes: int) -> torch.Tensor:
+    """Return the share of every class in the training samples of every device, ``[devices, classes]``."""
+    if not parts or not classes:
+        return torch.empty(0, 0)
+    counts = torch.from_numpy(data.class_counts(dataset.train_y.numpy(), list(parts), classes)).double()
+    return counts / counts.sum(1, keepdim=True)
 
 
 def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int], dtype: str) -> Workload:
@@ -161,11 +178,23 @@ def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int],
 
     return Workload(
         samples=[count * task.setup.train.epochs for count in samples],
-        parameters=parameters.count_parameters(task.setup.model),
+        parameters=sum(p.numel() for p in task.setup.model.parameters() if p.requires_grad),
         flops=flops_of,
-        sizes=method.sizes,
+        sizes=method.sizes and partial(_sent_sizes, method.sizes, parameters.frozen(task.setup.model)),
         dtype=dtype,
     )
+
+
+def _sent_sizes(sizes: Callable[[float], Sizes], frozen: frozenset[str], rate: float) -> Sizes:
+    """Return what a subnet holds at a rate, without frozen parameters, which are not sent."""
+    found = sizes(rate)
+    if not frozen:
+        return found
+    kept, answered = (
+        side and {name: count for name, count in side.items() if name not in frozen}
+        for side in (found.kept, found.answered)
+    )
+    return replace(found, kept=kept or {}, answered=answered)
 
 
 def build_scheme(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 from feddrop import data
+from feddrop.config import CustomMethod
+from feddrop.errors import named_object
+from feddrop.learning.losses import LOSSES
+from feddrop.simulation.custom import REPLACED
+from feddrop.simulation.fingerprints import Fingerprint, data_crc32, fingerprint, network_fingerprint
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
+from feddrop.storage.records import LATE, WORST
 from feddrop.subnets import parameters
+
+TOLERANCE = 1e-6
+"""A latency exceeds the deadline from this relative excess on: rates are solved to the deadline."""
+_FIELDS = ("loss", "accuracy", "val_loss", "val_accuracy")
+"""What is measured and has a field in the record; everything else is a metric."""
+_DEVICE = "device/"
+"""Begins the names of the accuracies of devices."""
 
 
 def round_record(
@@ -29,6 +43,7 @@ def round_record(
     ``costs`` are the scheme's, by device; if empty, the server's clock counts. ``measured`` are the results on the test
     set, empty if the round was not evaluated; ``notes`` are the method's numbers.
     """
+    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
     joules = [cost.get("energy_j") for cost in costs.values()]
@@ -37,6 +52,8 @@ def round_record(
         train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / sum(d.num_samples for d in used),
         test_loss=measured.get("loss"),
         test_accuracy=measured.get("accuracy"),
+        val_loss=measured.get("val_loss"),
+        val_accuracy=measured.get("val_accuracy"),
         push_bytes=sum(device.push_bytes for device in devices),
         pull_bytes=sum(device.pull_bytes for device in devices),
         latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
@@ -44,12 +61,23 @@ def round_record(
         wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
-        metrics={name: value for name, value in measured.items() if name not in ("loss", "accuracy")} | dict(notes),
+        metrics=_metrics(measured, of_devices) | dict(notes),
+        device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
         devices=(
             *(_device_record(plan, device, costs.get(device.device, {})) for device in devices),
             *(DeviceRecord(device=device, rate=1.0, share=0.0, status="left out") for device in plan.left_out),
         ),
     )
+
+
+def _metrics(measured: Mapping[str, float], of_devices: Sequence[float]) -> dict[str, float]:
+    """Return what has no field in the record, and the mean accuracy of the worst tenth of the devices."""
+    found = {name: value for name, value in measured.items() if name not in _FIELDS and not name.startswith(_DEVICE)}
+    known = sorted(value for value in of_devices if math.isfinite(value))
+    if known:
+        worst = known[: math.ceil(len(known) / 10)]
+        found[WORST] = sum(worst) / len(worst)
+    return found
 
 
 def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:
@@ -65,19 +93,36 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
         tx_power_w=plan.powers.get(done.device),
         cpu_hz=plan.clocks.get(done.device),
         loss=done.loss,
-        status=done.status,
+        status=LATE if is_late(plan, done, cost) else done.status,
         suspicious=done.suspicious or None,
         **cost,
     )
 
 
-def facts(run: Prepared, command: str) -> dict[str, Any]:
+def is_late(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
+    """Return whether a usable update took longer than the deadline; the executor decides on those of real devices."""
+    if plan.deadline_s is None or done.loss is None or done.elapsed or cost.get("latency_s") is None:
+        return False
+    return bool(cost["latency_s"] > plan.deadline_s * (1 + TOLERANCE))
+
+
+def remarks(record: RoundRecord) -> Iterator[str]:
+    """Yield one line per thing in a round that is probably a mistake; the run logs each line once."""
+    if any(device.status == LATE for device in record.devices):
+        yield "some devices are late: their latency exceeds the deadline, but their updates count."
+    if (record.test_accuracy or 0.0) > 1.0:
+        yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
+
+
+def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     """Return what ``run.json`` says about network and data; a resumed run must have the same."""
     dataset, custom, model, gains = run.dataset, run.custom.names(), run.task.setup.model, run.gains
     classes = dataset.num_classes
     known = dataset.class_names and run.parts and not dataset.train_y.is_floating_point()
     counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), classes) if known else None
     return {
+        "label": label,
+        "identity": supplied(run),
         "command": command or ("" if custom else "feddrop run config.toml"),
         "network": type(model).__name__ if "network" in custom else run.config.model.name,
         "data": dataset.name,
@@ -88,10 +133,12 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
             "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
-        "parameters": run.work.parameters,
+        "preprocessing": [step and step.to_json() for step in dataset.preprocessing],
+        "parameters": parameters.count_parameters(model),
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
+        "validation_samples": len(run.task.validation),
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),
         "budget_j": run.scheme.budgets(),
@@ -101,3 +148,42 @@ def facts(run: Prepared, command: str) -> dict[str, Any]:
         "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
         "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},
     }
+
+
+def supplied(run: Prepared) -> dict[str, Any]:
+    """Return what identifies a run besides its configuration: fingerprints of data and custom objects.
+
+    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.compare` ignores them.
+    """
+    custom, dataset = run.custom, run.dataset
+    objects: dict[str, Fingerprint] = {
+        "data": {"crc32": dataset.crc32(), "inputs": dataset.input_shapes, "targets": dataset.target_shape},
+    }
+    if custom.model is not None:
+        objects["network"] = network_fingerprint(run.model)
+    if custom.parts is not None:
+        objects["parts"] = {"devices": len(run.parts), "crc32": data_crc32(run.parts)}
+    if custom.samples is not None:
+        objects["samples"] = {"devices": len(run.samples), "crc32": data_crc32([run.samples])}
+    if custom.method is not None:
+        objects["method"] = fingerprint(custom.method)
+    elif isinstance(run.config.method, CustomMethod):
+        objects["method"] = fingerprint(named_object(run.config.method.factory, "method.name"))
+    if run.task.setup.loss not in LOSSES.values():
+        objects["loss"] = fingerprint(run.task.setup.loss)
+    if custom.metrics:
+        objects["metrics"] = _by_name({name: fingerprint(metric) for name, metric in sorted(custom.metrics.items())})
+    if custom.rates is not None:
+        kept = getattr(run.scheme, "kept_settings", None)  # a scheme that lists its settings is identified by them
+        objects["rates"] = fingerprint(custom.rates if kept is None else type(run.scheme)) | dict(kept or {})
+    if run.gains is not None:
+        objects["gains"] = {"rounds": len(run.gains.uplink), "crc32": run.gains.crc32()}
+    used = getattr(run.scheme, "takes", ())
+    replaced = [key for argument in custom.given() for key in REPLACED.get(argument, ()) if key not in used]
+    return {"replaced": replaced, "objects": objects}
+
+
+def _by_name(parts: Mapping[str, Fingerprint]) -> Fingerprint:
+    """Return several fingerprints as one, which is stable if all of them are."""
+    reasons = [str(part["why"]) for part in parts.values() if not part.get("stable", True)]
+    return dict(parts) | ({"stable": False, "why": reasons[0]} if reasons else {})

@@ -7,7 +7,7 @@ bytes are measured, not estimated, and executors only move bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
 from feddrop.subnets.parameters import Params, without_negative_variances
-from feddrop.subnets.piece import Subnet, gather
+from feddrop.subnets.piece import Subnet, scaled, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
@@ -88,6 +88,7 @@ def run_round(
     memories: MemoryStore | None = None,
     guard: Guard | None = None,
     min_devices: int = 1,
+    frozen: Set[str] = frozenset(),
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
 
@@ -104,14 +105,15 @@ def run_round(
         memories: what devices remember.
         guard: watches the updates.
         min_devices: fewest usable updates; fewer are a RunError.
+        frozen: names of parameters that are not trained: devices have them, so they are not sent.
     """
     jobs = list(method.plan(state, params, round_, rates, seed))
     memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
 
     def updates() -> Iterator[tuple[Job, Update]]:
-        for sent, reply in exchange(method, executor, params, jobs, dtype, memories):
+        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, frozen):
             number = sent.job.device
-            update, error = _checked_update(method, sent, reply, num_samples)
+            update, error = _checked_update(method, sent, reply, num_samples, frozen)
             devices[number] = _summary(sent, reply, update, error)
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
@@ -136,6 +138,7 @@ def exchange(
     jobs: Sequence[Job],
     dtype: str | Mapping[int, str],
     memories: MemoryStore,
+    frozen: Set[str] = frozenset(),
 ) -> Iterator[tuple[SentJob, Reply]]:
     """Cut a subnet for every job, send it, and yield the replies in the order of the jobs.
 
@@ -150,7 +153,7 @@ def exchange(
             if job.remembered and not memory:  # the device has forgotten: send everything
                 job = replace(job, remembered=frozenset())
             try:
-                frame = push(params, subnet, job, dtype=how)
+                frame = push(params, without(subnet, frozen), job, dtype=how)
             except FrameError as error:
                 unsent.append((SentJob(job, subnet, how, 0), Reply(error=str(error))))
                 continue
@@ -172,11 +175,7 @@ def exchange(
 
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:
     """Write a frame: the kept weights of a subnet, scaled, and the job."""
-    values = {}
-    for name, piece in subnet.items():
-        kept = gather(params[name], piece)
-        factors = piece.factors(kept)
-        values[name] = kept if isinstance(factors, float) and factors == 1.0 else kept * factors
+    values = {name: scaled(params[name], piece) for name, piece in subnet.items()}
     header = Header(kind="job", round=job.round, device=job.device, seed=job.seed, rate=job.rate, dtype=dtype)
     return wire.encode(header, subnet, values, job.payload, job.remembered)
 
@@ -189,6 +188,7 @@ def pull(
     *,
     dtype: str = "float32",
     num_samples: int | None = None,
+    frozen: Set[str] = frozenset(),
 ) -> Update:
     """Read an update and check that it answers this job.
 
@@ -199,6 +199,7 @@ def pull(
         subnet: the subnet that it was sent.
         dtype: how values travel.
         num_samples: samples that the device holds; None to accept its own figure.
+        frozen: names of parameters that are not sent.
 
     Raises:
         FrameError: the frame is damaged, answers another job, or holds impossible values.
@@ -210,6 +211,7 @@ def pull(
     payload = {name: section.tensor() for name, section in frame.sections.items()}
     if method.answer is not None:
         subnet = method.answer(job, payload)
+    subnet = without(subnet, frozen)
     values = wire.decode(frame, subnet)
     largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
     if largest > LARGEST:
@@ -237,14 +239,15 @@ def _mismatches(frame: Frame, job: Job, dtype: str, num_samples: int | None) -> 
 
 
 def _checked_update(
-    method: Method, sent: SentJob, reply: Reply, num_samples: Sequence[int] | None
+    method: Method, sent: SentJob, reply: Reply, num_samples: Sequence[int] | None, frozen: Set[str]
 ) -> tuple[Update | None, str]:
     """Return the update in a reply, or None and the reason why it has no usable one."""
     if reply.error:
         return None, reply.error
     held = None if num_samples is None else num_samples[sent.job.device]
     try:
-        return pull(method, reply.frame, sent.job, sent.subnet, dtype=sent.dtype, num_samples=held), ""
+        job, subnet, dtype, _ = sent
+        return pull(method, reply.frame, job, subnet, dtype=dtype, num_samples=held, frozen=frozen), ""
     except FrameError as error:
         return None, str(error)
 

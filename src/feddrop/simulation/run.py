@@ -24,15 +24,17 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Executor, ExecutorFactory
 from feddrop.learning.guard import Guard
 from feddrop.learning.local import Loss
+from feddrop.learning.metrics import Metric
 from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory
+from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
+from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
 log = logging.getLogger("feddrop")
@@ -57,11 +59,14 @@ class Run:
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
         rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
+        label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
+            runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
 
     Example:
@@ -89,11 +94,12 @@ class Run:
         method: MethodFactory | None = None,
         executor: ExecutorFactory | None = None,
         loss: Loss | None = None,
-        metrics: Mapping[str, Loss] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         gains: Gains | None = None,
         samples: Sequence[int] | None = None,
         rates: SchemeFactory | None = None,
         callbacks: Sequence[Any] = (),
+        label: str = "",
         command: str = "",
     ) -> None:
         custom = CustomObjects(
@@ -111,28 +117,31 @@ class Run:
         preflight.check_config(config, custom)
         if resume and overwrite:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
-        self.config, self.folder = config.located(), Path(out)
-        self._disk = RunFolder(out)
+        for line in CustomObjects(method=method).notices(config, ()):
+            log.warning(line)
+        self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
+        before = self._disk.config() if resume and method is not None else None
+        self.config = with_method(config, method, before).located()
+        if resume:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
             self._disk.check_free(overwrite=overwrite)
         self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
-        self._start(resume=resume, overwrite=overwrite, command=command)
+        self._start(recording.facts(self.prepared, command, label), resume=resume, overwrite=overwrite)
 
-    def _start(self, *, resume: bool, overwrite: bool, command: str) -> None:
+    def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
         ready = self.prepared
-        self.round = 0
+        self.round, self._remarked = 0, set[str]()
         self.state: State = ready.state
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
         self._memories = self._disk.memories
-        facts = recording.facts(ready, command)
         with self._disk.locked():
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
@@ -168,7 +177,7 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard = copy.copy(self._guard)
+        guard, means = copy.copy(self._guard), ready.task.setup.means
         plan = ready.scheme.decide(round_)
         result = run_round(
             ready.method,
@@ -183,7 +192,10 @@ class Run:
             memories=self._memories,
             guard=guard,
             min_devices=config.server.min_devices,
+            frozen=parameters.frozen(ready.model),
         )
+        if round_ == 1 and config.server.mean != "mean" and ready.task.setup.means == means:
+            raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
         after, step = server_step(config.server, self._step, before, result.params, self._learned)
@@ -199,6 +211,10 @@ class Run:
         if record.diverged:
             text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
             log.warning(text, record.round, record.test_loss)
+        if unusual := set(recording.remarks(record)) - self._remarked:
+            self._remarked |= unusual
+            for line in sorted(unusual):
+                log.warning("round %d: %s", record.round, line)
         return record
 
     def _settled(self, params: Params, state: State) -> Params:
@@ -239,12 +255,13 @@ def run(
     method: MethodFactory | None = None,
     executor: ExecutorFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
     rates: SchemeFactory | None = None,
     callbacks: Sequence[Any] = (),
     overwrite: bool = False,
+    label: str = "",
     command: str = "",
 ) -> list[Record]:
     """Run to the end, write the report, and return one record per round.
@@ -258,12 +275,15 @@ def run(
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
         rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
+        label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
+            runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
 
     Example:
@@ -284,7 +304,7 @@ def resume(
     method: MethodFactory | None = None,
     executor: ExecutorFactory | None = None,
     loss: Loss | None = None,
-    metrics: Mapping[str, Loss] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
     rates: SchemeFactory | None = None,
@@ -302,7 +322,8 @@ def resume(
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> mean`` by name, measured on the test set besides the loss.
+        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
+            ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
         rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.

@@ -60,7 +60,7 @@ class Workload:
 
     Attributes:
         samples: samples that each device trains on per round, over all epochs.
-        parameters: parameters of the full network.
+        parameters: trained parameters of the full network.
         flops: FLOPs per sample, forward and with the backward pass, of a subnet given by the values kept per tensor;
             None for the full network.
         sizes: what a subnet of a given rate holds; None if the method cannot predict it.

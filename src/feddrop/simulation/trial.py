@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from feddrop.data import Dataset
-from feddrop.learning.local import Loss, call_model
-from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit, check_metrics
-from feddrop.methods.method import Setup
+from feddrop.learning.local import call_model
+from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit
+from feddrop.learning.metrics import Metric, check_metrics
+from feddrop.methods.method import Job, Method, Setup, State, Update
 from feddrop.subnets import probe
+from feddrop.subnets.parameters import Params
 
 
-def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, descends: bool) -> None:
+def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Metric], *, descends: bool) -> None:
     """Raise if outputs do not fit the targets, or a custom loss or metric does not return a number.
 
     ``descends`` says whether devices descend the loss, which then needs a gradient; custom methods may not.
@@ -28,8 +32,45 @@ def try_network(setup: Setup, dataset: Dataset, metrics: Mapping[str, Loss], *, 
             return
         outputs = call_model(model, inputs)
         check_custom_loss(setup.loss, outputs, targets, learned=descends)
+        total = sum(tensor.nbytes for tensor in probe.tensors_in(outputs)) * len(dataset.test_y) // 2
         with torch.no_grad():
-            check_metrics(metrics, outputs, targets)
+            check_metrics(metrics, outputs, targets, total_bytes=total)
+
+
+def try_outputs(setup: Setup, dataset: Dataset) -> tuple[Any, Tensor]:
+    """Return the network's outputs for one sample, and its target; no outputs if the network fails."""
+    try:
+        with torch.no_grad(), probe.running(setup.model, setup.example, 1) as (model, inputs):
+            return call_model(model, inputs), dataset.train_y[:1]
+    except Exception:  # the checks before the run say why
+        return None, dataset.train_y[:1]
+
+
+def uses_server_mean(setup: Setup, method: Method, state: State, params: Params, rates: Mapping[int, float]) -> bool:
+    """Return whether a method merges with ``setup.mean_of``; True also if it cannot be tried on updates of zeros.
+
+    Args:
+        setup: what the method was built from.
+        method: the method.
+        state: its initial state.
+        params: the initial network.
+        rates: rates of the devices of the first round.
+    """
+    before = setup.means
+    state, params = ({name: tensor.clone() for name, tensor in tensors.items()} for tensors in (state, params))
+    try:
+        updates = [(job, _zero_update(method, job)) for job in method.plan(state, params, 1, rates, setup.seed)]
+        method.merge(state, params, iter(updates))
+    except Exception:  # the method refuses such updates; the first round tells
+        return True
+    return setup.means > before
+
+
+def _zero_update(method: Method, job: Job) -> Update:
+    payload = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in job.asks.items()}
+    subnet = method.answer(job, payload) if method.answer else method.cut(job)
+    values = {name: torch.zeros(piece.size) for name, piece in subnet.items()}
+    return Update(device=job.device, num_samples=1, loss=1.0, subnet=subnet, values=values, payload=payload)
 
 
 def single_sample_notice(setup: Setup, samples: Sequence[int]) -> str:

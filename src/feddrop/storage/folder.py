@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.config.parsing import json_line
-from feddrop.errors import RunError, clean
+from feddrop.errors import FeddropWarning, RunError, clean
 from feddrop.storage import manifest, recovery
 from feddrop.storage.files import append_line, is_empty, locked, os_errors, sync_folder, write_atomically
 from feddrop.storage.reading import CONFIG, MANIFEST, METRICS, OVERWRITING, REPORT, RunReader
@@ -63,13 +64,18 @@ class RunFolder(RunReader):
 
         return Memories(self.path / MEMORIES)
 
-    def checkpoint(self, *, best: bool = False) -> Checkpoint:
-        """Read the newest intact checkpoint, or with ``best`` that of the round with the best test result."""
+    def checkpoint(self, *, best: bool = False, strict: bool = False) -> Checkpoint:
+        """Read the newest intact checkpoint, or with ``best`` that of the round with the best test result.
+
+        If the checkpoint of the last round is damaged or missing, an earlier one is a FeddropWarning; with ``strict``,
+        a RunError.
+        """
         from feddrop.storage.checkpoints import DamagedError, load_checkpoint, read_checkpoint
 
         found, problem = None, "holds no checkpoint that can be read. Let it finish a round"
         if not best:
             found = load_checkpoint(self.path / CHECKPOINTS)
+            self._compare_with_last(found, strict=strict)
         elif wanted := recovery.best_round(self.records()):
             try:
                 found = read_checkpoint(self.path / CHECKPOINTS, wanted[1])
@@ -80,6 +86,27 @@ class RunFolder(RunReader):
         if found is None:
             raise RunError(f"{clean(self.path)} {problem}.")
         return found
+
+    def _compare_with_last(self, found: Checkpoint | None, *, strict: bool) -> None:
+        """Warn, or raise, if a checkpoint is not of the last round."""
+        from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+
+        saved, lines = saved_rounds(self.path / CHECKPOINTS), self.records()
+        last = max([*saved[-1:], *(record.round for record in lines[-1:])], default=0)
+        if found is None or found.round >= last:
+            return
+        why = ""
+        try:
+            read_checkpoint(self.path / CHECKPOINTS, last)
+        except DamagedError as error:
+            why = f": {error}"
+        begin = f"the checkpoint of round {last}, the last of {clean(self.path)}, is damaged or missing{why}"
+        if strict:
+            raise RunError(
+                f"{begin}. Resume the run to repeat the round, or use round {found.round} with strict=False."
+            )
+        text = f"{begin}. Using round {found.round} instead; resume the run to repeat the rounds after it."
+        warnings.warn(text, FeddropWarning, stacklevel=4)
 
     def saved_round(self) -> int:
         """Return the round that the run would resume after: the newest intact one; 0 for the start."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from feddrop.config import RunConfig
+    from feddrop.data import Preprocessing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -54,9 +55,16 @@ class LoadedRun:
         """Return the rounds as a pandas table; with ``devices``, one row per device per round, not one per round."""
         return tables.to_pandas(self.rounds, devices=devices)
 
-    def model(self, model: nn.Module | Callable[[int], nn.Module] | None = None, *, best: bool = False) -> nn.Module:
+    def model(
+        self,
+        model: nn.Module | Callable[[int], nn.Module] | None = None,
+        *,
+        best: bool = False,
+        with_preprocessing: bool = False,
+        strict: bool = False,
+    ) -> nn.Module:
         """Return the trained network, as :func:`load_model` does."""
-        return load_model(self.folder, model, best=best)
+        return load_model(self.folder, model, best=best, with_preprocessing=with_preprocessing, strict=strict)
 
 
 def load_run(folder: str | Path) -> LoadedRun:
@@ -82,7 +90,12 @@ def load_run(folder: str | Path) -> LoadedRun:
 
 
 def load_model(
-    folder: str | Path, model: nn.Module | Callable[[int], nn.Module] | None = None, *, best: bool = False
+    folder: str | Path,
+    model: nn.Module | Callable[[int], nn.Module] | None = None,
+    *,
+    best: bool = False,
+    with_preprocessing: bool = False,
+    strict: bool = False,
 ) -> nn.Module:
     """Return the network that a run trained.
 
@@ -90,6 +103,10 @@ def load_model(
         folder: the run folder.
         model: for a run with a custom network, that network or a function from a seed to it. It is not modified.
         best: return the network of the round with the best test result, not of the last round.
+        with_preprocessing: return a network that takes raw inputs, as they were given to :func:`feddrop.from_arrays`:
+            it transposes, resizes and normalises them as the run did.
+        strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
+            and the earlier round that is used.
 
     Raises:
         RunError: no checkpoint is intact, or it belongs to another network.
@@ -106,7 +123,7 @@ def load_model(
 
     run = RunFolder(folder)
     config, about = run.config(), run.about()
-    values = run.checkpoint(best=best).groups.get("params", {})
+    values = run.checkpoint(best=best, strict=strict).groups.get("params", {})
     if model is not None:
         network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):
@@ -117,7 +134,7 @@ def load_model(
     if {name: tuple(value.shape) for name, value in values.items()} != parameters.shapes(network):
         raise RunError(f"the checkpoint in {clean(run.path)} belongs to another network. Pass the one it trained.")
     parameters.load_into(network, dict(values))
-    return network
+    return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
 
 
 def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Path:
@@ -129,6 +146,16 @@ def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Pa
         devices: write one row per device per round, not one per round.
     """
     return tables.write(load_run(folder).rounds, Path(path), devices=devices)
+
+
+def _preprocessing(about: Mapping[str, Any], folder: Path) -> list[Preprocessing | None]:
+    """Return what was done to every input of the run's data."""
+    from feddrop.data import Preprocessing
+
+    try:
+        return [entry and Preprocessing.from_json(entry) for entry in about["preprocessing"]]
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"run.json of {clean(folder)} lacks the preprocessing of its data. Load it without.") from None
 
 
 def _build_network(config: RunConfig, about: Mapping[str, Any], folder: Path) -> nn.Module:

@@ -95,6 +95,8 @@ def resumed(
     now, where = json_value(facts), clean(folder)
     if other := [what for key, what in FIXED.items() if key in now and before.get(key) != now[key]]:
         raise RunError(f"{where} was started with another {other[0]}. Use the same one to resume it.")
+    for name, why in _changed_objects(before, now).items():
+        raise RunError(f"{where} was started with another {name}: {why}. Use the same one to resume it.")
     entries = before.get("resumed")
     history = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS}
@@ -108,6 +110,35 @@ def resumed(
     if changed:
         entry["changed"] = {key: value for key, (_, value) in changed.items()}
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
+
+
+def comparable(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what counts of an object's fingerprint: no name if its code is known, nothing if it is not stable."""
+    if part.get("stable") is False:
+        return {}
+    return {
+        key: comparable(value) if isinstance(value, Mapping) else value
+        for key, value in part.items()
+        if key != "name" or "code" not in part
+    }
+
+
+def _changed_objects(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Return the custom objects that changed since the start, and how; those that cannot be compared are left out."""
+    old, new = (about.get("identity") or {} for about in (before, now))
+    known, found = old.get("objects") if isinstance(old, dict) else None, {}
+    other_python = str(before.get("python")).split(".")[:2] != platform.python_version().split(".")[:2]
+    for name, part in (new.get("objects") or {}).items():
+        first = known.get(name) if isinstance(known, dict) else None
+        if not isinstance(first, dict) or False in (first.get("stable"), part.get("stable")):
+            continue
+        if other_python and "code" in part:  # another version compiles to other bytecode
+            continue
+        was, is_ = flat(comparable(first)), flat(comparable(part))
+        if keys := [key for key in dict.fromkeys((*was, *is_)) if was.get(key) != is_.get(key)]:
+            pairs = [f"{key} was {clean(was.get(key), 60)}, is {clean(is_.get(key), 60)}" for key in keys[:2]]
+            found[name] = "; ".join(pairs)
+    return found
 
 
 def check_config(

@@ -13,6 +13,11 @@ from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
 
+_ABSENT: tuple[Any, ...] = (None, "", {}, ())
+WORST = "worst_decile"
+"""The metric that holds the mean accuracy of the worst tenth of the devices."""
+LATE = "late"
+"""Status of a device whose update counts although its simulated latency exceeds the deadline."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -29,7 +34,7 @@ class _Record(Mapping[str, Any]):
         return getattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in self.__slots__ if key not in self._rare or getattr(self, key))
+        return (key for key in self.__slots__ if key not in self._rare or getattr(self, key) not in _ABSENT)
 
     def __contains__(self, key: object) -> bool:
         return any(key == one for one in self)
@@ -59,7 +64,8 @@ class DeviceRecord(_Record):
         binding: the active limit: ``"deadline"``, ``"energy"``, ``"deadline+energy"``, ``"rate cap"`` or ``"none"``;
             None without a radio.
         loss: mean training loss.
-        status: ``"ok"``, ``"left out"``, or why its update was refused.
+        status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
+            ``"left out"``; or why its update was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -96,6 +102,11 @@ class DeviceRecord(_Record):
     )
 
     @property
+    def usable(self) -> bool:
+        """Whether the device returned a usable update, in time or late."""
+        return self.status in ("ok", LATE)
+
+    @property
     def took_part(self) -> bool:
         """Whether the device took part in the round, that is, was not left out."""
         return self.status != "left out"
@@ -114,7 +125,9 @@ class RoundRecord(_Record):
         round: its number, from 1.
         train_loss: mean over the samples of all devices whose update was valid, including those that Krum rejected.
         test_loss: of the full model on the test set; None if it was not evaluated or is not finite.
-        test_accuracy: from 0 to 1, likewise; None also if the loss is not cross-entropy.
+        test_accuracy: from 0 to 1, likewise; None also if the outputs are not class scores.
+        val_loss: of the full model on the validation samples; None without ``data.validation``.
+        val_accuracy: likewise.
         push_bytes: bytes of all frames to devices.
         pull_bytes: bytes of all frames from devices.
         latency_s: seconds of the slowest device, simulated or measured by the server; None without a radio.
@@ -123,6 +136,7 @@ class RoundRecord(_Record):
         deadline_s: the deadline in force; None without a radio.
         objective: the allocator's objective; None without a radio.
         metrics: custom metrics by name.
+        device_accuracy: accuracy of every device of the run, if it was measured; None where it is unknown.
         devices: one entry per device that took part or was left out.
     """
 
@@ -130,6 +144,8 @@ class RoundRecord(_Record):
     train_loss: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
     push_bytes: int = 0
     pull_bytes: int = 0
     latency_s: float | None = None
@@ -138,29 +154,37 @@ class RoundRecord(_Record):
     deadline_s: float | None = None
     objective: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    device_accuracy: tuple[float | None, ...] = ()
     devices: tuple[DeviceRecord, ...] = ()
 
-    _rare: ClassVar[frozenset[str]] = frozenset({"metrics"})
+    _rare: ClassVar[frozenset[str]] = frozenset({"metrics", "val_loss", "val_accuracy", "device_accuracy"})
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
         """Read a line; unknown keys are ignored, wrong values are a RunError that names ``where``."""
         if problem := _malformed(line):
             raise RunError(f"{where}{problem}. {_EDITED}")
-        metrics = line.get("metrics") or {}
+        metrics, of_devices = line.get("metrics") or {}, line.get("device_accuracy") or []
         return cls(
             round=integer(line, "round", where),
             metrics={str(name): number(metrics, name, where) for name in metrics},
+            device_accuracy=tuple(number(dict(enumerate(of_devices)), n, where) for n in range(len(of_devices))),
             devices=tuple(DeviceRecord.from_json(entry, where) for entry in line["devices"]),
-            **_values(cls, line, where, ("round", "metrics", "devices")),
+            **_values(cls, line, where, ("round", "metrics", "device_accuracy", "devices")),
         )
 
     @property
     def score(self) -> float | None:
-        """Test result, higher is better: the accuracy, or else the negative loss; None if neither is finite."""
-        if self.test_accuracy is not None and math.isfinite(self.test_accuracy):
-            return self.test_accuracy
-        return -self.test_loss if self.test_loss is not None and math.isfinite(self.test_loss) else None
+        """What chooses the best round, higher is better: the accuracy, or else the negative loss.
+
+        On the validation samples if there are any, otherwise on the test set; None if neither number is finite.
+        """
+        validated = self.val_loss is not None or self.val_accuracy is not None
+        part = (self.val_accuracy, self.val_loss) if validated else (self.test_accuracy, self.test_loss)
+        accuracy, loss = (value if value is not None and math.isfinite(value) else None for value in part)
+        if accuracy is not None:
+            return accuracy
+        return None if loss is None else -loss
 
     @property
     def diverged(self) -> bool:
@@ -171,11 +195,14 @@ class RoundRecord(_Record):
 
     def scalars(self) -> dict[str, float]:
         """Return every known number of the round by name, custom metrics included."""
-        found = {key: self[key] for key in self if key not in ("round", "metrics", "devices")}
+        found = {key: self[key] for key in self if key not in _NOT_SCALAR}
         rates = [device.rate for device in self.devices if device.took_part and device.rate is not None]
         found |= {"devices": len([d for d in self.devices if d.took_part])}
         found |= {"mean_rate": sum(rates) / len(rates) if rates else None, **self.metrics}
         return {key: float(value) for key, value in found.items() if value is not None}
+
+
+_NOT_SCALAR = ("round", "metrics", "device_accuracy", "devices")
 
 
 def _malformed(line: Any) -> str:
@@ -184,6 +211,8 @@ def _malformed(line: Any) -> str:
         return " must be an object with a round number and a list of devices"
     if not isinstance(metrics := line.get("metrics") or {}, Mapping):
         return f": 'metrics' is {metrics!r:.60}; it must be an object of numbers"
+    if not isinstance(of_devices := line.get("device_accuracy") or [], list | tuple):
+        return f": 'device_accuracy' is {of_devices!r:.60}; it must be a list of numbers"
     if wrong := [entry for entry in line["devices"] if not isinstance(entry, Mapping)]:
         return f": every device must be an object, not {wrong[0]!r:.60}"
     numbers = [one for entry in line["devices"] if isinstance(one := entry.get("device"), int)]
@@ -200,7 +229,7 @@ def integer(item: Mapping[str, Any], key: str, where: str) -> int:
     raise RunError(f"{where}: {key!r} is {_short(value)}; it must be an integer. {_EDITED}")
 
 
-def number(item: Mapping[str, Any], key: str, where: str) -> float | None:
+def number(item: Mapping[Any, Any], key: Any, where: str) -> float | None:
     """Return ``item[key]``, a number; None if it is absent, null or (a loss that diverged) infinite."""
     value = item.get(key)
     if value is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Columns = dict[str, list[Any]]
 
 _DTYPES = {"int": "int64", "float": "float64", "str": "object"}
+_NESTED = ("metrics", "device_accuracy", "devices")
 
 
 def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
@@ -33,7 +34,7 @@ def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
         return {"round": [number for number, _ in pairs]} | {
             name: [getattr(device, name) for _, device in pairs] for name in names
         }
-    names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in ("metrics", "devices")]
+    names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in _NESTED]
     metrics = list(dict.fromkeys(name for record in rounds for name in record.metrics))
     return {name: [getattr(record, name) for record in rounds] for name in names} | {
         f"metrics.{name}": [record.metrics.get(name) for record in rounds] for name in metrics

@@ -17,7 +17,7 @@ class Blueprint:
     """The tensors of a network, which of them can be dropped, and its units, which are traced on first use.
 
     Weights are those of :func:`feddrop.subnets.parameters.weights`: tensors of two or more dimensions, including those
-    of recurrent layers and embeddings. Norms are never dropped, biases only on request.
+    of recurrent layers and embeddings. Norms and frozen parameters are never dropped, biases only on request.
 
     Attributes:
         shapes: shape of every parameter and float buffer, in the network's order.
@@ -31,7 +31,7 @@ class Blueprint:
     def __init__(self, model: nn.Module, example: Example) -> None:
         """Read a network without changing it; ``example`` is its input, see :data:`feddrop.subnets.probe.Example`."""
         self.shapes = parameters.shapes(model)
-        weights = parameters.weights(model)
+        weights = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
         self.weights = {name: parameters.layer_of(name) for name in weights}
         self.layers = list(dict.fromkeys(self.weights.values()))
         first = {id(weight): self.weights[name] for name, weight in weights.items()}
@@ -42,7 +42,9 @@ class Blueprint:
             if id(p) in first and layer not in self.layers
         }
         rest = {
-            name: parameters.layer_of(name) for name, p in model.named_parameters() if name not in weights and p.numel()
+            name: parameters.layer_of(name)
+            for name, p in model.named_parameters()
+            if name not in weights and p.numel() and p.requires_grad
         }
         self.biases = {name: self.tied.get(layer, layer) for name, layer in rest.items()}
         self.biases = {name: layer for name, layer in self.biases.items() if layer in self.layers}

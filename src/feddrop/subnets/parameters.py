@@ -80,6 +80,11 @@ def _floats(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
+def frozen(model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that are not trained; every device has them from the start."""
+    return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
 def counters(model: nn.Module) -> Params:
     """Copy the buffers of a network that are not floats (counters, tables); they are not sent but reset every round."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}

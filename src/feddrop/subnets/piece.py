@@ -7,6 +7,7 @@ with zeros in between; at the unit level the kept positions form a smaller dense
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,18 @@ def gather(tensor: Tensor, piece: Piece) -> Tensor:
     # The positions are in range; "clip" avoids NumPy's slow path with range checks.
     np.take(flat.numpy(), piece.index, out=values, mode="clip")
     return torch.from_numpy(values)
+
+
+def scaled(tensor: Tensor, piece: Piece) -> Tensor:
+    """Return the kept values of a full tensor as a device gets them, flat ``[size]``."""
+    kept = gather(tensor, piece)
+    factors = piece.factors(kept)
+    return kept if isinstance(factors, float) and factors == 1.0 else kept * factors
+
+
+def without(subnet: Subnet, names: Set[str]) -> Subnet:
+    """Return a subnet without the tensors of these names."""
+    return {name: piece for name, piece in subnet.items() if name not in names} if names else subnet
 
 
 def scatter(values: Tensor, piece: Piece) -> Tensor:

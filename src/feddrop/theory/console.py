@@ -23,7 +23,7 @@ from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
-from feddrop.storage.checkpoints import load_checkpoint
+from feddrop.storage import RunFolder
 from feddrop.storage.files import read_whole
 from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
@@ -97,9 +97,7 @@ def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> 
 def subject_of_run(folder: Path, seed: int) -> Subject:
     """Return the newest checkpoint of a run with its data, samples per device and rounds."""
     config = RunConfig.from_file(folder / "config.toml")
-    loaded = load_checkpoint(folder / "checkpoints")
-    if loaded is None:
-        raise RunError(f"{folder} has no checkpoint yet. Choose a run with at least one finished round.")
+    loaded = RunFolder(folder).checkpoint()
     about = _about(folder / "run.json")
     for custom in sorted({"data", "loss"} & {*(about.get("custom") or ())}):
         raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
