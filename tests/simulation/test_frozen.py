@@ -77,7 +77,7 @@ def test_every_method_leaves_them_at_home(tmp_path, method):
 
 def test_the_radio_counts_what_is_sent(tmp_path):
     ready = feddrop.Run(config("rate=0.5"), tmp_path / "run", model=lora()).prepared
-    work = workload(ready.task, ready.method, ready.flops, ready.samples, "float32")
+    work = workload(ready.task, ready.method, ready.flops, ready.samples, "float32", ready.frozen)
     trained = sum(p.numel() for p in ready.model.parameters() if p.requires_grad)
     assert work.parameters == trained
     assert sum(work.sizes(0.0).kept.values()) == trained

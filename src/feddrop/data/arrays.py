@@ -113,11 +113,12 @@ def assemble(
     """
     import torch  # here, so that importing this module stays fast
 
-    for what, x in zip(("x", "test_x"), (train, test), strict=True) if normalise else ():
-        for note in filter(None, (outlier(part) for part in as_tuple(x) if part.dtype.kind == "f")):
+    inputs, test_inputs = as_tuple(train), as_tuple(test)
+    for what, parts in (("x", inputs), ("test_x", test_inputs)) if normalise else ():
+        for note in filter(None, (outlier(part) for part in parts if part.dtype.kind == "f")):
             warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
     pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
-    for a, b, last in zip(as_tuple(train), as_tuple(test), channels_last, strict=True):
+    for a, b, last in zip(inputs, test_inputs, channels_last, strict=True):
         if is_tokens(a):
             pairs.append((a.astype(np.int64), b.astype(np.int64)))
             steps.append(None)

@@ -151,8 +151,8 @@ class Device:
         self._numbers = range(len(task.parts)) if number is None else range(number, number + 1)
         self.model = copy.deepcopy(task.setup.model).to(task.torch_device)  # training overwrites it
         self._counters = parameters.counters(self.model)
-        names, known = parameters.frozen(task.setup.model), parameters.from_model(task.setup.model)
-        self._frozen = {name: tensor for name, tensor in known.items() if name in names}
+        frozen = [(name, p) for name, p in task.setup.model.named_parameters() if not p.requires_grad]
+        self._frozen = {name: p.detach().to("cpu", copy=True).contiguous() for name, p in frozen}
         self.method = task.factory(replace(task.setup, model=self.model))
         norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         self._norms = any(isinstance(module, norms) for module in self.model.modules())

@@ -51,6 +51,7 @@ class Prepared:
         roster: chooses the devices of a round.
         scheme: chooses their rates.
         params: the initial network.
+        frozen: names of the parameters that are not trained.
         state: the method's initial state.
         gains: the measured gains of the cell, if it has any.
     """
@@ -67,6 +68,7 @@ class Prepared:
     roster: Roster
     scheme: RateScheme
     params: Params
+    frozen: frozenset[str]
     state: State
     gains: MeasuredGains | None
 
@@ -97,7 +99,8 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         checked_method(method, "method")
     counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
-    work = workload(task, method, counted, samples, config.execution.dtype)
+    frozen = parameters.frozen(task.setup.model)
+    work = workload(task, method, counted, samples, config.execution.dtype, frozen)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
     fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
     params = parameters.from_model(task.setup.model)
@@ -114,6 +117,7 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         roster=roster,
         scheme=scheme,
         params=params,
+        frozen=frozen,
         state=checked_state(method.init(params), "init"),
         gains=fading if isinstance(fading, MeasuredGains) else None,
     )
@@ -168,7 +172,9 @@ def _class_shares(dataset: Dataset, parts: Sequence[npt.NDArray[Any]], classes: 
     return counts / counts.sum(1, keepdim=True)
 
 
-def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int], dtype: str) -> Workload:
+def workload(
+    task: Task, method: Method, counted: Flops, samples: Sequence[int], dtype: str, frozen: frozenset[str]
+) -> Workload:
     """Return what a scheme knows about the training."""
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
@@ -180,7 +186,7 @@ def workload(task: Task, method: Method, counted: Flops, samples: Sequence[int],
         samples=[count * task.setup.train.epochs for count in samples],
         parameters=sum(p.numel() for p in task.setup.model.parameters() if p.requires_grad),
         flops=flops_of,
-        sizes=method.sizes and partial(_sent_sizes, method.sizes, parameters.frozen(task.setup.model)),
+        sizes=method.sizes and partial(_sent_sizes, method.sizes, frozen),
         dtype=dtype,
     )
 

@@ -120,9 +120,10 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     classes = dataset.num_classes
     known = dataset.class_names and run.parts and not dataset.train_y.is_floating_point()
     counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), classes) if known else None
+    identity = supplied(run)
     return {
         "label": label,
-        "identity": supplied(run),
+        "identity": identity,
         "command": command or ("" if custom else "feddrop run config.toml"),
         "network": type(model).__name__ if "network" in custom else run.config.model.name,
         "data": dataset.name,
@@ -144,7 +145,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         "budget_j": run.scheme.budgets(),
         "rates": dict(getattr(run.scheme, "kept_settings", {})),
         "gains_crc32": gains.crc32() if gains else None,
-        "data_crc32": dataset.crc32(),
+        "data_crc32": identity["objects"]["data"]["crc32"],
         "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
         "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},
     }

@@ -34,7 +34,6 @@ from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
-from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
 log = logging.getLogger("feddrop")
@@ -117,13 +116,14 @@ class Run:
         preflight.check_config(config, custom)
         if resume and overwrite:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
-        for line in CustomObjects(method=method).notices(config, ()):
-            log.warning(line)
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
-        before = self._disk.config() if resume and method is not None else None
-        self.config = with_method(config, method, before).located()
+        if method is not None:
+            for line in CustomObjects(method=method).notices(config, ()):
+                log.warning(line)
+            config = with_method(config, method, self._disk.config() if resume else None)
+        self.config = config.located()
         if resume:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
@@ -192,7 +192,7 @@ class Run:
             memories=self._memories,
             guard=guard,
             min_devices=config.server.min_devices,
-            frozen=parameters.frozen(ready.model),
+            frozen=ready.frozen,
         )
         if round_ == 1 and config.server.mean != "mean" and ready.task.setup.means == means:
             raise RunError(preflight.unused_mean(config))
