@@ -55,8 +55,8 @@ def paper(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from feddrop.config.execution import check_address
-    from feddrop.errors import one_of, within
+    from feddrop.config.execution import address_problems
+    from feddrop.errors import ConfigError, one_of, within
     from reproduction.console import overview, run, verdicts
     from reproduction.experiments import EXPERIMENTS
     from reproduction.framework.scales import NAMES
@@ -65,6 +65,8 @@ def paper(
     one_of("scale", scale, NAMES)
     if workers is not None:
         within("workers", workers, 1, 1024)
+    for problem in address_problems("--ray", ray or ""):
+        raise ConfigError(problem)
     for name in names:
         one_of("experiment", name, [*(experiment.name for experiment in EXPERIMENTS), "all"])
     screen = Console()
@@ -81,7 +83,7 @@ def paper(
         train=train,
         torch_device=torch_device,
         console=screen,
-        ray=None if ray is None else check_address("--ray", ray),
+        ray=ray,
     )
     screen.print(verdicts(judged) if "all" in names else Markdown(page.read_text(encoding="utf-8")))
     print(f"Page: {page}")

@@ -72,7 +72,8 @@ def _measure(scale: Scale, name: str, dataset: data.Dataset, build: Callable[[in
     rounds = SHORT if scale.name == "smoke" else ROUNDS[name]
     found: dict[str, Any] = {"data": dataset.name, "rounds": list(rounds), "seeds": []}
     for seed in scale.seeds:
-        chosen = torch.from_numpy(permutation(derive(seed, "theorem"), len(dataset.train_y))[:IMAGES])
+        order = permutation(derive(seed, "theorem"), len(dataset.train_y))
+        chosen = torch.from_numpy(order[: min(IMAGES, scale.theory_batch)])
         x, y, model = dataset.train_x[chosen], dataset.train_y[chosen], build(seed)
         parts = [slice(k * len(x) // DEVICES, (k + 1) * len(x) // DEVICES) for k in range(DEVICES)]
         every, places = Place(model, x, y), [Place(model, x[part], y[part]) for part in parts]

@@ -52,7 +52,7 @@ def test_rivals_are_feasible_and_never_better():
                 continue
             assert worst_breach(found, one) <= 1e-9
             assert found.objective >= best * (1 - 1e-9)
-            if found.method == "alternating":
+            if found.scheme == "alternating":
                 assert (np.diff(found.history[:, 1]) <= 0).all()
                 worst = max(worst, found.objective / best - 1)
     assert worst > 0.02  # it stops short of the optimum
