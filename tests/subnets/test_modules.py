@@ -1,4 +1,4 @@
-"""Recurrent layers, torch's attention and packed projections are cut by units, and equal the full network with zeros."""
+"""Recurrent layers, attention and packed projections, cut by units, equal the full network with zeros."""
 
 from __future__ import annotations
 

@@ -109,7 +109,9 @@ class CutAttention(nn.MultiheadAttention):
         swapped = not single and not self.batch_first
         inputs = [t.unsqueeze(0) if single else t.transpose(0, 1) if swapped else t for t in (query, key, value)]
         packed = self.in_proj_weight is not None
-        weights = self.in_proj_weight.chunk(3) if packed else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = (
+            self.in_proj_weight.chunk(3) if packed else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        )
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (
             (functional.linear(x, w, b) * self.factor).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
