@@ -42,7 +42,7 @@ from feddrop.methods.windows import window
 from feddrop.seeds import derive, philox_words
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.masks import kept_count
+from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, full_piece, gather
 from feddrop.subnets.units import shrink, unit_pieces
@@ -64,7 +64,11 @@ def build_fjord(setup: Setup, config: FjORD) -> Method:
         {0.0: 80, 0.5: 48, 0.64: 48, 0.99: 16}
     """
     it = _Fjord(setup, config)
-    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes)
+
+    def at(state: State, params: Params, _: int, rate: float, __: int) -> nn.Module:
+        return at_width(setup, config, params, state, config.widths[config.widest(check_rate(rate))])
+
+    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes, at=at)
 
 
 def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: float) -> nn.Module:

@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from feddrop.config import Windows
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
+from feddrop.methods.sizes import device_network
 from feddrop.subnets.coupling import place
 from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
@@ -48,7 +49,8 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     blueprint, subnet = setup.blueprint(), config.subnets()
     cut_at, sizes_at = unit_cutter(blueprint, subnet), sizer(blueprint, subnet)
     graph = blueprint.units
-    network_for = shrinker(setup.model, blueprint, _scaler(setup, moves=moves))
+    scale = _scaler(setup, moves=moves)
+    network_for = shrinker(setup.model, blueprint, scale)
 
     def init(_: Params) -> State:
         if setup.rates is not None:
@@ -72,7 +74,8 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(params, updates), state
 
-    return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+    method = Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+    return method._replace(at=partial(device_network, setup, method, prepare=scale))
 
 
 def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Size
 from feddrop.storage import DeviceRecord, RoundRecord, load_run
-from feddrop.storage.records import LATE, number
+from feddrop.storage.records import KEPT_AT, LATE, UNTRAINED, number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12  # the most custom metrics that are drawn
+_RATE = re.compile(rf"{KEPT_AT}(0(?:\.\d+)?|\de-\d+)")
 _TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 
@@ -48,6 +49,8 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
         class_counts=counts,
         class_names=names,
         metrics=_custom_metrics(run.rounds),
+        sizes=_sizes(run.rounds),
+        untrained=run.rounds[-1].metrics.get(UNTRAINED) or 0.0,
         suspicions=_suspicions(run.rounds),
         **_by_device(run.rounds, devices),
     )
@@ -88,10 +91,20 @@ def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:
 def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
     """Return the custom metrics, one value per round."""
     names = dict.fromkeys(name for record in rounds for name in record.metrics)
+    names = {name: None for name in names if name != UNTRAINED and not name.startswith(KEPT_AT)}
     return {
         clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
         for name in itertools.islice(names, MOST_METRICS)
     }
+
+
+def _sizes(rounds: Sequence[RoundRecord]) -> tuple[Size, ...]:
+    """Return the results of the sub-models in the last round that has any, by rate."""
+    measured = (record.metrics for record in reversed(rounds) if any(map(_RATE.fullmatch, record.metrics)))
+    last = next(measured, {})
+    rates = [match[1] for match in map(_RATE.fullmatch, last) if match]
+    found = {rate: _floats(last.get(f"{what}_at_{rate}") for what in ("kept", "accuracy", "loss")) for rate in rates}
+    return tuple(Size(float(rate), *map(float, values)) for rate, values in found.items())
 
 
 def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,15 @@ LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
+class Size(NamedTuple):
+    """The sub-model of one rate γ: the share of values it keeps, and its test accuracy or loss; NaN where unknown."""
+
+    rate: float
+    kept: float
+    accuracy: float
+    loss: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
@@ -55,6 +64,8 @@ class RunLog:
         metrics: one array ``[R]`` per custom metric, by name; NaN where absent.
         suspicious: which updates were marked as suspicious, ``[R, K]``.
         suspicions: how often updates were marked, by (shortened) reason.
+        sizes: the sub-models that were evaluated last, by rate.
+        untrained: share of the trainable parameters that no device has held.
     """
 
     name: str
@@ -73,6 +84,8 @@ class RunLog:
     metrics: Mapping[str, Floats]
     suspicious: npt.NDArray[np.bool_]
     suspicions: Mapping[str, int]
+    sizes: tuple[Size, ...] = ()
+    untrained: float = 0.0
 
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
@@ -159,6 +172,21 @@ class RunLog:
         """Mean rate over all devices and rounds; NaN if no rate is known."""
         rates = self.values("rate")[np.isfinite(self.values("rate"))]
         return float(rates.mean()) if rates.size else float("nan")
+
+    @property
+    def kept_bytes(self) -> Floats:
+        """Bytes sent to each device as a share of a frame with the full network, ``[R, K]``; NaN if unknown."""
+        full, table = self.info.get("full_bytes"), self.config.get("execution")
+        sizes = (
+            {name: size for name, size in full.items() if isinstance(size, int) and size > 0}
+            if isinstance(full, dict)
+            else {}
+        )
+        usual = table.get("dtype") if isinstance(table, dict) else None
+        dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
+        whole = np.select([dtypes == name for name in sizes], [float(size) for size in sizes.values()], np.nan)
+        sent = self.values("push_bytes")
+        return np.where(sent > 0, sent / whole, np.nan)
 
     @property
     def saving(self) -> float:

@@ -20,6 +20,7 @@ from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
+from feddrop.methods.sizes import NO_AT
 from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
@@ -265,6 +266,12 @@ def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
             yield f"metrics has {name!r}, which the method records itself. Use another name."
 
 
+def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
+    """The method says which sub-model a device of some rate holds."""
+    if run.config.eval_rates and run.method.at is None:
+        yield f"eval_rates is {list(run.config.eval_rates)}, but {NO_AT}"
+
+
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
     plan = run.scheme.decide(1)
@@ -299,6 +306,7 @@ RUN_CHECKS = (
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,
+    sub_models_can_be_built,
     first_round_can_be_planned,
     method_uses_the_mean,
 )

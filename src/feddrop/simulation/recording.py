@@ -10,6 +10,7 @@ from typing import Any
 
 from feddrop import data
 from feddrop.config import CustomMethod
+from feddrop.config.execution import DTYPES
 from feddrop.errors import named_object
 from feddrop.learning.losses import LOSSES
 from feddrop.simulation.custom import REPLACED
@@ -20,6 +21,7 @@ from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.records import LATE, WORST
 from feddrop.subnets import parameters
+from feddrop.wire import frame_bytes
 
 TOLERANCE = 1e-6
 """A latency exceeds the deadline from this relative excess on: rates are solved to the deadline."""
@@ -136,6 +138,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         },
         "preprocessing": [step and step.to_json() for step in dataset.preprocessing],
         "parameters": parameters.count_parameters(model),
+        "full_bytes": _full_bytes(run),
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
@@ -149,6 +152,12 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         "parts_crc32": reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), run.parts, 0),
         "state": {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in run.state.items()},
     }
+
+
+def _full_bytes(run: Prepared) -> dict[str, int]:
+    """Return the size of a frame with the full network, without frozen parameters, by dtype."""
+    sizes = {name: tensor.numel() for name, tensor in run.params.items() if name not in run.frozen}
+    return {dtype: frame_bytes(sizes, dtype) for dtype in DTYPES}
 
 
 def supplied(run: Prepared) -> dict[str, Any]:

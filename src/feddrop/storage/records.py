@@ -16,6 +16,12 @@ from feddrop.errors import RunError, clean
 _ABSENT: tuple[Any, ...] = (None, "", {}, ())
 WORST = "worst_decile"
 """The metric that holds the mean accuracy of the worst tenth of the devices."""
+UNTRAINED = "untrained"
+"""The metric that holds the share of the trainable parameters that no device has held so far; absent if 0."""
+KEPT_AT = "kept_at_"
+"""Begins the names of the metrics that hold the share of all values that a sub-model of some rate keeps."""
+DRAWS = 5
+"""Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
 _EDITED = "Was it edited by hand?"
