@@ -308,11 +308,11 @@ def test_random_mixtures_of_packed_layers(seed):
 
 @pytest.mark.parametrize(("rate", "share"), [(0.2, 0.80), (0.5, 0.51), (0.9, 0.12)])
 def test_an_lstm_keeps_the_share_of_its_rate(rate, share):
-    """The language model of Shakespeare: 86 characters. Only the table of its embedding is kept whole."""
-    model = lstm(vocabulary=86, num_classes=86)
+    """The language model of Shakespeare: 96 characters. Only the table of its embedding is kept whole."""
+    model = lstm(vocabulary=96, num_classes=96)
     blueprint, config = Blueprint(model, TOKENS), Subnets(level="unit")
     sizes, subnet = sizer(blueprint, config)(rate), cutter(blueprint, config)(1, rate)
     assert sizes == {name: piece.size for name, piece in subnet.items()}
     total = sum(p.numel() for p in model.parameters())
     assert sum(sizes.values()) / total == pytest.approx(share, abs=0.01)
-    assert sizes["embedding.weight"] == 86 * 64
+    assert sizes["embedding.weight"] == 96 * 64

@@ -112,11 +112,8 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         yield "Mean rate γ", f"{run.mean_rate:.3g}", note
         kept = run.kept_bytes[np.isfinite(run.kept_bytes)]
         if kept.size:
-            yield (
-                "Bytes kept",
-                in_percent(float(kept.mean())),
-                f"of full frames; nominally {in_percent(1 - run.mean_rate)}",
-            )
+            nominal = in_percent(1 - run.mean_rate)
+            yield "Bytes kept", in_percent(float(kept.mean())), f"of full frames; nominally {nominal}"
     for label, key, write in (("Simulated time", "latency_s", in_seconds), ("Energy", "energy_j", in_joules)):
         values = run.by_round[key]
         if np.isfinite(values).any():
@@ -142,8 +139,8 @@ def _untrained(run: RunLog) -> Iterable[Html]:
     """Return a panel on parameters that no device has held; nothing if there are none."""
     if run.untrained > 0:
         text = (
-            f"{in_percent(run.untrained, 2)} of the trainable parameters have been held by no device: they still have "
-            "their initial values, but the full network is tested."
+            f"{in_percent(run.untrained, 2)} of the trainable parameters have been held by no device, so none has "
+            "trained them; but the full network is tested."
         )
         yield el("div", el("p", text), class_="panel warning wide")
 

@@ -177,11 +177,8 @@ class RunLog:
     def kept_bytes(self) -> Floats:
         """Bytes sent to each device as a share of a frame with the full network, ``[R, K]``; NaN if unknown."""
         full, table = self.info.get("full_bytes"), self.config.get("execution")
-        sizes = (
-            {name: size for name, size in full.items() if isinstance(size, int) and size > 0}
-            if isinstance(full, dict)
-            else {}
-        )
+        known = full.items() if isinstance(full, dict) else ()
+        sizes = {name: size for name, size in known if isinstance(size, int) and size > 0}
         usual = table.get("dtype") if isinstance(table, dict) else None
         dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
         whole = np.select([dtypes == name for name in sizes], [float(size) for size in sizes.values()], np.nan)

@@ -55,20 +55,8 @@ def device_table(run: RunLog) -> Html:
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
     settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
     marked = ["suspicious"] if run.suspicious.any() else []
-    head = [
-        "device",
-        "samples",
-        "rounds",
-        "left out",
-        "refused",
-        *marked,
-        "mean γ",
-        "bytes kept",
-        "push",
-        "pull",
-        *radio,
-    ]
-    head += [{"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_]
+    head = ["device", "samples", "rounds", "left out", "refused", *marked, "mean γ", "bytes kept", "push", "pull"]
+    head += [*radio, *({"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_)]
     rates, active, kept = run.values("rate"), run.active, run.kept_bytes
     rows = []
     for k in _thinned(len(run.devices)):

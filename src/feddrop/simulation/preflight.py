@@ -26,7 +26,7 @@ from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
-from feddrop.storage.records import WORST
+from feddrop.storage.records import UNTRAINED, WORST
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
@@ -259,11 +259,12 @@ def devices_have_an_accuracy(run: Prepared) -> Iterator[str]:
 
 
 def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
-    """No metric has the name of a number that the method records."""
-    metrics, notes = run.custom.metrics, run.method.notes
-    for name in notes(run.state) if metrics and notes else ():
-        if metrics and name in metrics:
-            yield f"metrics has {name!r}, which the method records itself. Use another name."
+    """No metric has the name of a number that the method or the run records."""
+    taken = {*(run.method.notes(run.state) if run.method.notes and run.custom.metrics else ()), UNTRAINED}
+    taken |= {f"{what}_at_{rate:g}" for rate in run.config.eval_rates for what in ("accuracy", "kept", "loss")}
+    for name in run.custom.metrics or ():
+        if name in taken:
+            yield f"metrics has {name!r}, which the method or the run records itself. Use another name."
 
 
 def sub_models_can_be_built(run: Prepared) -> Iterator[str]:

@@ -146,7 +146,8 @@ class Run:
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
-        self._untrained = Untrained.of(ready.task.setup.model)
+        sparse = ready.method.settle is not None  # what no device holds is not part of the network
+        self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
         self._memories = self._disk.memories
         with self._disk.locked():
             if resume:
