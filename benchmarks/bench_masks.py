@@ -1,0 +1,65 @@
+"""Size and speed of coded masks, beside their entropy and ``np.packbits``.
+
+``--small`` runs quickly; its times are meaningless.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from feddrop.wire.sections import pack_sections, unpack_sections
+
+SMALL = "--small" in sys.argv
+REPEATS = 1 if SMALL else 15
+SIZES = (2_000,) if SMALL else (61_706, 5_000_000)
+SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+def main() -> None:
+    """Print a table per size; contenders alternate, and the best time of each counts."""
+    for size in SIZES:
+        table = Table(title=f"Random masks of {size:,} entries: bits per entry, milliseconds")
+        for column in ("kept", "entropy", "sent", "encode", "packbits", "decode", "unpackbits"):
+            table.add_column(column, justify="right")
+        for share in SHARES:
+            mask = np.random.default_rng(0).permutation(size) < round(share * size)
+            table.add_row(f"{share}", f"{entropy(share):.3f}", *measured(mask))
+        Console().print(table)
+
+
+def entropy(share: float) -> float:
+    """Return the entropy of an entry in bits."""
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+
+
+def measured(mask: np.ndarray) -> list[str]:
+    """Return the bits per entry and the milliseconds of each step."""
+    tensor = torch.from_numpy(mask)
+    sent, packed = pack_sections({"mask": tensor}), np.packbits(mask)
+    steps = (
+        lambda: pack_sections({"mask": tensor}),
+        lambda: np.packbits(mask).tobytes(),
+        lambda: unpack_sections(sent),
+        lambda: np.unpackbits(packed, count=mask.size).astype(bool),
+    )
+    times = [[seconds(step) for step in steps] for _ in range(REPEATS)]
+    best = [f"{1e3 * min(column):.3f}" for column in zip(*times, strict=True)]
+    return [f"{8 * len(sent) / mask.size:.3f}", *best]
+
+
+def seconds(step) -> float:
+    """Time a call."""
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
