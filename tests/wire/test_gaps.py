@@ -214,7 +214,7 @@ def test_only_masks_are_coded_and_in_one_form(code):
 
 @pytest.mark.parametrize("length", [len(GOOD) - 4, len(GOOD) + 4, 2**32 - 1])
 def test_a_length_that_is_not_there(length):
-    with pytest.raises(FrameError, match="after the end|padding|head says|bits after"):
+    with pytest.raises(FrameError, match=r"after the end|padding|head says|bits after"):
         unpack_sections(as_section(0x40, GOOD[:4] + struct.pack("<I", length) + GOOD[8:]))
     with pytest.raises(FrameError, match="after the end"):
         unpack_sections(as_section(0x40, b""))

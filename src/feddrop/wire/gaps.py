@@ -16,7 +16,7 @@ Bits per entry for random masks of 61,706 entries (a LeNet), and for one thresho
     threshold, one l for the mask    0.300  0.493  0.832  1.001
 
 Rice codes are within 3 % of the entropy with no tables and no arithmetic coder. A parameter per chunk costs 1 % on
-random masks and saves a third where layers differ in density.
+random masks and saves 2 to 38 % in the last rows, where layers differ in density.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def code_gaps(mask: Mask, shorter_than: int) -> bytes | None:
     gaps = np.diff(ends, prepend=-1) - 1
     starts = np.arange(0, count, CHUNK)
     means = np.add.reduceat(gaps, starts) // np.minimum(CHUNK, count - starts)
-    parameters = np.clip(np.frexp(means)[1] - 1, 0, LARGEST).astype(np.uint8)
+    parameters: npt.NDArray[np.uint8] = np.clip(np.frexp(means)[1] - 1, 0, LARGEST).astype(np.uint8)
     low = np.repeat(parameters, CHUNK)[:count]
     stops = np.cumsum((gaps >> low) + 1)
     follow = len(starts) + (int(low.sum(dtype=np.int64)) + int(stops[-1]) + 7) // 8
