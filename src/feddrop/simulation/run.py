@@ -199,7 +199,8 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, means, untrained = copy.copy(self._guard), ready.task.setup.means, self._untrained.copy()
+        guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
+        means = setup.means if config.server.mean != "mean" else 0
         plan = ready.scheme.decide(round_)
         result = run_round(
             ready.method,
@@ -217,7 +218,7 @@ class Run:
             frozen=ready.frozen,
             untrained=untrained,
         )
-        if round_ == 1 and config.server.mean != "mean" and ready.task.setup.means == means:
+        if round_ == 1 and config.server.mean != "mean" and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
