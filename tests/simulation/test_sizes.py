@@ -63,8 +63,9 @@ def test_sub_models_of_every_method(tmp_path, name):
             assert torch.equal(tensor, loaded[key])
         if smaller:
             assert sum(p.numel() for p in drawn[0].parameters()) / full == pytest.approx(kept)
-        else:
-            assert sum(int(p.count_nonzero()) for p in drawn[0].parameters()) / full == pytest.approx(kept, abs=0.002)
+        else:  # a weight that a sparse network has just grown is zero
+            active = sum(int(p.count_nonzero()) for p in drawn[0].parameters()) / full
+            assert kept - (0.05 if name == "prunefl" else 0.002) <= active <= kept + 0.002
     if name not in ("feddst", "prunefl"):
         assert last.metrics["accuracy_at_0"] == last.test_accuracy
     page = feddrop.write_report(tmp_path / "run").read_text()

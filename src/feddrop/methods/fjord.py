@@ -280,7 +280,8 @@ class _Level:
             if axis.repeats == 1:
                 tensor = tensor.narrow(dim, 0, size)
             else:
-                tensor = tensor.unflatten(dim, (axis.repeats, -1)).narrow(dim + 1, 0, size).flatten(dim, dim + 1)
+                parts = tensor.unflatten(dim, (axis.repeats, -1))  # type: ignore[no-untyped-call]
+                tensor = parts.narrow(dim + 1, 0, size).flatten(dim, dim + 1)
         return tensor
 
     def split(self, flat: Tensor) -> Params:

@@ -200,7 +200,7 @@ def _scale_weights(factor: float, names: Collection[str], module: nn.RNNBase, _:
     """Let a recurrent layer read units times a factor: its next call uses scaled weights."""
     module._update_flat_weights()
     weights = zip(module._flat_weights_names, module._flat_weights, strict=True)
-    module._flat_weights = [weight * factor if name in names else weight for name, weight in weights]
+    module._flat_weights = [w * factor if w is not None and name in names else w for name, w in weights]
 
 
 def _own_weights(module: nn.RNNBase, *_: Any) -> None:

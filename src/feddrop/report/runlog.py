@@ -181,6 +181,7 @@ class RunLog:
         sizes = {name: size for name, size in known if isinstance(size, int) and size > 0}
         usual = table.get("dtype") if isinstance(table, dict) else None
         dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
+        sizes = sizes or {"float32": np.nan}
         whole = np.select([dtypes == name for name in sizes], [float(size) for size in sizes.values()], np.nan)
         sent = self.values("push_bytes")
         return np.where(sent > 0, sent / whole, np.nan)

@@ -25,8 +25,9 @@ def _recurrent(coupling: Coupling, module: nn.Module, given: dict[str, Any], out
     assert isinstance(module, nn.RNNBase)  # noqa: S101 -- for mypy
     x = coupling.dims(_data(given["input"]))
     coupling.keep(x[:-1])
-    below, hidden = x[-1], coupling.dims(module.weight_hh_l0)[1]
-    gates = module.weight_hh_l0.shape[0] // module.hidden_size
+    recurring = module.get_parameter("weight_hh_l0")
+    below, hidden = x[-1], coupling.dims(recurring)[1]
+    gates = recurring.shape[0] // module.hidden_size
     for number, names in enumerate(module._all_weights):
         (rows, reads), (_, again) = (coupling.dims(getattr(module, name)) for name in names[:2])
         for name in names:
@@ -114,7 +115,7 @@ class CutAttention(nn.MultiheadAttention):
         )
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (
-            (functional.linear(x, w, b) * self.factor).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            (functional.linear(x, w, b) * self.factor).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # type: ignore[no-untyped-call]
             for x, w, b in zip(inputs, weights, biases, strict=True)
         )
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)

@@ -232,7 +232,7 @@ def _split(coupling: Coupling, call: Call) -> Dims:
     units = dims[across]
     equal = len({part.shape[across] for part in call.outs}) == 1
     if units is None or not equal or units.repeats() > 1 or not coupling.repeat(units, parts):
-        return _part(coupling, call)
+        return tuple(_part(coupling, call))
     return tuple(units.root() if d == across % len(dims) else other for d, other in enumerate(dims))
 
 

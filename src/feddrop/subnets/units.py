@@ -204,7 +204,8 @@ def _correct(module: nn.Module, norm: tuple[Axis, ...], sizes: Mapping[str, int]
     elif isinstance(module, nn.Linear) and weight is not None:
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, nn.RNNBase) and not module.proj_size:
-        module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
+        sides = [module.get_parameter(name).shape[1] for name in ("weight_ih_l0", "weight_hh_l0")]
+        module.input_size, module.hidden_size = sides
     elif isinstance(module, nn.TransformerEncoder):
         module.use_nested_tensor = False  # its attention may have fewer heads than torch's kernel for these can take
     elif isinstance(module, nn.PReLU):
