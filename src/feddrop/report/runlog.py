@@ -178,11 +178,11 @@ class RunLog:
         """Bytes sent to each device as a share of a frame with the full network, ``[R, K]``; NaN if unknown."""
         full, table = self.info.get("full_bytes"), self.config.get("execution")
         known = full.items() if isinstance(full, dict) else ()
-        sizes = {name: size for name, size in known if isinstance(size, int) and size > 0}
+        sizes = {name: float(size) for name, size in known if isinstance(size, int) and size > 0}
         usual = table.get("dtype") if isinstance(table, dict) else None
         dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
         sizes = sizes or {"float32": np.nan}
-        whole = np.select([dtypes == name for name in sizes], [float(size) for size in sizes.values()], np.nan)
+        whole = np.select([dtypes == name for name in sizes], list(sizes.values()), np.nan)
         sent = self.values("push_bytes")
         return np.where(sent > 0, sent / whole, np.nan)
 
