@@ -96,7 +96,7 @@ def test_the_command_explains_what_is_infeasible(tmp_path):
         (("--rate", "0.5"), "rate is 0.5, but the scheme 'exact' takes none"),
         (("--seed", "3"), "seed is 3, but the scheme 'exact' takes no seed"),
         (("--scheme", "random", "--seed", "-1"), "seed is -1; it must be at least 0"),
-        (("--scheme", "none", "--policy", "stretch"), "policy is stretch, but the scheme 'none' takes no policy"),
+        (("--scheme", "ideal", "--policy", "stretch"), "policy is stretch, but the scheme 'ideal' takes no policy"),
     ],
 )
 def test_the_command_refuses_what_it_would_ignore(words, message):

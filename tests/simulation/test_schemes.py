@@ -10,6 +10,7 @@ from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.methods.method import Sizes
+from feddrop.report import read_log, write_comparison, write_report
 from feddrop.seeds import derive
 from feddrop.simulation.cell_rates import CellRates, covers
 from feddrop.simulation.participation import Roster
@@ -90,6 +91,62 @@ def test_devices_that_are_left_out_say_so(tmp_path):
         assert len(record["devices"]) == 6
         assert all(d["latency_s"] <= 0.05 for d in record["devices"] if d["status"] == "ok")
         assert all(d["share"] == 0 and d["push_bytes"] == 0 for d in record["devices"] if d["status"] == "left out")
+
+
+def test_absentees_are_charged_in_records_report_and_comparison(tmp_path):
+    """The equal split leaves out more devices. Its objective covers the few that take part; the charge, the rest."""
+    found = {}
+    for scheme in ("exact", "equal"):
+        records = run_with(
+            tmp_path, "radio.deadline_s=0.05", "radio.policy=leave-out", f"radio.scheme={scheme}", name=scheme
+        )
+        for record in records:
+            absent = sum(d["status"] == "left out" for d in record["devices"])
+            assert record["charged_objective"] == pytest.approx(record["objective"] + 10 * absent)
+        found[scheme] = records
+        page = write_report(tmp_path / scheme).read_text()
+        assert ">charged objective</th>" in page
+        assert "per round on average" in page
+    assert all(a["charged_objective"] < b["charged_objective"] for a, b in zip(*found.values(), strict=True))
+    log = read_log(tmp_path / "equal")
+    assert log.left_out.tolist() == [sum(d["status"] == "left out" for d in r["devices"]) for r in found["equal"]]
+    page = write_comparison([tmp_path / "exact", tmp_path / "equal"], tmp_path / "both.html").read_text()
+    for column in ("left out per round", "objective", "charged objective"):
+        assert f">{column}</th>" in page
+    whole = run_with(tmp_path, "radio.deadline_s=5.0", "rounds=1", name="whole")
+    assert "charged_objective" not in whole[0].to_json()
+    assert "charged objective" not in write_report(tmp_path / "whole").read_text()
+
+
+def test_no_dropout_inside_the_cell_and_the_ideal_that_ignores_the_band(tmp_path):
+    ideal = run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=ideal", name="ideal")
+    inside = run_with(
+        tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", "radio.policy=stretch", name="inside"
+    )
+    for free, bound in zip(ideal, inside, strict=True):
+        assert {d["rate"] for d in (*free["devices"], *bound["devices"])} == {0.0}
+        assert sum(d["share"] for d in free["devices"]) > 1.5
+        assert sum(d["share"] for d in bound["devices"]) <= 1
+        assert free["latency_s"] <= 0.2 < bound["latency_s"] <= bound["deadline_s"]
+        assert {d["status"] for d in bound["devices"]} == {"ok"}
+        # Every device takes as long as the round: no other shares are faster.
+        assert min(d["latency_s"] for d in bound["devices"]) == pytest.approx(bound["latency_s"], rel=1e-6)
+        assert free.to_json()["remark"] == "ideal: ignores the band"
+        assert "remark" not in bound.to_json()
+    for name, marked in (("ideal", True), ("inside", False)):
+        page = write_report(tmp_path / name).read_text()
+        assert ("ideal: ignores the band" in page) is marked
+        assert ("times the bandwidth that exists" in page) is marked
+    page = write_comparison([tmp_path / "inside", tmp_path / "ideal"], tmp_path / "both.html").read_text()
+    assert (
+        page.count("ideal (ideal: ignores the band)") > 3
+    )  # the title, the table of results, the differences, legends
+    assert "inside (ideal" not in page
+    with pytest.raises(InfeasibleError, match="Without dropout"):
+        run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", name="error")
+    fewer = run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", "radio.policy=leave-out", name="out")
+    assert all("left out" in {d["status"] for d in record["devices"]} for record in fewer)
+    assert {d["rate"] for record in fewer for d in record["devices"] if d.took_part} == {0.0}
 
 
 def test_infeasible_cells_are_explained_before_anything_is_trained(tmp_path):

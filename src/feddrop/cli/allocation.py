@@ -25,7 +25,8 @@ def allocate(
     file:
         Problem or cell, as .toml, .csv or .json; see examples/problem.toml, examples/cell.toml and examples/power.toml.
     scheme:
-        exact, primal-dual, equal, random, fixed or none. Default: scheme in the [radio] table of a cell, else exact.
+        exact, primal-dual, equal, random, fixed, no-dropout or ideal (which ignores the band). Default: scheme in the
+        [radio] table of a cell, else exact.
     policy:
         What to do if no allocation is feasible: error, leave-out (the fewest devices) or stretch (the deadline).
         Default: policy in the [radio] table of a cell, else error.
@@ -45,7 +46,7 @@ def allocate(
 
     problem, names, given, fallback = load(file)
     chosen = scheme or given
-    for option, value, takes in (("seed", seed, chosen == "random"), ("policy", policy, chosen != "none")):
+    for option, value, takes in (("seed", seed, chosen == "random"), ("policy", policy, chosen != "ideal")):
         if value is not None and not takes:
             raise ConfigError(f"--{option} is {value}, but the scheme {chosen!r} takes no {option}. Remove --{option}.")
     try:

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, contradictions, resolve
 
-SCHEMES = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal")
+IDEAL = "ideal"
+IGNORES_BAND = "ideal: ignores the band"
+"""Marks the results of the scheme ``"ideal"``."""
+WITHOUT_DROPOUT = ("no-dropout", IDEAL)
+GIVEN_RATES = ("fixed", *WITHOUT_DROPOUT)
+"""Schemes whose rates do not depend on the cell."""
 OBJECTIVES = ("inverse", "inverse-squared", "linear")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")

@@ -217,6 +217,8 @@ def as_json(allocation: Allocation, names: Sequence[str]) -> str:
         "scheme": allocation.scheme,
         "status": allocation.status.value,
         "objective": allocation.objective,
+        "charged_objective": allocation.charged_objective,
+        "left_out": int(allocation.left_out.sum()),
         "deadline_s": float(np.max(allocation.problem.deadline_s)),
         "iterations": allocation.iterations,
         "residual": allocation.residual,
@@ -244,11 +246,13 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
     deadline = float(np.max(allocation.problem.deadline_s))
     wanted = deadline if asked is None else float(np.max(asked.deadline_s))
     stretched = f", stretched from {wanted:.4g} s" if wanted != deadline else ""
+    absent = int(allocation.left_out.sum())
+    charged = f" · {absent} left out, charged objective {allocation.charged_objective:.6f}" if absent else ""
     passes = f"{allocation.iterations} {'pass' if allocation.iterations == 1 else 'passes'}"
     lines += [
         "",
         f"scheme {allocation.scheme}: {allocation.status}",
-        f"objective {allocation.objective:.6f} (1 is no dropout) · deadline {deadline:.4g} s{stretched}"
+        f"objective {allocation.objective:.6f} (1 is no dropout){charged} · deadline {deadline:.4g} s{stretched}"
         f" · {passes} · residual {allocation.residual:.1e}",
     ]
     return "\n".join(lines)
