@@ -237,7 +237,7 @@ def test_values_come_from_what_is_given_then_the_preset_then_the_model():
     other = Radio(preset="urban-micro", propagation="inh-open")
     assert (other.base_height_m, other.indoor_share) == (3.0, 0.0)
     alone = Radio(propagation="uma")
-    assert (alone.noise_figure_db, alone.devices, alone.noise) == ((5.0, 7.0), "paper", "density")
+    assert (alone.noise_figure_db, alone.devices, alone.noise) == ((5.0, 7.0), "paper", "subband")
 
 
 def test_the_papers_cell_is_what_it_was():
@@ -437,13 +437,13 @@ def amplitudes(*shape, seed=0):
 def test_sionnas_arrays_by_plain_loops(tmp_path):
     """Uplink ``a`` of 2 rounds, 1 base station with 4 antennas, 3 devices with 2, 5 paths, 6 time steps."""
     a = amplitudes(2, 1, 4, 3, 2, 5, 6)
-    wanted = np.zeros((2, 3))
+    wanted = np.zeros((2, 3, 6))  # every time step keeps its own gain
     for r in range(2):
         for k in range(3):
             for own in range(2):
                 for base in range(4):
                     for t in range(6):
-                        wanted[r, k] += sum(abs(a[r, 0, base, k, own, p, t]) ** 2 for p in range(5)) / 6 / 2
+                        wanted[r, k, t] += sum(abs(a[r, 0, base, k, own, p, t]) ** 2 for p in range(5)) / 2
     np.testing.assert_allclose(gains_from(a, form="cir").uplink, wanted)
     downlink = np.moveaxis(a, (1, 2, 3, 4), (3, 4, 1, 2))  # the base station sends
     np.testing.assert_allclose(gains_from(downlink, form="cir").uplink, wanted)
@@ -465,7 +465,7 @@ def test_a_channel_over_subcarriers_has_the_power_of_its_paths():
     [
         (np.ones(3), "power", r"shape \[3\]; they must be \[rounds, devices\]"),
         (np.ones((0, 3)), "power", r"shape \[0, 3\]"),
-        (np.ones((2, 3, 1)), "power", r"shape \[2, 3, 1\]"),
+        (np.ones((2, 3, 1, 1)), "power", r"shape \[2, 3, 1, 1\]"),
         (np.array([[1.0, np.nan]]), "power", "uplink gain of device 1 in round 1 is nan"),
         (np.array([[1.0, 0.0]]), "power", "uplink gain of device 1 in round 1 is 0; it must be positive"),
         (np.array([[1.0], [np.inf]]), "power", "device 0 in round 2 is inf"),
@@ -683,8 +683,8 @@ def test_physical_noise_is_the_default_of_real_gains(tmp_path):
         assert Radio(**given, noise="density").noise == "density"
         again = Radio(**to_table(Radio(**given)))
         assert again == Radio(**given)
-        assert replace(Radio(), **given).noise == "subband"
-        assert replace(Radio(noise="density"), **given).noise == "density"
+    assert replace(Radio(), distances_m=(100.0,)).noise == "subband"
+    assert replace(Radio(noise="density"), distances_m=(100.0,)).noise == "density"
     quiet = {"noise_w_hz": 1.26e-20}
     for noise in ("density", "literal"):
         cell = build_cell(Radio(devices_csv="d.csv", noise=noise, **quiet), 2, 10, seed=0, folder=tmp_path)

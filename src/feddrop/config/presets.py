@@ -123,7 +123,10 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def contradictions(given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Yield one message for each contradiction between the values that were given; :func:`resolve` ``found`` others."""
-    own = {key: value for key, value in PRESETS[given["preset"]].items() if value != _PAPER[key]}
+    preset = PRESETS[given["preset"]].items()
+    own = {
+        key: value for key, value in preset if value != _PAPER[key] and key != "noise"
+    }  # gains decide the noise, too
     if own and all(key in given and given[key] != value for key, value in own.items()):
         yield (
             f"radio.preset is {given['preset']!r}, which has no effect: all its values are overridden. Remove the "

@@ -118,7 +118,7 @@ def _notes(radio: Radio, cell: Cell, real: bool) -> Iterator[str]:
         )
     most = float(np.max(cell.tx_power_w))
     if cell.dynamics is not None:
-        most = max(most, cell.dynamics.tx_power_w[1])
+        most = max(most, float(np.max(cell.dynamics.tx_power_w[1])))
     if most >= _MOST_TX_POWER_W:
         yield (
             f"a device transmits with {most:.4g} W (tx_power_w), more than phones and sensors do. If it is in dBm, "
