@@ -66,7 +66,8 @@ def build_cell(
         raise ConfigError(problem)
     drawn = _draw(radio, devices, seed)
     distances = table.get("distance_m", np.asarray(radio.distances_m))
-    radio = physical(radio, bool(distances.size) or gains is not None)
+    real = bool(distances.size) or gains is not None
+    radio = physical(radio, real)
     fading = _fading(radio, distances, devices, seed, Path(folder), gains)
     changing = Dynamics(min_devices=radio.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
     power = radio.base_power_w / devices if radio.base_power_w else radio.downlink_power_w
@@ -90,7 +91,7 @@ def build_cell(
         least_cpu_hz=drawn.least_cpu_hz,
         dynamics=changing if radio.dynamic else None,
     )
-    for note in _notes(radio, cell, bool(distances.size) or gains is not None):
+    for note in _notes(radio, cell, real):
         warnings.warn(note, FeddropWarning, stacklevel=2)
     return cell
 

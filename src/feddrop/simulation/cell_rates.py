@@ -54,9 +54,8 @@ class CellRates:
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
-        self._tops = np.full(len(work.samples), 0.0 if radio.band_scheme in WITHOUT_DROPOUT else radio.max_rate)
-        if fixed is not None:
-            self._tops = np.asarray(self._fixed)
+        top = 0.0 if radio.band_scheme in WITHOUT_DROPOUT else radio.max_rate
+        self._tops = np.full(len(work.samples), top) if fixed is None else np.asarray(self._fixed)
         self.cell: Cell = build_cell(radio, len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         dtypes = ERRORS if work.dtype == AUTO else (work.dtype,)
