@@ -86,6 +86,8 @@ def _first_round(file: Path, scheme: str | None, policy: str | None, rate: float
     """Allocate round 1 of a run, exactly as the run does; nothing is trained or written."""
     from dataclasses import replace
 
+    import numpy as np
+
     from feddrop.config import RunConfig
     from feddrop.simulation import preflight
     from feddrop.simulation.custom import CustomObjects
@@ -97,5 +99,5 @@ def _first_round(file: Path, scheme: str | None, policy: str | None, rate: float
     found = prepare(config, CustomObjects()).scheme.decide(1).allocation
     if config.radio is None or found is None:
         raise ConfigError(f"{str(file)!r} has no [radio] section, so that there is no band to share. Add one.")
-    asked = replace(found.problem, deadline_s=config.radio.deadline_s)
+    asked = replace(found.problem, deadline_s=np.asarray(config.radio.deadline_s))
     return asked, [""] * found.rate.shape[-1], found
