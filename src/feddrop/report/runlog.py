@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -101,6 +102,11 @@ class RunLog:
         return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
 
     @property
+    def sampled(self) -> bool:
+        """Whether only some of the devices of a round were recorded."""
+        return self.config.get("record_devices", "all") != "all"
+
+    @property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
@@ -119,12 +125,12 @@ class RunLog:
     def full_traffic(self) -> Floats:
         """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")
-        if parameters is None:
+        if parameters is None or self.sampled:
             return np.full(len(self.rounds), np.nan)
         sent = sum((self.by_device[key] > 0).sum(axis=1) for key in ("push_bytes", "pull_bytes"))
         return np.asarray(sent * float(parameters) * FULL_VALUE_BYTES)
 
-    @property
+    @cached_property
     def active(self) -> npt.NDArray[np.bool_]:
         """Which device took part in which round, ``[R, K]``: present and not left out."""
         status = self.words["status"]

@@ -1,7 +1,7 @@
 """A run from start to end. Every round is saved, and a stopped run resumes to the same bits.
 
 A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (one line
-per round), ``checkpoints/`` and ``report.html``.
+per round), ``devices/`` (a table with one row per device per round), ``checkpoints/`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class Run:
         notes = ready.method.notes(state) if ready.method.notes else {}
         wall_s = time.perf_counter() - started
         record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        self._disk.save(record, _groups(after, state, step, guard))
+        saved = recording.recorded(record, config)
+        self._disk.save(saved, _groups(after, state, step, guard), last=round_ == config.rounds)
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         if record.diverged:
             text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
