@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.errors import RunError, clean
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog
@@ -60,14 +61,16 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     keys = [(part["round"].to_numpy(), part["device"].to_numpy()) for part in table.parts(("round", "device"))]
     devices = np.unique(np.concatenate([np.zeros(0, np.int64), *(device for _, device in keys)]))
     shape = (rounds, len(devices))
-    numbers, codes, known = dict[str, Floats](), dict[str, Ints](), {key: [""] for key in DEVICE_WORDS}
+    numbers, codes, known = dict[str, Floats](), dict[str, npt.NDArray[np.int32]](), {key: [""] for key in DEVICE_WORDS}
     suspicious, refusals, marks = np.zeros(shape, np.bool_), Counter[str](), Counter[str]()
     columns = (*DEVICE_FIELDS, *DEVICE_WORDS, "suspicious")
     for (round_, device), part in zip(keys, table.parts(columns), strict=True):
         at = round_ - 1, np.searchsorted(devices, device)
         for key in (key for key in columns if part[key].null_count < len(part)):
             if key in DEVICE_FIELDS:
-                numbers.setdefault(key, np.full(shape, np.nan))[at] = part[key].to_numpy()
+                if key not in numbers:
+                    numbers[key] = np.full(shape, np.nan)
+                numbers[key][at] = part[key].to_numpy()
                 continue
             words, which = _encoded(part[key])
             times = Counter(dict(enumerate(np.bincount(which, minlength=len(words)).tolist())))
@@ -79,7 +82,9 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
                 refusals.update({word: times[n] for n, word in enumerate(words) if _status(word) == "refused"})
                 words = ["", *map(_status, words[1:])]
             known[key] += [word for word in dict.fromkeys(words) if word not in known[key]]
-            codes.setdefault(key, np.zeros(shape, np.int32))[at] = np.array([known[key].index(w) for w in words])[which]
+            if key not in codes:
+                codes[key] = np.zeros(shape, np.int32)
+            codes[key][at] = np.array([known[key].index(word) for word in words])[which]
     absent = np.broadcast_to(np.nan, shape), np.broadcast_to("", shape)
     return {
         "devices": devices,

@@ -106,12 +106,12 @@ class RunLog:
         """Whether only some of the devices of a round were recorded."""
         return self.config.get("record_devices", "all") != "all"
 
-    @property
+    @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
-    @property
+    @cached_property
     def has_radio(self) -> bool:
         """Whether any latency or energy was reported."""
         return any(bool(np.isfinite(self.by_device[key]).any()) for key in ("latency_s", "energy_j"))
@@ -121,7 +121,7 @@ class RunLog:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
 
-    @property
+    @cached_property
     def full_traffic(self) -> Floats:
         """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")

@@ -211,10 +211,10 @@ def encode(table: pa.Table) -> bytes:
 
 def decode(data: bytes, where: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a Parquet file that :func:`encode` wrote, or some of its columns."""
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException, BufferReader, parquet
 
     with suppress(ArrowException, OSError, ValueError):
-        file = parquet.ParquetFile(io.BytesIO(data))
+        file = parquet.ParquetFile(BufferReader(data))
         if file.schema_arrow.equals(_schema()):
             return file.read(columns=columns, use_threads=False)
     raise RunError(f"{clean(where)} holds no table of devices that this version can read.")

@@ -212,7 +212,7 @@ class RunFolder(RunReader):
     def _lines(self) -> tuple[bytes, Sequence[Line]]:
         """Read the metrics: their bytes, and their lines up to the first that is missing or damaged."""
         data = self.read(METRICS, b"")
-        return data, parse_lines(data, METRICS)[0]
+        return data, parse_lines(data, clean(self.path / METRICS))[0]
 
     def _go_back(self, before: bytes, lines: Sequence[Line], found: Checkpoint | None) -> None:
         """Cut the metrics to these lines, and restore the devices and memories of a checkpoint."""

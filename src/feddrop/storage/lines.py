@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from feddrop.config.parsing import json_line, load_json
@@ -28,10 +29,12 @@ def to_line(record: RoundRecord, block: Block | None) -> bytes:
     return json_line(record.to_line() | ({_BLOCK: [block.first, block.digest]} if block else {}))
 
 
-def parse_lines(data: bytes, where: str) -> tuple[list[Line], str]:
+@lru_cache(maxsize=1)
+def parse_lines(data: bytes, where: str) -> tuple[Sequence[Line], str]:
     """Return the lines of rounds 1, 2, 3, ... up to the first that is missing or damaged, and what is wrong with it.
 
-    Nothing is wrong with a last line that was cut off in the middle: the run was killed, or is still writing.
+    Nothing is wrong with a last line that was cut off in the middle: the run was killed, or is still writing. The last
+    answer is kept, since a resumed run asks several times.
     """
     found: list[Line] = []
     at = 0

@@ -8,7 +8,7 @@ torch: beside a writer, it sees the rounds up to a recent one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.errors import FeddropError, RunError, clean
 from feddrop.storage.devices import DEVICES, DeviceTable, RoundDevices, digest
-from feddrop.storage.files import os_errors, read_whole
+from feddrop.storage.files import is_folder, os_errors, read_whole
 from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines
 from feddrop.storage.records import RoundRecord
 from feddrop.storage.sealed import DamagedError, checkpoint_path, notes_of, peek, saved_rounds
@@ -107,7 +107,7 @@ def _marks(folder: Path) -> Iterator[Mark]:
             yield Mark(round_, str(notes.get("metrics")), rows)
 
 
-def _matching(folder: Path, marks: list[Mark], lines: list[Line], data: bytes) -> tuple[Mark | None, str]:
+def _matching(folder: Path, marks: list[Mark], lines: Sequence[Line], data: bytes) -> tuple[Mark | None, str]:
     """Return the newest checkpoint that fits the lines, and what is wrong with the lines if an intact one does not."""
     for mark in marks:
         if mark.round <= len(lines):
@@ -134,6 +134,8 @@ def sealed_problem(path: Path) -> str:
 
 def inspect(reader: RunReader) -> Iterator[Finding]:
     """Yield a finding about every file of a run."""
+    if not is_folder(reader.path):
+        raise RunError(f"{clean(reader.path)} is not a folder. Give a run folder.")
     for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
         yield Finding(name, _error(read))
     saved, *problems = _read_lines(reader)
