@@ -92,9 +92,7 @@ def measure(action: str, folder: Path) -> tuple[float, float]:
     """Return CPU seconds and peak megabytes of an action in a new process."""
     command = [sys.executable, "-c", SCRIPT.format(action=action), str(folder)]
     source = str(Path(__file__).parents[1] / "src")
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source})
     seconds, megabytes = done.stdout.split()[-2:]
     return float(seconds), float(megabytes)
 

@@ -129,7 +129,7 @@ def test_devices_after_the_last_file_are_lost_with_the_checkpoints(runs, tmp_pat
     assert not (folder / "devices").exists()
     assert len(load_run(folder).rounds[2].devices) == 3
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(RunError, match="devices of rounds 1 to 3 in .* are lost"):
+    with pytest.raises(RunError, match=r"devices of rounds 1 to 3 in .* are lost"):
         load_run(folder)
     assert len(load_run(folder, verify=False).rounds) == 3
 

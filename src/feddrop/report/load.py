@@ -121,8 +121,8 @@ def _merged(marks: Counter[str]) -> Counter[str]:
     """Count why updates were suspicious; reasons that differ only in a size become one range."""
     parted = {mark: _TIMES.fullmatch(mark) for mark in marks}
     sizes: dict[str, set[str]] = {}
-    for part in filter(None, parted.values()):
-        sizes.setdefault(part[2], set()).add(part[1])
+    for known in filter(None, parted.values()):
+        sizes.setdefault(known[2], set()).add(known[1])
     found = Counter[str]()
     for mark, part in parted.items():
         all_ = sizes[part[2]] if part else set()

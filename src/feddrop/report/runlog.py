@@ -104,7 +104,7 @@ class RunLog:
     @property
     def sampled(self) -> bool:
         """Whether only some of the devices of a round were recorded."""
-        return self.config.get("record_devices", "all") != "all"
+        return bool(self.config.get("record_devices", "all") != "all")
 
     @cached_property
     def has_absences(self) -> bool:

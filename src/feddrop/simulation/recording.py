@@ -124,7 +124,7 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
     )
 
 
-def _gains(plan: Plan, device: int) -> dict[str, float]:
+def _gains(plan: Plan, device: int) -> dict[str, Any]:
     """Return the channel gains of a device; empty without a radio."""
     if plan.channels is None:
         return {}

@@ -44,13 +44,13 @@ def parse_lines(data: bytes, where: str) -> tuple[Sequence[Line], str]:
         try:
             entry = load_json(data[at:end])
             record = RoundRecord.from_json(entry, place)
-            block = _block(entry, record.round, place)
+            if record.round != number:
+                return found, f"{place} holds round {record.round}; round {number} is missing. Restore the file."
+            block = _block(entry, number, place)
         except RunError as error:
             return found, str(error)
         except ValueError as error:
             return found, f"{place} is not valid JSON: {clean(error, 120)}. Restore the line, or resume the run."
-        if record.round != number:
-            return found, f"{place} holds round {record.round}; round {number} is missing. Restore the file."
         at = end + 1
         found.append(Line(record, block, at))
     return found, ""
