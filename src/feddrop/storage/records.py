@@ -151,7 +151,9 @@ class RoundRecord(_Record):
         energy_j: joules of all devices, simulated; None without a radio.
         wall_s: seconds of wall time that the round took.
         deadline_s: the deadline in force; None without a radio.
-        objective: the allocator's objective; None without a radio.
+        objective: the allocator's objective, over the devices that take part; None without a radio.
+        charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
+        remark: ``"ideal: ignores the band"`` for the scheme ``"ideal"``; else None.
         counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
         mean_rate: mean dropout rate of the devices that took part.
         metrics: custom metrics by name.
@@ -173,13 +175,17 @@ class RoundRecord(_Record):
     wall_s: float | None = None
     deadline_s: float | None = None
     objective: float | None = None
+    charged_objective: float | None = None
+    remark: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     mean_rate: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     device_accuracy: tuple[float | None, ...] = ()
     devices: Sequence[DeviceRecord] = ()
 
-    _rare: ClassVar[frozenset[str]] = frozenset({"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy"})
+    _rare: ClassVar[frozenset[str]] = frozenset(
+        {"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark"}
+    )
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
@@ -227,8 +233,9 @@ class RoundRecord(_Record):
     def scalars(self) -> dict[str, float]:
         """Return every known number of the round by name, custom metrics included."""
         found = {key: self[key] for key in self if key not in _NESTED} | {"devices": self.took_part, **self.metrics}
-        del found["round"]
-        return {key: float(value) for key, value in found.items() if value is not None}
+        return {
+            key: float(value) for key, value in found.items() if value is not None and key not in ("round", "remark")
+        }
 
     @property
     def took_part(self) -> int:
@@ -291,10 +298,13 @@ def kinds(cls: Any) -> dict[str, str]:
 
 
 def _values(cls: Any, item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the numbers of a record except its round, converted to their types."""
+    """Return the numbers and words of a record except its round, converted to their types."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
-        if name == "round" or name in _NESTED or (value := number(item, name, where)) is None:
+        if item.get(name) is None or name == "round" or name in _NESTED:
             continue
-        found[name] = int(value) if kind == "int" else value
+        if kind == "str":
+            found[name] = str(item[name])
+        elif (value := number(item, name, where)) is not None:
+            found[name] = int(value) if kind == "int" else value
     return found

@@ -32,7 +32,7 @@ def to_arrow(rows: Rows) -> pa.Table:
 
     if isinstance(rows, DeviceTable):
         return rows.to_arrow()
-    types = {"int": pyarrow.int64(), "float": pyarrow.float64()}
+    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
     names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in _NESTED]
     table = {name: pyarrow.array([row[name] for row in rows], types[kinds(RoundRecord)[name]]) for name in names}
     for field, kind, absent in (("counts", "int", 0), ("metrics", "float", None)):
