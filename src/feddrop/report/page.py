@@ -186,7 +186,7 @@ def _devices(run: RunLog) -> Html:
         of = f"{how_many(len(devices), 'device')} of {len(run.devices):,}"
         note = f"{how_many(len(rounds), 'round')} of {len(run.rounds):,}, {of}."
     elif not run.active.all():
-        note = "Blank: the device did not take part."
+        note = f"Blank: the device did not take part{' or was not recorded' * run.sampled}."
     figures: list[Html] = []
     fields: dict[Literal["rate", "share"], str] = {"rate": "Dropout rates", "share": "Bandwidth shares"}
     for field, title in fields.items():

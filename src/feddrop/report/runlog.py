@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Size(NamedTuple):
     loss: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -132,11 +133,16 @@ class RunLog:
         return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
 
     @property
+    def sampled(self) -> bool:
+        """Whether only some of the devices of a round were recorded."""
+        return bool(self.config.get("record_devices", "all") != "all")
+
+    @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
-    @property
+    @cached_property
     def has_radio(self) -> bool:
         """Whether any latency or energy was reported."""
         return any(bool(np.isfinite(self.by_device[key]).any()) for key in ("latency_s", "energy_j"))
@@ -146,16 +152,16 @@ class RunLog:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
 
-    @property
+    @cached_property
     def full_traffic(self) -> Floats:
         """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")
-        if parameters is None:
+        if parameters is None or self.sampled:
             return np.full(len(self.rounds), np.nan)
         sent = sum((self.by_device[key] > 0).sum(axis=1) for key in ("push_bytes", "pull_bytes"))
         return np.asarray(sent * float(parameters) * FULL_VALUE_BYTES)
 
-    @property
+    @cached_property
     def active(self) -> npt.NDArray[np.bool_]:
         """Which device took part in which round, ``[R, K]``: present and not left out."""
         status = self.words["status"]

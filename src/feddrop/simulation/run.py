@@ -1,7 +1,7 @@
 """A run from start to end. Every round is saved, and a stopped run resumes to the same bits.
 
 A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (one line
-per round), ``checkpoints/`` and ``report.html``.
+per round), ``devices/`` (a table with one row per device per round), ``checkpoints/`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ class Run:
         notes |= {UNTRAINED: untrained.share} if untrained.left else {}
         wall_s = time.perf_counter() - started
         record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        self._disk.save(record, _groups(after, state, step, guard, untrained))
+        saved = recording.recorded(record, config)
+        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         self._untrained = untrained
         if record.diverged:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError, clean
 from feddrop.storage import tables
+from feddrop.storage.devices import DeviceTable
 from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
@@ -32,12 +33,14 @@ class LoadedRun:
             validated.
         about: facts about the run and its machine, from ``run.json``; empty if the folder has no such file.
         rounds: one record per finished round, in ascending order.
+        devices: the table of all devices in all rounds, read when it is used.
     """
 
     folder: Path
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
     rounds: tuple[RoundRecord, ...]
+    devices: DeviceTable
 
     def __repr__(self) -> str:
         return f"LoadedRun({str(self.folder)!r}, {len(self.rounds)} rounds)"
@@ -54,7 +57,7 @@ class LoadedRun:
 
     def to_pandas(self, *, devices: bool = False) -> DataFrame:
         """Return the rounds as a pandas table; with ``devices``, one row per device per round, not one per round."""
-        return tables.to_pandas(self.rounds, devices=devices)
+        return tables.to_pandas(self.devices if devices else self.rounds)
 
     def model(
         self,
@@ -72,13 +75,14 @@ class LoadedRun:
         return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
 
 
-def load_run(folder: str | Path) -> LoadedRun:
-    """Read a run folder.
+def load_run(folder: str | Path, *, verify: bool = True) -> LoadedRun:
+    """Read a run folder and verify that it holds what was written.
 
-    A last line of metrics that was cut off in the middle (the run was killed, or is still writing) is skipped.
+    A last round that is not saved in full (the run was killed, or is still writing) is skipped.
 
     Args:
         folder: the folder that ``feddrop run --out DIR`` or ``feddrop.run(config, out)`` wrote.
+        verify: whether changed or missing lines of metrics and files of devices are a RunError.
 
     Example:
         >>> import feddrop, tempfile
@@ -91,7 +95,9 @@ def load_run(folder: str | Path) -> LoadedRun:
     run = RunFolder(folder)
     if not is_folder(run.path):
         raise RunError(f"{clean(run.path)} is not a folder. Give a run folder, as written by `feddrop run --out DIR`.")
-    return LoadedRun(folder=run.path, settings=run.settings(), about=run.about(), rounds=tuple(run.records()))
+    about, settings = run.about(), run.settings()
+    rounds, devices = run.saved(verify=verify)
+    return LoadedRun(folder=run.path, settings=settings, about=about, rounds=tuple(rounds), devices=devices)
 
 
 def load_model(
@@ -195,7 +201,8 @@ def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Pa
         path: the file; its extension, ``.parquet`` or ``.csv``, selects the format.
         devices: write one row per device per round, not one per round.
     """
-    return tables.write(load_run(folder).rounds, Path(path), devices=devices)
+    run = load_run(folder)
+    return tables.write(run.devices if devices else run.rounds, Path(path))
 
 
 def _preprocessing(about: Mapping[str, Any], folder: Path) -> list[Preprocessing | None]:
