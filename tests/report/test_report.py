@@ -610,10 +610,9 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)<!--"
     key = json.dumps("</dt><script>k")
     config = f'[evil]\n{key} = {json.dumps("</dd><script>alert(2)</script>")}\nlist = ["<b>", "$x"]\n'
-    write_run(
+    lines = write_run(
         folder, class_names=[HOSTILE] * 4 + ["$\\frac{$"], config=config, command=HOSTILE, cpu=HOSTILE, python="<i>"
     )
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines[0]["devices"][0] |= {"binding": "<script>", "status": "<script>"}
     write_metrics(folder, lines)
     page = page_of(folder)
@@ -692,7 +691,13 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypa
     with pytest.raises(RunError, match="the disk is full"):
         report.write_report(folder)
     assert path.read_text() == "old"
-    assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "metrics.jsonl", "report.html", "run.json"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.toml",
+        "devices",
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    ]
 
 
 def test_importing_the_report_loads_neither_matplotlib_nor_torch() -> None:
