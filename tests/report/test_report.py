@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from feddrop import report
-from feddrop.compare.identity import complete_settings
+from feddrop.comparison.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall

@@ -28,6 +28,7 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
+_COSTS = {"seconds": "latency_s", "joules": "energy_j"}
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
@@ -114,6 +115,16 @@ class RunLog:
     def traffic(self) -> Floats:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
+
+    def spent(self, resource: str) -> Floats:
+        """Return the ``"rounds"``, ``"bytes"``, ``"seconds"`` or ``"joules"`` spent by the end of each round, ``[R]``.
+
+        NaN if the run has none, such as seconds without a radio.
+        """
+        if resource == "rounds":
+            return self.rounds.astype(np.float64)
+        per_round = self.traffic if resource == "bytes" else self.by_round[_COSTS[resource]]
+        return np.asarray(np.cumsum(np.nan_to_num(per_round)) if np.isfinite(per_round).any() else per_round)
 
     @property
     def full_traffic(self) -> Floats:

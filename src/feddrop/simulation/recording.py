@@ -154,7 +154,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
 def supplied(run: Prepared) -> dict[str, Any]:
     """Return what identifies a run besides its configuration: fingerprints of data and custom objects.
 
-    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.compare` ignores them.
+    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.comparison` ignores them.
     """
     custom, dataset = run.custom, run.dataset
     objects: dict[str, Fingerprint] = {
