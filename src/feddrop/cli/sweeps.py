@@ -168,17 +168,17 @@ class Board:
         """Update the progress."""
         from feddrop.sweeps import rounds_done
 
-        done = {job.name: min(rounds_done(job), job.config.rounds) for job in jobs}
+        done = {job.name: min(rounds_done(job), job.goal) for job in jobs}
         for job in jobs:  # report each once, when it ends
-            state = "failed" if job.name in failed else "done" if done[job.name] == job.config.rounds else ""
-            if state and (job.name, job.config.rounds) not in self._ended:
-                self._ended.add((job.name, job.config.rounds))
+            state = "failed" if job.name in failed else "done" if done[job.name] == job.goal else ""
+            if state and (job.name, job.goal) not in self._ended:
+                self._ended.add((job.name, job.goal))
                 if self._first is not None:
                     self._console.print(f"{job.name}: {state}", markup=False, highlight=False)
-        total = sum(job.config.rounds for job in jobs)
+        total = sum(job.goal for job in jobs)
         rounds = sum(done.values())
         self._first = rounds if self._first is None else self._first
-        ended = len(self._ended & {(job.name, job.config.rounds) for job in jobs})
+        ended = len(self._ended & {(job.name, job.goal) for job in jobs})
         line = self._summary(f"{ended - len(failed)} of {len(jobs)}", failed, rounds, total)
         if self._live is not None:
             self._live.update(self._picture(line, jobs, done, rounds, total))
@@ -202,9 +202,9 @@ class Board:
 
         table = Table.grid(padding=(0, 2))
         table.add_row(Text("all", "bold"), ProgressBar(total, rounds, width=40), Text(f"{rounds} of {total}"))
-        ended = {name for name, _ in self._ended & {(job.name, job.config.rounds) for job in jobs}}
-        active = [job for job in jobs if 0 < done[job.name] < job.config.rounds and job.name not in ended]
+        ended = {name for name, _ in self._ended & {(job.name, job.goal) for job in jobs}}
+        active = [job for job in jobs if 0 < done[job.name] < job.goal and job.name not in ended]
         for job in active[:_SHOWN]:
-            bar = ProgressBar(job.config.rounds, done[job.name], width=40)
-            table.add_row(Text(job.name), bar, Text(f"{done[job.name]} of {job.config.rounds}"))
+            bar = ProgressBar(job.goal, done[job.name], width=40)
+            table.add_row(Text(job.name), bar, Text(f"{done[job.name]} of {job.goal}"))
         return Group(table, Text(line))

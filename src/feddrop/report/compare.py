@@ -128,7 +128,7 @@ def standings(
     lead = []
     if budget:
         amounts = " and ".join(amount_text(*one) for one in budget.items())
-        lead += [f"The {score.name} at {amounts} is that of the last evaluated round within it."]
+        lead += [f"Rounds that exceed {amounts} do not count; the {score.name} is that of the last evaluated round."]
     if not named and len(runs) > 1 and score.better > 0:
         target = min(score.best(run) for run in runs)
         if np.isfinite(target):

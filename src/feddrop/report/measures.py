@@ -25,7 +25,6 @@ from feddrop.report.runlog import RunLog
 
 TITLES = {"rounds": "rounds", "bytes": "traffic", "seconds": "time", "joules": "energy"}
 _UNITS = {"rounds": "rounds", "bytes": "B", "seconds": "s", "joules": "J"}
-_ROUNDING = 1e-9
 
 
 def _percent(_: float) -> Scale:
@@ -103,8 +102,8 @@ class Score(NamedTuple):
 
     def at(self, run: RunLog, resource: str, amount: float) -> Spent:
         """Return the score of the last evaluated round within an amount."""
-        values = run.series(self.key)
-        known = values[np.isfinite(values) & (run.spent(resource) <= amount * (1 + _ROUNDING))]
+        values = run.within({resource: amount}).series(self.key)
+        known = values[np.isfinite(values)]
         return _exactly(float(known[-1]) if known.size else np.nan)
 
     def best(self, run: RunLog) -> float:

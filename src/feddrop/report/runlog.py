@@ -7,8 +7,8 @@ empty string where a device was absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
+_ROUNDING = 1e-9  # relative, of sums of costs
 _COSTS = {"seconds": "latency_s", "joules": "energy_j"}
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
@@ -125,6 +126,15 @@ class RunLog:
             return self.rounds.astype(np.float64)
         per_round = self.traffic if resource == "bytes" else self.by_round[_COSTS[resource]]
         return np.asarray(np.cumsum(np.nan_to_num(per_round)) if np.isfinite(per_round).any() else per_round)
+
+    def within(self, budget: Mapping[str, float]) -> Self:
+        """Return the run up to the last round that is within one of these amounts, by resource."""
+        limits = [self.spent(resource) <= amount * (1 + _ROUNDING) for resource, amount in budget.items()]
+        count = int(np.any(limits, axis=0).sum()) if limits else len(self.rounds)
+        cut = {key: getattr(self, key)[:count] for key in ("rounds", "suspicious")}
+        for key in ("by_round", "by_device", "words", "metrics"):
+            cut[key] = {name: values[:count] for name, values in getattr(self, key).items()}
+        return replace(self, **cut)
 
     @property
     def full_traffic(self) -> Floats:

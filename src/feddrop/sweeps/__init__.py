@@ -186,8 +186,8 @@ def _problems(jobs: Sequence[SweepJob]) -> Iterator[str]:
 
 
 def _finished(job: SweepJob) -> bool:
-    """Return whether a run has all its rounds and the checkpoint of the last one."""
+    """Return whether a run has reached its goal and has the checkpoint of that round."""
     try:
-        return rounds_done(job) >= job.config.rounds and RunFolder(job.folder).saved_round() >= job.config.rounds
+        return rounds_done(job) >= job.goal and RunFolder(job.folder).saved_round() >= job.goal
     except RunError:  # its worker will report the reason
         return False

@@ -2,8 +2,8 @@
 
 A comparison is a sweep over arms and seeds. With a budget, the harness decides how many rounds an arm trains: it trains
 a few rounds with every seed, works out from what they cost how many fit, trains these, and repeats that until no run
-has room for another round. Arms with cheaper rounds thus train more of them. Accuracy is then read at the last
-evaluated round within the budget. All seeds of an arm train equally many rounds, so that they stay one experiment.
+has room for another round. Arms with cheaper rounds thus train more of them. Rounds beyond the budget do not count:
+neither for accuracies nor for targets. All seeds of an arm train equally many, so that they stay one experiment.
 
 If a setting depends on the number of rounds (a learning rate schedule, the readjustments of FedDST), rounds cannot be
 added to a run: it would have been trained for another length. Such an arm is trained anew, in folders of their own,
@@ -33,15 +33,15 @@ from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.preflight import check_config
 from feddrop.storage import LoadedRun, RunFolder, load_run
 from feddrop.storage.manifest import depends_on_rounds
-from feddrop.sweeps.engine import SweepJob
+from feddrop.sweeps.engine import SweepJob, rounds_done
 from feddrop.sweeps.plan import configured, conflicts, merged, run_name
 
 PILOT = 3
 """Rounds that are trained to measure what a round costs."""
 MOST_ROUNDS = 10_000
 """Most rounds of a run; a budget for more is probably a mistake."""
-ATTEMPTS, CLOSE = 4, 0.02
-"""How often an arm whose length matters is trained, the pilot included, and how close the length must be."""
+ATTEMPTS, CLOSE = 3, 0.02
+"""How often an arm whose length matters is trained at most, and how close its length must be to what fits."""
 _COSTS = {"seconds": ("latency_s",), "joules": ("energy_j",), "bytes": ("push_bytes", "pull_bytes")}
 
 Train = Callable[[list[SweepJob]], None]
@@ -194,65 +194,61 @@ def jobs_of(
     return found
 
 
-def first_rounds(arms: Mapping[str, Arm], settings: Compare, out: Path) -> dict[str, int]:
-    """Return how many rounds every arm trains at first: all of them without a budget, else a few, or as before."""
-    if settings.budget is None:
-        return {name: arm.config.rounds for name, arm in arms.items()}
-    pilot = settings.budget.rounds if [*settings.budget.given()] == ["rounds"] else PILOT
-    rounds = dict.fromkeys(arms, pilot or PILOT)
-    for name, jobs in jobs_of(arms, settings, rounds, out).items():
-        if not depends_on_rounds(arms[name].config):
-            begun = [RunFolder(job.folder) for job in jobs if RunFolder(job.folder).about()]
-            rounds[name] = max([rounds[name], *(folder.config().rounds for folder in begun)])
-    return rounds
-
-
 def train_to_budget(arms: Mapping[str, Arm], settings: Compare, out: Path, train: Train) -> dict[str, list[SweepJob]]:
     """Train all runs until the budget is spent; return them by arm."""
-    rounds = first_rounds(arms, settings, out)
+    budget, rounds = settings.budget, {name: arm.config.rounds for name, arm in arms.items()}
+    if budget is not None and [*budget.given()] == ["rounds"]:
+        budget, rounds = None, dict.fromkeys(arms, budget.rounds or 1)
+    if budget is None:
+        jobs = jobs_of(arms, settings, rounds, out)
+        train([job for some in jobs.values() for job in some])
+        return jobs
+    fixed = {name for name, arm in arms.items() if depends_on_rounds(arm.config)}
+
+    def reached(rounds: dict[str, int]) -> dict[str, int]:
+        """Return lengths that are not below what is already trained; arms whose length matters have other folders."""
+        done = {name: max(map(rounds_done, some)) for name, some in jobs_of(arms, settings, rounds, out).items()}
+        return {name: count if name in fixed else max(count, done[name]) for name, count in rounds.items()}
+
+    jobs = jobs_of(arms, settings, reached(rounds), out)
+    train([replace(job, until=PILOT) for some in jobs.values() for job in some])
+    rounds = reached({name: _fitting(name, some, budget, PILOT) for name, some in jobs.items()})
     for attempt in itertools.count(1):
         jobs = jobs_of(arms, settings, rounds, out)
         train([job for some in jobs.values() for job in some])
-        if settings.budget is None:
-            return jobs
-        fitting = {name: _fitting(name, some, settings.budget) for name, some in jobs.items()}
-        wrong = {
-            name: count
-            for name, count in fitting.items()
-            if (
-                attempt < ATTEMPTS and abs(count - rounds[name]) > CLOSE * count
-                if depends_on_rounds(arms[name].config)
-                else count > rounds[name]
-            )
-        }
+        fitting = {name: _fitting(name, some, budget) for name, some in jobs.items()}
+        wrong = {name: count for name, count in fitting.items() if name not in fixed and count > rounds[name]}
+        if attempt < ATTEMPTS:
+            wrong |= {name: fitting[name] for name in fixed if abs(1 - rounds[name] / fitting[name]) > CLOSE}
         if not wrong:
-            return jobs
+            break
         rounds |= wrong
-    raise AssertionError  # pragma: no cover
+    return jobs
 
 
-def _fitting(arm: str, jobs: Sequence[SweepJob], budget: Budget) -> int:
-    """Return how many rounds of an arm fit into a budget: with the seed and the resource that allow the most."""
+def _fitting(arm: str, jobs: Sequence[SweepJob], budget: Budget, first: int | None = None) -> int:
+    """Return how many rounds of an arm fit into a budget: with the seed and the resource that allow the most.
+
+    If ``first`` is given, only so many rounds are looked at.
+    """
     counts = []
-    for job, (resource, amount) in itertools.product(jobs, budget.given().items()):
-        records = RunFolder(job.folder).records()
-        costs = [
-            sum(record[key] or 0.0 for key in _COSTS[resource]) if resource in _COSTS else 1.0 for record in records
-        ]
-        if not any(costs):
-            raise RunError(f"arm {arm} spends no {resource}, so compare.budget.{resource} never ends. Remove it.")
-        counts.append(rounds_within(costs, amount))
-    count = max(counts)
-    if not 1 <= count <= MOST_ROUNDS:
+    for records in (RunFolder(job.folder).records()[:first] for job in jobs):
+        costs = {key: [sum(one[name] or 0.0 for name in names) for one in records] for key, names in _COSTS.items()}
+        costs["rounds"] = [1.0] * len(records)
+        if idle := [key for key in budget.given() if not any(costs[key])]:
+            raise RunError(f"arm {arm} spends no {idle[0]}, so compare.budget.{idle[0]} never ends. Remove it.")
+        counts.append(max(rounds_within(costs[key], amount) for key, amount in budget.given().items()))
+    if not 1 <= min(counts) <= max(counts) <= MOST_ROUNDS:
+        amounts = ", ".join(f"{key} = {amount:g}" for key, amount in budget.given().items())
         raise RunError(
-            f"{'no round' if not count else f'{count} rounds'} of arm {arm} fit into compare.budget ({budget}); there "
-            f"must be 1 to {MOST_ROUNDS}. Change the budget."
+            f"compare.budget ({amounts}) has room for {min(counts)} to {max(counts)} rounds of arm {arm}; it must be 1 "
+            f"to {MOST_ROUNDS}. Change the budget."
         )
-    return count
+    return max(counts)
 
 
 def rounds_within(costs: Sequence[float], amount: float) -> int:
-    """Return how many rounds fit into an amount; rounds that were not trained cost the mean of those that were.
+    """Return how many rounds fit into an amount; rounds that are still to come cost as much as the latter half.
 
     Example:
         >>> rounds_within([2.0, 2.0, 2.0], 5.0), rounds_within([2.0, 2.0, 2.0], 11.0)
@@ -260,19 +256,22 @@ def rounds_within(costs: Sequence[float], amount: float) -> int:
     """
     spent, slack = np.cumsum(costs), 1e-9 * amount
     known = int(np.searchsorted(spent, amount + slack, side="right"))
-    left, mean = amount + slack - spent[-1], spent[-1] / len(spent)
-    return known if known < len(spent) else len(spent) + int(min(left / mean, 2 * MOST_ROUNDS))
+    if known < len(spent):
+        return known
+    each = max(float(np.mean(costs[len(costs) // 2 :])), 1e-300)
+    return known + int(min((amount + slack - spent[-1]) / each, 2 * MOST_ROUNDS))
 
 
 def judge_runs(jobs: Mapping[str, Sequence[SweepJob]], settings: Compare) -> Standings:
     """Measure finished runs; raise if the runs of an arm are not seeds of one experiment."""
-    groups = grouped(read_logs([job.folder for some in jobs.values() for job in some]))
+    budget = settings.budget.given() if settings.budget else {}
+    logs = read_logs([job.folder for some in jobs.values() for job in some])
+    groups = grouped([log.within(budget) for log in logs])
     for one, other in itertools.combinations(groups, 2):
         if one.runs[0].label == other.runs[0].label and one.identity and other.identity:
             why = "; ".join(one.identity.differs(other.identity)) or "their custom objects cannot be compared"
             raise RunError(f"the runs of arm {one.runs[0].label} are not seeds of one experiment: {why}.")
     groups = [replace(group, name=name) for group, name in zip(groups, jobs, strict=True)]
-    budget = settings.budget.given() if settings.budget else {}
     return standings(groups, targets=settings.targets, reference=settings.reference, budget=budget)
 
 

@@ -41,6 +41,7 @@ class SweepJob:
         folder: its folder.
         label: its label in reports.
         custom: custom objects by argument of :func:`feddrop.run`.
+        until: the round to stop after; 0 for the last one.
     """
 
     name: str
@@ -48,6 +49,12 @@ class SweepJob:
     folder: Path
     label: str = ""
     custom: Mapping[str, Any] = field(default_factory=dict)
+    until: int = 0
+
+    @property
+    def goal(self) -> int:
+        """The number of rounds to train."""
+        return min(self.until or self.config.rounds, self.config.rounds)
 
 
 def rounds_done(job: SweepJob) -> int:
@@ -81,8 +88,9 @@ def train_all(
     a second; ``failed`` receives the reason of each failed run by name.
     """
 
-    def message(_: Any, job: SweepJob) -> tuple[str, str, str, bytes]:
-        return job.config.to_toml(), str(job.folder.absolute()), job.label, pickled(job.custom) if job.custom else b""
+    def message(_: Any, job: SweepJob) -> tuple[str, str, str, bytes, int]:
+        custom = pickled(job.custom) if job.custom else b""
+        return job.config.to_toml(), str(job.folder.absolute()), job.label, custom, job.goal
 
     def given_up(_: SweepJob, reason: str) -> str:
         return f"its worker process {reason}. Finished rounds are saved: repeat the command to continue."
@@ -161,15 +169,18 @@ def _trainer_seeing(probe: str) -> Callable[..., str]:
     return _train
 
 
-def _train(toml: str, folder: str, label: str, custom: bytes) -> str:
-    """Run one configuration in this process from its last checkpoint; return the reason if it fails, else ''."""
+def _train(toml: str, folder: str, label: str = "", custom: bytes = b"", goal: int = 0) -> str:
+    """Train a run in this process from its last checkpoint to its goal; return the reason if it fails, else ''."""
     from feddrop.simulation.run import Run
 
     try:
         path = Path(folder)
         _wait_for(path)
         given = pickle.loads(custom) if custom else {}  # noqa: S301 -- from the process that started us
-        for _ in Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about()), label=label, **given):
+        run = Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about()), label=label, **given)
+        for _ in run if not goal or run.round < goal else ():
+            if run.round == goal:
+                break
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():
                 os._exit(1)  # the sweep is gone; the round is saved
