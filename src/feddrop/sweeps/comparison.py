@@ -1,8 +1,8 @@
 """Compare arms (methods, schemes or any settings) over seeds, at equal budgets, on one page.
 
 A comparison is a sweep over arms and seeds. With a budget, the harness decides how many rounds an arm trains: it trains
-a few rounds with every seed, works out from what they cost how many fit, trains these, and repeats that until no run
-has room for another round. Arms with cheaper rounds thus train more of them. Rounds beyond the budget do not count:
+a few rounds with every seed, works out from what they cost how many fit, trains on, and repeats that until no run has
+room for another round. Arms with cheaper rounds thus train more of them. Rounds beyond the budget do not count:
 neither for accuracies nor for targets. All seeds of an arm train equally many, so that they stay one experiment.
 
 If a setting depends on the number of rounds (a learning rate schedule, the readjustments of FedDST), rounds cannot be
@@ -38,6 +38,8 @@ from feddrop.sweeps.plan import configured, conflicts, merged, run_name
 
 PILOT = 3
 """Rounds that are trained to measure what a round costs."""
+GROWTH = 4
+"""How much further than measured a run is trained at once: costs may change, as those of PruneFL do."""
 MOST_ROUNDS = 10_000
 """Most rounds of a run; a budget for more is probably a mistake."""
 ATTEMPTS, CLOSE = 3, 0.02
@@ -215,15 +217,24 @@ def train_to_budget(arms: Mapping[str, Arm], settings: Compare, out: Path, train
     rounds = reached({name: _fitting(name, some, budget, PILOT) for name, some in jobs.items()})
     for attempt in itertools.count(1):
         jobs = jobs_of(arms, settings, rounds, out)
-        train([job for some in jobs.values() for job in some])
-        fitting = {name: _fitting(name, some, budget) for name, some in jobs.items()}
-        wrong = {name: count for name, count in fitting.items() if name not in fixed and count > rounds[name]}
+        until = {name: count if name in fixed else _next_goal(jobs[name], count) for name, count in rounds.items()}
+        train([replace(job, until=until[name]) for name, some in jobs.items() for job in some])
+        fitting = reached({name: _fitting(name, some, budget) for name, some in jobs.items()})
+        wrong = {name: count for name, count in fitting.items() if name not in fixed and count > until[name]}
         if attempt < ATTEMPTS:
             wrong |= {name: fitting[name] for name in fixed if abs(1 - rounds[name] / fitting[name]) > CLOSE}
         if not wrong:
             break
         rounds |= wrong
-    return jobs
+    return {
+        name: [replace(job, config=replace(job.config, rounds=min(rounds[name], until[name]))) for job in some]
+        for name, some in jobs.items()
+    }
+
+
+def _next_goal(jobs: Sequence[SweepJob], rounds: int) -> int:
+    """Return how far to train before the costs are looked at again."""
+    return min(rounds, GROWTH * min(map(rounds_done, jobs)))
 
 
 def _fitting(arm: str, jobs: Sequence[SweepJob], budget: Budget, first: int | None = None) -> int:
@@ -265,8 +276,14 @@ def rounds_within(costs: Sequence[float], amount: float) -> int:
 def judge_runs(jobs: Mapping[str, Sequence[SweepJob]], settings: Compare) -> Standings:
     """Measure finished runs; raise if the runs of an arm are not seeds of one experiment."""
     budget = settings.budget.given() if settings.budget else {}
-    logs = read_logs([job.folder for some in jobs.values() for job in some])
-    groups = grouped([log.within(budget) for log in logs])
+    each = [job for some in jobs.values() for job in some]
+    logs = read_logs([job.folder for job in each])
+    if budget:  # the configuration may allow more rounds than the budget did
+        logs = [
+            replace(log.within(budget), config={**log.config, "rounds": job.config.rounds})
+            for log, job in zip(logs, each, strict=True)
+        ]
+    groups = grouped(logs)
     for one, other in itertools.combinations(groups, 2):
         if one.runs[0].label == other.runs[0].label and one.identity and other.identity:
             why = "; ".join(one.identity.differs(other.identity)) or "their custom objects cannot be compared"
