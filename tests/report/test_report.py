@@ -969,7 +969,7 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.binding_figure(run)
     with pytest.raises(ConfigError, match="Did you mean 'rate'"):
         report.device_figure(run, "rates")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
+    with pytest.raises(ConfigError, match="one of 'bytes', 'energy', 'round', 'time'"):
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no simulated time to draw against; that needs a radio"):
         report.accuracy_figure(run, against="time")

@@ -137,8 +137,9 @@ def compare(
     except KeyboardInterrupt:
         note("All finished rounds are saved; the same command continues.")
         raise
-    for name, runs in found.runs.items():
-        say(f"{name}: {len(runs)} runs of {len(runs[0].rounds)} rounds")
+    for row in found.rows:
+        if row.measure == "rounds":
+            say(f"{row.arm}: {row.runs} runs of {row.mean:g} rounds")
     say(f"Tables and figures: {folder}")
     say(f"Comparison: {found.page}")
 

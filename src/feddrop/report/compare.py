@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrop.comparison.verdicts import UNDECIDED
+from feddrop.comparison.verdicts import IN_NOISE, UNDECIDED
 from feddrop.errors import RunError, one_of
 from feddrop.report.curves import SPENT, Against, accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, differing_settings, grouped
@@ -103,8 +103,10 @@ def write_comparison(
     Raises:
         RunError: no folder is given, one is incomplete or malformed, or the page cannot be written.
     """
-    runs = read_logs(run_dirs)
-    found = standings(grouped(runs), targets=targets, reference=reference, budget=budget or {})
+    groups = grouped(read_logs(run_dirs))
+    named = {group.name: group for group in groups}
+    chosen = named[one_of("reference", reference, named)] if reference else None
+    found = standings(groups, targets=targets, reference=chosen, budget=budget or {})
     return write_page(Path(out), "comparison.html", comparison_page(found))
 
 
@@ -117,26 +119,24 @@ def read_logs(run_dirs: Sequence[str | Path]) -> list[RunLog]:
 
 
 def standings(
-    groups: Sequence[Group], *, targets: Sequence[float], reference: str, budget: Mapping[str, float]
+    groups: Sequence[Group], *, targets: Sequence[float], reference: Group | None, budget: Mapping[str, float]
 ) -> Standings:
     """Measure groups; see :func:`write_comparison` for the arguments."""
     runs = [run for group in groups for run in group.runs]
-    if reference:
-        one_of("reference", reference, [group.name for group in groups])
-    chosen = next((group for group in groups if group.name == reference), None)
     score, named = score_of(runs), dict.fromkeys(targets, "")
     lead = []
     if budget:
         amounts = " and ".join(amount_text(*one) for one in budget.items())
         lead += [f"Rounds that exceed {amounts} do not count; the {score.name} is that of the last evaluated round."]
     if not named and len(runs) > 1 and score.better > 0:
-        target = min(score.best(run) for run in runs)
+        target = float(np.min([score.best(run) for run in runs]))
         if np.isfinite(target):
             named = {target: "target"}
             shown = f"Every run reached {target_text(score, target)}, the target."
             lead += [f"{shown} The last columns show the cost of reaching it."]
     if targets or named:
         lead += ["Targets go by the validation samples."] * score.chosen.startswith("val_")
+        lead += ["Where a run never reached its target, > is a bound: in brackets, how many did."] * bool(targets)
     judged = [*scores(runs, budget)]
     for target, name in named.items():
         judged += costs_to(runs, target, name or target_text(score, target))
@@ -146,9 +146,9 @@ def standings(
         score=score,
         judged=judged,
         others=others,
-        rows=summarised(groups, [*judged, *others], chosen),
+        rows=summarised(groups, [*judged, *others], reference),
         lead=" ".join(lead),
-        reference=chosen,
+        reference=reference,
     )
 
 
@@ -224,9 +224,10 @@ def _results(found: Standings) -> Html:
     for group, line in found.lines():
         line.sort(key=lambda pair: pair[0].step is not None)  # costs of a target last
         head = [measure.name for measure, _ in line]
-        cells = (measure.text(row) for measure, row in line)
-        rows.append([el("span", _dot(group), group.name + _seeds(group)), *cells])
-    return table(["run", *head], rows)
+        rows.append(
+            [el("span", _dot(group), group.name), len(group.runs), *(measure.text(row) for measure, row in line)]
+        )
+    return table(["run", "seeds", *head], rows)
 
 
 def _differences(found: Standings) -> Html:
@@ -239,17 +240,16 @@ def _differences(found: Standings) -> Html:
         if group is not found.reference
     ]
     lead = (
-        f"Mean difference ± standard error over the seeds that both were run with. The claim is that the row is better "
-        f"than {found.reference.name}: it holds, or does not, if the difference exceeds a 95 % margin; at least three "
-        "seeds are needed."
+        "Mean difference ± standard error, over the seeds that both were run with. Does the claim hold that the row is "
+        f"better than {found.reference.name}? It is undecided within a 95 % margin, and with fewer than three seeds."
     )
     content = table(["run", *(measure.name for measure in found.judged)], rows)
     return section(f"Better than {found.reference.name}?", lead, content if rows else Html(""))
 
 
 def _verdict(measure: Measure, row: Row) -> Html:
-    undecided = row.verdict == UNDECIDED
-    word = el("span" if undecided else "strong", f"{row.verdict} ({row.why})" if undecided else row.verdict)
+    why = f" ({row.why})" if row.why not in ("", IN_NOISE) else ""
+    word = el("span" if row.verdict == UNDECIDED else "strong", row.verdict + why)
     return el("span", measure.difference(row), Html("<br>"), word) if row.seeds else el("span", word)
 
 

@@ -119,7 +119,7 @@ def _journal_figure(
     curves = [(group, *_curve(group, key, against, scale)) for group in groups]
     shown = [journal.Curve(g.name, g.colour, x, factor * y, factor * band) for g, x, y, band in curves if len(x)]
     _require_curves(shown, key)
-    return journal.draw(shown, width, scale[1], title)
+    return journal.draw(shown, width, scale[1], title, 100.0 if factor == 100 else None)
 
 
 def _require_curves(curves: Sequence[object], field: str) -> None:

@@ -39,8 +39,8 @@ class Curve(NamedTuple):
     deviation: Floats
 
 
-def draw(curves: Sequence[Curve], width: Width, x_label: str, y_label: str) -> Figure:
-    """Draw curves at a width in inches, or at the named one."""
+def draw(curves: Sequence[Curve], width: Width, x_label: str, y_label: str, top: float | None = None) -> Figure:
+    """Draw curves at a width in inches, or at the named one; ``top`` is the largest possible value."""
     from matplotlib.text import Text
 
     inches = inches_of(width)
@@ -67,6 +67,8 @@ def draw(curves: Sequence[Curve], width: Width, x_label: str, y_label: str) -> F
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.margins(x=0.01)
+    if top is not None:
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01 * top))
     axes.grid(color=style.GRID, linewidth=0.5)
     axes.tick_params(width=0.6, length=3, direction="in", top=True, right=True)
     for spine in axes.spines.values():

@@ -20,7 +20,7 @@ from feddrop.comparison.verdicts import Comparison, judge, outcome
 from feddrop.config.compare import RESOURCES
 from feddrop.report import quantities
 from feddrop.report.groups import Group
-from feddrop.report.quantities import Scale, in_digits, in_percent
+from feddrop.report.quantities import Scale, in_digits
 from feddrop.report.runlog import RunLog
 
 TITLES = {"rounds": "rounds", "bytes": "traffic", "seconds": "time", "joules": "energy"}
@@ -74,7 +74,7 @@ class Measure:
         size, unit = scale or self.scale(abs(mean))
         digits = self.digits if self.unit != "rounds" else 0 if float(mean).is_integer() else 1
         text = in_digits(mean / size) if digits is None else f"{mean / size:z,.{digits}f}"
-        if np.isfinite(spread) and self.spread:
+        if np.isfinite(spread) and self.spread and (spread or self.unit != "rounds"):
             text += f" ± {spread / size:.{len(text.partition('.')[2]) or 1}f}"
         return " ".join(filter(None, (sign, text, unit)))
 
@@ -82,14 +82,14 @@ class Measure:
         """Write the mean of a row; a bound if some runs never reached the target."""
         if row.reached == row.runs:
             return self.write(row.mean, row.deviation)
-        return f"{self.write(row.mean, sign='>')} ({row.reached} of {row.runs} reached it)"
+        return f"{self.write(row.mean, sign='>')} ({row.reached} of {row.runs})"
 
     def difference(self, row: Row) -> str:
         """Write the difference of a row with its standard error."""
         size, unit = self.scale(max(abs(row.difference), 0.0 if np.isnan(row.error) else row.error))
         shown = self.write(row.difference, row.error, scale=(size, "points" if unit == "%" else unit))
         sign = {">=": "≥ ", "<=": "≤ "}.get(row.bound, "")
-        return f"{sign}{'+' if row.difference > 0 else ''}{shown}"
+        return f"{sign}{'+' if row.difference > 0 else ''}{shown.replace('-', '−')}"
 
 
 class Score(NamedTuple):
@@ -240,7 +240,7 @@ def amount_text(resource: str, amount: float) -> str:
 
 def target_text(score: Score, target: float) -> str:
     """Write a target."""
-    return in_percent(target) if score.better > 0 else in_digits(target)
+    return f"{100 * target:.3g} %" if score.better > 0 else in_digits(target)
 
 
 def _summary(group: Group, measure: Measure) -> Row:

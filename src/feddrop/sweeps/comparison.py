@@ -289,7 +289,8 @@ def judge_runs(jobs: Mapping[str, Sequence[SweepJob]], settings: Compare) -> Sta
             why = "; ".join(one.identity.differs(other.identity)) or "their custom objects cannot be compared"
             raise RunError(f"the runs of arm {one.runs[0].label} are not seeds of one experiment: {why}.")
     groups = [replace(group, name=name) for group, name in zip(groups, jobs, strict=True)]
-    return standings(groups, targets=settings.targets, reference=settings.reference, budget=budget)
+    reference = groups[[*jobs].index(settings.reference)]
+    return standings(groups, targets=settings.targets, reference=reference, budget=budget)
 
 
 def finish(jobs: Mapping[str, Sequence[SweepJob]], settings: Compare, out: Path, page: str) -> Compared:
