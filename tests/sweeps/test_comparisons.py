@@ -22,6 +22,7 @@ from feddrop.config import Compare
 from feddrop.errors import ConfigError, RunError
 from feddrop.sweeps import comparison, engine
 from feddrop.sweeps.comparison import checked, read_comparison, rounds_within
+from support.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"devices": 2, "train_limit": 60}
@@ -272,7 +273,25 @@ def test_a_comparison_killed_half_way_goes_on(tmp_path):
     assert [row["mean"] for row in rows] == [str(row.mean) for row in unbroken.rows]
 
 
-# --- the command
+# --- the command and the page
+
+
+def test_the_blocks_of_the_page(tmp_path, monkeypatch, here):
+    """compare.md: a figure with other names, and a comparison in Python."""
+    monkeypatch.chdir(tmp_path)
+    for rate in ("0.0", "0.3"):
+        feddrop.run(small("", f"rate={rate}", "rounds=1"), f"runs/rate-{rate}")
+    for block in blocks(ROOT / "docs" / "compare.md", "python"):
+        exec(compile(block.text, "compare.md", "exec"), {"__name__": "__main__"})
+    assert Path("bytes.pdf").exists()
+    assert Path("runs/compared/comparison.html").exists()
+
+
+@pytest.mark.parametrize("name", ["compare_methods", "compare_schemes"])
+def test_examples_are_valid(name):
+    arms, settings = checked(ROOT / "examples" / f"{name}.toml", {})
+    assert settings.budget
+    assert len(comparison.seeds_of(arms, settings)) == 3
 
 
 def test_the_command(tmp_path, monkeypatch, capsys, here):
