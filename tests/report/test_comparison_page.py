@@ -162,7 +162,7 @@ def test_tables(logs: list[RunLog], tmp_path: Path) -> None:
     object.__setattr__(found.groups[1], "name", "50 % of R&D_1")
     write_latex(found, tmp_path / "c.tex")
     text = (tmp_path / "c.tex").read_text()
-    assert r"50 \% of R\&D\_1 & $81.7 \pm 1.5^{+}$ & $2.3 \pm 0.6$ & $4.67 \pm 1.15$" in text
+    assert r"50 \% of R\&D\_1 & $81.7 \pm 1.5^{+}$ & $2.3 \pm 0.6^{+}$ & $4.67 \pm 1.15$" in text
     assert r"worse & $31.0 \pm 1.0^{-}$ & $> 4$ & $> 4.00$" in text
     assert text.count(r"\\") == 5
     assert [line.count("&") for line in text.replace(r"\&", "").splitlines() if line.endswith(r"\\")] == [5] * 5

@@ -30,7 +30,7 @@ def build_feddrop(setup: Setup, config: FedDrop) -> Method:
     """
     blueprint = setup.blueprint()
     draws = draw_for(blueprint, config)
-    network_for = shrinker(setup.model, blueprint)
+    network_for = shrinker(setup.model, blueprint) if config.level == "unit" else lambda _: setup.model
     frozen = [name for name, p in setup.model.named_parameters() if not p.requires_grad]
 
     def init(_: Params) -> State:

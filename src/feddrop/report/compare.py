@@ -16,7 +16,7 @@ import numpy as np
 from feddrop.comparison.verdicts import IN_NOISE, UNDECIDED
 from feddrop.errors import RunError, one_of
 from feddrop.report.curves import SPENT, Against, accuracy_figure, loss_figure, metric_figure
-from feddrop.report.groups import Group, differing_settings, grouped
+from feddrop.report.groups import Group, differing_settings, grouped, marked
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, table, write_page
 from feddrop.report.load import read_run_log
 from feddrop.report.measures import (
@@ -34,6 +34,7 @@ from feddrop.report.measures import (
     target_text,
 )
 from feddrop.report.quantities import UNKNOWN, how_many
+from feddrop.report.radio import CHARGED
 from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
@@ -137,6 +138,7 @@ def standings(
     if targets or named:
         lead += ["Targets go by the validation samples."] * score.chosen.startswith("val_")
         lead += ["Where a run never reached its target, > is a bound: in brackets, how many did."] * bool(targets)
+    lead += [CHARGED] * any(run.left_out.any() for run in runs)
     judged = [*scores(runs, budget)]
     for target, name in named.items():
         judged += costs_to(runs, target, name or target_text(score, target))
@@ -158,7 +160,7 @@ def comparison_page(found: Standings) -> Html:
     repeated = len(groups) < len(runs)
     title = f"{how_many(len(groups), 'setting')}, " * repeated + how_many(len(runs), "run")
     lead = "Runs that differ only in their seed are drawn as their mean; the band is one standard deviation."
-    single = [replace(group, name=run.name, runs=(run,)) for group in groups for run in group.runs]
+    single = [replace(group, name=marked(run.name, run), runs=(run,)) for group in groups for run in group.runs]
     every = replace(found, groups=single, rows=summarised(single, [*found.judged, *found.others]))
     return document(
         f"{title} compared",

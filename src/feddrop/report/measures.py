@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.comparison.differences import Differences, matched, spent_differences
 from feddrop.comparison.identity import complete_settings
@@ -208,6 +209,10 @@ def spendings(runs: Sequence[RunLog]) -> Iterator[Measure]:
         if any(np.isfinite(run.spent(resource)).any() for run in runs):
             read = partial(_at_end, resource=resource)
             yield made(name=TITLES[resource], read=read, scale=SCALES[resource], unit=_UNITS[resource])
+    if any(run.left_out.any() for run in runs):
+        yield made(name="left out per round", read=lambda run: _mean(run.left_out))
+        yield made(name="objective", read=lambda run: _mean(run.by_round["objective"]))
+        yield made(name="charged objective", read=lambda run: _mean(run.charged_objective))
 
 
 def metric_scores(runs: Sequence[RunLog]) -> Iterator[Measure]:
@@ -292,6 +297,10 @@ def _step(run: RunLog, resource: str) -> float:
 
 def _at_end(run: RunLog, resource: str) -> Spent:
     return _exactly(float(run.spent(resource)[-1]))
+
+
+def _mean(values: npt.NDArray[Any]) -> Spent:
+    return _exactly(float(np.nanmean(values)) if np.isfinite(values).any() else np.nan)
 
 
 def _exactly(value: float) -> Spent:

@@ -51,10 +51,6 @@ class CustomObjects:
         found = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
-    def names(self) -> list[str]:
-        """Return what was given, as ``run.json`` names it."""
-        return [NAMES[argument] for argument in self.given()]
-
     def notices(self, config: RunConfig, used: Sequence[str]) -> Iterator[str]:
         """Yield one line per object that leaves changed settings without effect, except those that are ``used``."""
         given = self.given().keys() & REPLACED

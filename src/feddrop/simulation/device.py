@@ -66,7 +66,7 @@ class Task:
             accuracy of devices is not measured.
         measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.
         metrics: metrics of the whole test set by name, which the server computes from the outputs.
-        outputs: whether device sides return outputs, for the metrics.
+        outputs: whether device sides return outputs, which metrics need.
         threads: torch threads per device.
         torch_device: where networks are trained, e.g. ``"cpu"`` or ``"cuda"``.
     """
@@ -82,9 +82,6 @@ class Task:
     outputs: bool = False
     threads: int = 1
     torch_device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "outputs", self.outputs or bool(self.metrics))
 
     @property
     def chunks(self) -> list[Chunk]:

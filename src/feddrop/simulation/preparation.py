@@ -33,6 +33,8 @@ from feddrop.simulation.trial import try_outputs
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
@@ -102,7 +104,11 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     frozen = parameters.frozen(task.setup.model)
     work = workload(task, method, counted, samples, config.execution.dtype, frozen)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
-    fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
+    fading = None
+    if isinstance(scheme, CellRates) and config.radio is not None:
+        fading = scheme.cell.fading
+        if config.radio.noise != scheme.cell.noise:  # custom gains or a table of distances decided it
+            config = replace(config, radio=replace(config.radio, noise=scheme.cell.noise))
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,
@@ -149,16 +155,19 @@ def device_task(
     numbers, metrics = dataset.train_y.is_floating_point(), custom.metrics or {}
     classes = 0 if numbers else dataset.num_classes or 1 + int(dataset.train_y.max())
     measures = measures_for(loss, classes, partial(try_outputs, setup, dataset))
-    held = data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition"))
+    held = _NONE
+    if config.data.validation:
+        held = torch.from_numpy(data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition")))
     return Task(
         setup=setup,
         factory=custom.method or partial(build_method, config.method),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
-        validation=torch.from_numpy(held),
+        validation=held,
         class_shares=_class_shares(dataset, parts, classes) if config.eval_devices else torch.empty(0, 0),
         measures={name: one for name, one in measures.items() if name not in metrics},
-        metrics=copied(metrics),
+        metrics=copied(metrics) if metrics else {},
+        outputs=bool(metrics),
         threads=config.execution.threads,
         torch_device=config.execution.torch_device,
     )

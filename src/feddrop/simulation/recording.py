@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,7 +12,7 @@ from feddrop import data
 from feddrop.config import CustomMethod
 from feddrop.errors import named_object
 from feddrop.learning.losses import LOSSES
-from feddrop.simulation.custom import REPLACED
+from feddrop.simulation.custom import NAMES, REPLACED
 from feddrop.simulation.fingerprints import Fingerprint, data_crc32, fingerprint, network_fingerprint
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
@@ -61,6 +61,8 @@ def round_record(
         wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
+        charged_objective=plan.charged_objective,
+        remark=plan.remark,
         metrics=_metrics(measured, of_devices) | dict(notes),
         device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
         devices=(
@@ -116,11 +118,12 @@ def remarks(record: RoundRecord) -> Iterator[str]:
 
 def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     """Return what ``run.json`` says about network and data; a resumed run must have the same."""
-    dataset, custom, model, gains = run.dataset, run.custom.names(), run.task.setup.model, run.gains
+    dataset, given, model, gains = run.dataset, run.custom.given(), run.task.setup.model, run.gains
+    custom = [NAMES[argument] for argument in given]
     classes = dataset.num_classes
     known = dataset.class_names and run.parts and not dataset.train_y.is_floating_point()
     counts = data.class_counts(dataset.train_y.numpy(), list(run.parts), classes) if known else None
-    identity = supplied(run)
+    identity = supplied(run, given)
     return {
         "label": label,
         "identity": identity,
@@ -151,8 +154,8 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     }
 
 
-def supplied(run: Prepared) -> dict[str, Any]:
-    """Return what identifies a run besides its configuration: fingerprints of data and custom objects.
+def supplied(run: Prepared, given: Iterable[str]) -> dict[str, Any]:
+    """Return what identifies a run besides its configuration: fingerprints of data and of the objects ``given``.
 
     ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.comparison` ignores them.
     """
@@ -180,7 +183,7 @@ def supplied(run: Prepared) -> dict[str, Any]:
     if run.gains is not None:
         objects["gains"] = {"rounds": len(run.gains.uplink), "crc32": run.gains.crc32()}
     used = getattr(run.scheme, "takes", ())
-    replaced = [key for argument in custom.given() for key in REPLACED.get(argument, ()) if key not in used]
+    replaced = [key for argument in given for key in REPLACED.get(argument, ()) if key not in used]
     return {"replaced": replaced, "objects": objects}
 
 

@@ -130,6 +130,7 @@ class Run:
             self._disk.check_free(overwrite=overwrite)
         self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
+        self.config = self.prepared.config
         self._start(recording.facts(self.prepared, command, label), resume=resume, overwrite=overwrite)
 
     def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -177,7 +178,8 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, means = copy.copy(self._guard), ready.task.setup.means
+        guard, setup = copy.copy(self._guard), ready.task.setup
+        means = setup.means if config.server.mean != "mean" else 0
         plan = ready.scheme.decide(round_)
         result = run_round(
             ready.method,
@@ -194,7 +196,7 @@ class Run:
             min_devices=config.server.min_devices,
             frozen=ready.frozen,
         )
-        if round_ == 1 and config.server.mean != "mean" and ready.task.setup.means == means:
+        if round_ == 1 and config.server.mean != "mean" and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient

@@ -26,7 +26,7 @@ from feddrop.config.run import apply_override
 from feddrop.errors import ConfigError, RunError, not_one_of
 from feddrop.report.compare import Standings, comparison_page, read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
-from feddrop.report.groups import grouped
+from feddrop.report.groups import grouped, marked
 from feddrop.report.html import write_page
 from feddrop.report.measures import Row
 from feddrop.simulation.custom import CustomObjects
@@ -288,7 +288,7 @@ def judge_runs(jobs: Mapping[str, Sequence[SweepJob]], settings: Compare) -> Sta
         if one.runs[0].label == other.runs[0].label and one.identity and other.identity:
             why = "; ".join(one.identity.differs(other.identity)) or "their custom objects cannot be compared"
             raise RunError(f"the runs of arm {one.runs[0].label} are not seeds of one experiment: {why}.")
-    groups = [replace(group, name=name) for group, name in zip(groups, jobs, strict=True)]
+    groups = [replace(group, name=marked(name, group.runs[0])) for group, name in zip(groups, jobs, strict=True)]
     reference = groups[[*jobs].index(settings.reference)]
     return standings(groups, targets=settings.targets, reference=reference, budget=budget)
 
