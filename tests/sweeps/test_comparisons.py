@@ -242,7 +242,7 @@ def test_a_comparison_killed_half_way_goes_on(tmp_path):
     text = "[compare]\nseeds = 2\nbudget = { bytes = 4e6 }\n[compare.arms.a]\n[compare.arms.b]\nrate = 0.6\n"
     path, out = written(tmp_path, text), tmp_path / "out"
     command = [sys.executable, "-m", "feddrop", "compare", str(path), "--out", str(out), "--workers", "1"]
-    for lines in (4, 14):
+    for lines in (4, 19):
         process = subprocess.Popen(
             command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -255,18 +255,16 @@ def test_a_comparison_killed_half_way_goes_on(tmp_path):
         assert not (out / "comparison.html").exists()
         before = progress(out)
     time.sleep(1)  # its workers end with it
-    finished = {
-        name: (out / name / "metrics.jsonl").stat().st_mtime_ns
-        for name, text in before.items()
-        if text.count(b"\n") > 8
-    }
+    stamps = {name: (out / name / "metrics.jsonl").stat().st_mtime_ns for name in before}
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     after = progress(out)
     for name, text in before.items():
-        whole = text[: text.rfind(b"\n") + 1].splitlines()
-        assert after[name].splitlines()[: max(len(whole) - 1, 0)] == whole[: max(len(whole) - 1, 0)]
-    for name, stamp in finished.items():
-        assert name.startswith("b") or (out / name / "metrics.jsonl").stat().st_mtime_ns == stamp
+        kept = text[: text.rfind(b"\n") + 1].splitlines()[:-1]
+        assert after[name].splitlines()[: len(kept)] == kept
+    whole = [name for name, text in before.items() if text.count(b"\n") == after[name].count(b"\n")]
+    redone = [name for name in whole if (out / name / "metrics.jsonl").stat().st_mtime_ns != stamps[name]]
+    assert len(whole) >= 2
+    assert len(redone) <= 1  # the one that was killed between its last line and its checkpoint
     unbroken = feddrop.compare(path, tmp_path / "unbroken", workers=1)
     with (out / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -305,13 +303,13 @@ def test_the_command(tmp_path, monkeypatch, capsys, here):
     page = (tmp_path / "runs" / "c" / "comparison.html").read_text()
     for text in (
         "Better than a?",
-        "rounds to 99.0 %",
-        "(0 of 3 reached it)",
+        "rounds to 99 %",
+        "(0 of 3)",
         "accuracy at 2 rounds",
-        "traffic to 1.0 %",
+        "traffic to 1 %",
     ):
         assert text in page, text
     table = (tmp_path / "runs" / "c" / "comparison.tex").read_text()
     assert r"\toprule" in table
-    assert r" & accuracy at 2 rounds (\%) & rounds to 1.0 \% & " in table
+    assert r" & accuracy at 2 rounds (\%) & rounds to 1 \% & " in table
     assert "$> 2$" in table

@@ -14,7 +14,7 @@ import numpy as np
 from feddrop.errors import ConfigError, clean, one_of
 from feddrop.report import journal, style
 from feddrop.report.groups import Group, one_group_per_run
-from feddrop.report.quantities import byte_scale, in_digits, joule_scale, second_scale
+from feddrop.report.quantities import SCALES, in_digits
 from feddrop.report.runlog import Floats, RunLog
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
     what = {"bytes": "traffic", "seconds": "simulated time", "joules": "energy"}[resource]
     if missing := [run.name for run in runs if not np.isfinite(run.spent(resource)).any()]:
         raise ConfigError(f"run {missing[0]!r} has no {what} to draw against; that needs a radio section.")
-    scale_of = {"bytes": byte_scale, "seconds": second_scale, "joules": joule_scale}[resource]
-    scale, unit = scale_of(max(float(run.spent(resource)[-1]) for run in runs))
+    scale, unit = SCALES[resource](max(float(run.spent(resource)[-1]) for run in runs))
     return scale, f"{unit} sent so far" if resource == "bytes" else f"{what}, {unit}"
 
 

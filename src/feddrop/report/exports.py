@@ -73,9 +73,9 @@ def write_figures(found: Standings, folder: Path, width: Width) -> list[Path]:
     name, written = "accuracy" if found.score.better > 0 else "loss", []
     for way in ways_of(found.runs):
         figure = draw(found.groups, against=way, width=width)
-        for kind, options in (("pdf", {"metadata": {"CreationDate": None}}), ("png", {})):
+        for kind in ("pdf", "png"):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=kind, **options)
+            figure.savefig(drawn, format=kind, metadata={"CreationDate": None} if kind == "pdf" else None)
             written.append(folder / f"{name}-{way}.{kind}")
             write_atomically(written[-1], drawn.getvalue())
     return written

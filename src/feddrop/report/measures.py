@@ -21,7 +21,7 @@ from feddrop.comparison.verdicts import Comparison, judge, outcome
 from feddrop.config.compare import RESOURCES
 from feddrop.report import quantities
 from feddrop.report.groups import Group
-from feddrop.report.quantities import Scale, in_digits
+from feddrop.report.quantities import SCALES, Scale, in_digits
 from feddrop.report.runlog import RunLog
 
 TITLES = {"rounds": "rounds", "bytes": "traffic", "seconds": "time", "joules": "energy"}
@@ -30,18 +30,6 @@ _UNITS = {"rounds": "rounds", "bytes": "B", "seconds": "s", "joules": "J"}
 
 def _percent(_: float) -> Scale:
     return 0.01, "%"
-
-
-def _bare(_: float) -> Scale:
-    return 1.0, ""
-
-
-SCALES: dict[str, Callable[[float], Scale]] = {
-    "rounds": _bare,
-    "bytes": quantities.byte_scale,
-    "seconds": quantities.second_scale,
-    "joules": quantities.joule_scale,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +49,7 @@ class Measure:
 
     name: str
     read: Callable[[RunLog], Spent]
-    scale: Callable[[float], Scale] = _bare
+    scale: Callable[[float], Scale] = quantities.bare
     unit: str = ""
     better: int = 0
     step: Callable[[RunLog], float] | None = None

@@ -119,13 +119,19 @@ def checked(
 ) -> tuple[dict[str, Arm], Compare]:
     """Return the arms and settings of a comparison; those that are given replace those of a file."""
     if isinstance(arms, Mapping):
-        found = {str(name): Arm(arm) if isinstance(arm, RunConfig) else arm for name, arm in arms.items()}
+        found: dict[str, Any] = {
+            str(name): Arm(arm) if isinstance(arm, RunConfig) else arm for name, arm in arms.items()
+        }
         settings = Compare()
         if overrides:
             raise ConfigError("overrides change a comparison file. Change the configurations of the arms instead.")
     else:
         found, settings = read_comparison(arms, overrides)
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+    for name, arm in found.items():
+        if not isinstance(arm, Arm):
+            kind = type(arm).__name__
+            raise ConfigError(f"arm {name} is a {kind}; it must be a RunConfig, or an Arm with custom objects.")
     for problem in _problems(found, settings):
         raise ConfigError(problem)
     return found, settings if settings.reference else replace(settings, reference=next(iter(found)))
@@ -135,10 +141,7 @@ def _problems(arms: Mapping[str, Arm], settings: Compare) -> Iterator[str]:
     """Yield one message per mistake in arms and settings."""
     if len(arms) < 2:
         yield f"a comparison needs at least two arms; there {'is 1' if arms else 'are 0'}."
-    for name, arm in arms.items():
-        if not isinstance(arm, Arm):
-            yield f"arm {name} is a {type(arm).__name__}; it must be a RunConfig, or an Arm with custom objects."
-            return
+    for arm in arms.values():
         check_config(arm.config, arm)
     for (one, first), (other, second) in itertools.combinations(arms.items(), 2):
         mine, theirs = ({key: id(value) for key, value in arm.given().items()} for arm in (first, second))
@@ -199,9 +202,8 @@ def jobs_of(
 def train_to_budget(arms: Mapping[str, Arm], settings: Compare, out: Path, train: Train) -> dict[str, list[SweepJob]]:
     """Train all runs until the budget is spent; return them by arm."""
     budget, rounds = settings.budget, {name: arm.config.rounds for name, arm in arms.items()}
-    if budget is not None and [*budget.given()] == ["rounds"]:
-        budget, rounds = None, dict.fromkeys(arms, budget.rounds or 1)
-    if budget is None:
+    if budget is None or [*budget.given()] == ["rounds"]:
+        rounds = rounds if budget is None else dict.fromkeys(arms, budget.rounds or 1)
         jobs = jobs_of(arms, settings, rounds, out)
         train([job for some in jobs.values() for job in some])
         return jobs
