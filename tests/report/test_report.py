@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from feddrop import report
-from feddrop.compare.identity import complete_settings
+from feddrop.comparison.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall
@@ -967,7 +967,7 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.binding_figure(run)
     with pytest.raises(ConfigError, match="Did you mean 'rate'"):
         report.device_figure(run, "rates")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
+    with pytest.raises(ConfigError, match="one of 'bytes', 'energy', 'round', 'time'"):
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no simulated time to draw against; that needs a radio"):
         report.accuracy_figure(run, against="time")
