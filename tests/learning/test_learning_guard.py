@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from feddrop.config import RunConfig
+from feddrop.config import RunConfig, Server
 from feddrop.errors import RunError
 from feddrop.executors import Serial
-from feddrop.learning.guard import Guard, distances, size_of
+from feddrop.learning.guard import Guard, size_of
+from feddrop.learning.robust import distances
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, Subnet, full_piece
@@ -24,14 +25,33 @@ class Sent:
     device: int
     values: dict[str, torch.Tensor]
     subnet: Subnet = field(default_factory=lambda: {"w": full_piece((4,))})
+    num_samples: int = 1
+    weight: float = 1.0
+
+
+class Notes(dict[int, dict[str, object]]):
+    """What a guard found, by device."""
+
+    def __call__(self, device: int, **found: object) -> None:
+        self[device] = self.get(device, {}) | found
+
+    def of(self, kind: str) -> dict[int, object]:
+        return {device: found[kind] for device, found in self.items() if kind in found}
+
+
+BEFORE = {"w": torch.ones(4)}
+
+
+def guard(median: float = math.nan, **settings) -> Guard:
+    return Guard(Server(**settings), median=median)
 
 
 def watched(guard: Guard, *sizes: float):
     """Let updates of these sizes pass; return what passed, by device, and what was marked."""
-    marks: dict[int, str] = {}
+    notes = Notes()
     updates = [(None, Sent(device, {"w": torch.full((4,), size)})) for device, size in enumerate(sizes)]
-    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), marks.__setitem__)}
-    return passed, marks
+    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), BEFORE, 1, notes)}
+    return passed, notes.of("suspicious")
 
 
 def test_size_is_a_root_mean_square():
@@ -48,38 +68,39 @@ def test_size_is_in_the_units_of_the_network():
 
 
 def test_what_stands_out_is_marked_and_used():
-    guard = Guard()
-    passed, marks = watched(guard, 1.0, 2.0, 3.0)
-    assert (marks, guard.median) == ({}, 2.0)
-    passed, marks = watched(guard, 1.0, 50.0, 2.0)
+    guarded = guard()
+    passed, marks = watched(guarded, 1.0, 2.0, 3.0)
+    assert (marks, guarded.median) == ({}, 2.0)
+    passed, marks = watched(guarded, 1.0, 50.0, 2.0)
     assert passed == {0: 1.0, 1: 50.0, 2: 2.0}
-    assert marks == {1: "25 × as large as the last round's median"}
-    assert guard.median == 2.0
+    assert marks == {1: "almost certain: 25 × as large as the last round's median (limit 7)"}
+    assert guarded.median == 2.0
 
 
 def test_the_first_round_is_compared_with_itself():
     """By then the update has been used; it is marked all the same."""
-    passed, marks = watched(Guard(), 1.0, 500.0, 2.0, 3.0, 1.5)
-    assert passed[1] == 500.0
-    assert marks == {1: "250 × as large as the round's median"}
+    passed, marks = watched(guard(), 1.0, 50.0, 2.0, 3.0, 1.5)
+    assert passed[1] == 50.0
+    assert marks.keys() == {1}
+    assert "25 × as large as the round's median" in marks[1]
 
 
 def test_where_all_move_far_at_once_nobody_stands_out():
     """As when FedDST moves its masks. A few that come alone are compared with the round before."""
-    _, marks = watched(Guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
-    assert marks == {3: "8.89 × as large as the round's median"}
-    assert watched(Guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
-    assert watched(Guard(median=0.0), 13.0, 14.0)[1] == {}
+    _, marks = watched(guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert marks == {3: "possible: 8.89 × as large as the round's median (limit 7)"}
+    assert watched(guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
+    assert watched(guard(median=0.0), 13.0, 14.0)[1] == {}
 
 
 def test_where_all_move_far_at_once_nobody_is_clipped():
     """Clipping all would undo what FedDST's readjustment did, and train nobody."""
-    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
+    passed, marks = watched(guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
     assert passed == {0: 13.0, 1: 12.0, 2: 14.0, 3: pytest.approx(27.0)}
-    assert marks == {3: "8.89 × as large as the round's median; clipped to 2 ×"}
-    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
+    assert marks == {3: "possible: 8.89 × as large as the round's median (limit 7); clipped to 2 ×"}
+    passed, marks = watched(guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
     assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
-    assert watched(Guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
+    assert watched(guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
 
 
 def test_what_is_not_clipped_passes_at_once():
@@ -91,30 +112,30 @@ def test_what_is_not_clipped_passes_at_once():
             yield None, Sent(device, {"w": torch.full((4,), size)})
 
     asked: list[int] = []
-    passing = Guard(clip=2.0, median=1.0).watch(sent(asked), lambda *_: None)
+    passing = guard(clip=2.0, median=1.0).watch(sent(asked), BEFORE, 1, Notes())
     assert [(next(passing)[1].device, list(asked)) for _ in range(3)] == [(0, [0]), (2, [0, 1, 2]), (1, [0, 1, 2])]
 
 
 def test_clipping_is_against_the_median_of_the_last_round():
-    guard = Guard(clip=2.0)
-    passed, marks = watched(guard, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
+    guarded = guard(clip=2.0)
+    passed, marks = watched(guarded, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
     assert passed == {0: 1.0, 1: pytest.approx(2.0), 2: 1.0}
     assert "clipped to 2 ×" in marks[1]
-    passed, marks = watched(guard, 3.0, 3.0)
+    passed, marks = watched(guarded, 3.0, 3.0)
     assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
     assert list(marks) == [0, 1]
-    assert guard.median == 3.0  # of what was sent, not of what was used: sizes may grow again
+    assert guarded.median == 3.0  # of what was sent, not of what was used: sizes may grow again
 
 
 def test_a_resumed_guard_goes_on_with_the_median():
-    passed, _ = watched(Guard(clip=1.5, median=2.0), 10.0, 1.0, 1.0)
+    passed, _ = watched(guard(clip=1.5, median=2.0), 10.0, 1.0, 1.0)
     assert passed[0] == pytest.approx(3.0)
 
 
 def test_a_round_of_nothing_is_nothing():
-    guard = Guard(clip=2.0, median=4.0)
-    assert watched(guard) == ({}, {})
-    assert guard.median == 4.0
+    guarded = guard(clip=2.0, median=4.0)
+    assert watched(guarded) == ({}, {})
+    assert guarded.median == 4.0
 
 
 def plain_distances(updates):
@@ -165,11 +186,11 @@ def test_multi_krum_is_a_plain_loop(count, hostile):
     apart = plain_distances([(one.subnet, one.values) for one in updates])
     scores = [sum(sorted(d for j, d in enumerate(apart[i]) if j != i)[: count - hostile - 2]) for i in range(count)]
     kept = sorted(sorted(range(count), key=lambda i: scores[i])[: count - hostile])
-    marks: dict[int, str] = {}
-    passed = Guard(krum=hostile).watch(((None, one) for one in updates), marks.__setitem__)
+    notes = Notes()
+    passed = guard(krum=hostile).watch(((None, one) for one in updates), BEFORE, 1, notes)
     assert [one.device for _, one in passed] == kept
     assert 1 not in kept
-    left_out = {device for device, why in marks.items() if "multi-Krum" in why}
+    left_out = {device for device, why in notes.of("suspicious").items() if "multi-Krum" in why}
     assert left_out == set(range(count)) - set(kept)
 
 
@@ -178,13 +199,13 @@ def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
     plain, high = full_piece((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
     moves = ((1.0, plain), (1.1, plain), (-3.0, plain), (0.9, plain), (10.5, high))  # the third goes the other way
     updates = [Sent(d, {"w": torch.full((4,), move)}, {"w": piece}) for d, (move, piece) in enumerate(moves)]
-    passed = Guard(krum=1).watch(((None, one) for one in updates), lambda *_: None)
+    passed = guard(krum=1).watch(((None, one) for one in updates), BEFORE, 1, Notes())
     assert [one.device for _, one in passed] == [0, 1, 3, 4]
 
 
 def test_krum_needs_enough_devices():
     with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates per round, but there are 3"):
-        watched(Guard(krum=2), 1.0, 1.0, 1.0)
+        watched(guard(krum=2), 1.0, 1.0, 1.0)
 
 
 # Ten devices, one of them hostile

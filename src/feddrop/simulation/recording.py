@@ -95,6 +95,7 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
         loss=done.loss,
         status=LATE if is_late(plan, done, cost) else done.status,
         suspicious=done.suspicious or None,
+        update_size=done.size,
         **cost,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
@@ -40,6 +40,7 @@ class DeviceRound:
         kept: number of values of every tensor in the subnet.
         status: ``"ok"``, or why there is no usable update.
         suspicious: what is unusual about an update that was used, or left out; empty otherwise.
+        size: root mean square of the update, in the units of the network's weights; None without one.
         seconds: wall time of the device's computation.
         elapsed: seconds from sending to receiving, by the server's clock; 0 if devices are simulated.
     """
@@ -55,6 +56,7 @@ class DeviceRound:
     suspicious: str
     seconds: float
     elapsed: float = 0.0
+    size: float | None = None
 
 
 class RoundResult(NamedTuple):
@@ -121,12 +123,14 @@ def run_round(
                 yield sent.job, update  # merge folds it in before the next reply is read
         _check_enough(list(devices.values()), min_devices, round_)
 
-    def mark(device: int, reason: str) -> None:
-        devices[device] = replace(devices[device], suspicious=reason)
+    def note(device: int, **found: Any) -> None:
+        refused = {"loss": None, "num_samples": 0} if "status" in found else {}
+        devices[device] = replace(devices[device], **found, **refused)
 
-    watched = (guard or Guard()).watch(updates(), mark)
+    watched = (guard or Guard()).watch(updates(), params, round_, note)
     merged, new_state = method.merge(state, params, watched)
     _check_merged(watched, params, merged)
+    _check_enough(list(devices.values()), min_devices, round_)  # again: the guard may have refused some
     done = [devices[number] for number in sorted(devices)]
     return RoundResult(without_negative_variances(params, merged), checked_state(new_state, "merge"), done)
 

@@ -30,6 +30,7 @@ from feddrop.methods.method import MethodFactory, State
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.device import Root
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -140,7 +141,7 @@ class Run:
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
+        self._guard = Guard(self.config.server, seed=self.config.seed, root=Root(ready.task))
         self._memories = self._disk.memories
         with self._disk.locked():
             if resume:
@@ -178,7 +179,7 @@ class Run:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
         guard, setup = copy.copy(self._guard), ready.task.setup
-        means = setup.means if config.server.mean != "mean" else 0
+        means = setup.means
         plan = ready.scheme.decide(round_)
         result = run_round(
             ready.method,
@@ -195,7 +196,7 @@ class Run:
             min_devices=config.server.min_devices,
             frozen=ready.frozen,
         )
-        if round_ == 1 and config.server.mean != "mean" and setup.means == means:
+        if round_ == 1 and config.server.weighs and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient

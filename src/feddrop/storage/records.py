@@ -73,7 +73,8 @@ class DeviceRecord(_Record):
         tx_power_w: transmit power in watts, if the allocator chose it.
         cpu_hz: CPU clock in hertz, likewise.
         dtype: how its values travelled, if chosen per device: ``"float32"``, ``"float16"`` or ``"int8"``.
-        suspicious: why its update looks suspicious; None if it does not.
+        suspicious: why its update looks suspicious, and how surely; None if it does not.
+        update_size: root mean square of its update, in the units of the network's weights.
     """
 
     device: int
@@ -95,10 +96,11 @@ class DeviceRecord(_Record):
     cpu_hz: float | None = None
     dtype: str | None = None
     suspicious: str | None = None
+    update_size: float | None = None
 
     _rare: ClassVar[frozenset[str]] = frozenset(
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
-        | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
+        | {"tx_power_w", "cpu_hz", "dtype", "suspicious", "update_size"}
     )
 
     @property
