@@ -71,3 +71,8 @@ class Server(Settings):
     def weighs(self) -> bool:
         """Whether settings take effect only in methods that average with the server's mean."""
         return self.mean != "mean" or self.max_samples > 0
+
+    @property
+    def advice(self) -> str:
+        """What to do if training diverges."""
+        return "Lower train.lr." if self.optimizer == "average" else "Lower server.lr or train.lr."

@@ -127,15 +127,25 @@ def centered(held: Held, like: Params) -> Held:
 
 
 def fltrust(held: Held, root: Params) -> Held:
-    """Weigh updates by their cosine with the server's own update ``root``, at least 0, and give them its norm."""
-    trusted = []
-    for job, update in held:
-        held_by = update.subnet.items()
-        pairs = [(unscaled(update.values[name], piece), gather(root[name], piece)) for name, piece in held_by]
+    """Weigh updates by their cosine with the server's own update ``root``, at least 0, and limit their size.
+
+    The limit is the size of the server's update or, if larger, the median of those with a positive cosine: the server
+    trains the full network, whose updates shrink before those of subnets do.
+    """
+    trusts, sizes, goals = [], [], []
+    for _, update in held:
+        pairs = [(unscaled(update.values[name], piece), gather(root[name], piece)) for name, piece in update.subnet.items()]
         dot = sum(float(np.dot(mine.numpy(), own.numpy())) for mine, own in pairs)
-        size, wanted = norm(mine for mine, _ in pairs), norm(own for _, own in pairs)
-        trust = max(0.0, dot / (size * wanted)) if size * wanted > 0 else 0.0
-        factor = wanted / size if size > 0 else 0.0
+        size, own_size = (norm(side) for side in zip(*pairs, strict=True))
+        count = math.sqrt(max(1, sum(len(mine) for mine, _ in pairs)))
+        trusts.append(max(0.0, dot / (size * own_size)) if size * own_size > 0 else 0.0)
+        sizes.append(size / count)
+        goals.append(own_size / count)
+    usual = [size for size, trust in zip(sizes, trusts, strict=True) if trust]
+    least = float(np.quantile(usual, 0.5, method="lower")) if usual else 0.0
+    trusted = []
+    for (job, update), trust, size, goal in zip(held, trusts, sizes, goals, strict=True):
+        factor = min(1.0, max(goal, least) / size) if size > 0 else 0.0
         values = {name: value * factor for name, value in update.values.items()}
         trusted.append((job, replace(update, values=values, weight=trust)))
     return trusted

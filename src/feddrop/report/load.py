@@ -19,7 +19,7 @@ from feddrop.storage.records import LATE, number
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12  # the most custom metrics that are drawn
-_TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
@@ -95,18 +95,18 @@ def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
 
 
 def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count why updates were suspicious, most frequent first; reasons that differ only in a size become one range."""
+    """Count why updates were suspicious, most frequent first; reasons that differ only in numbers become one."""
     marks = [entry.suspicious for record in rounds for entry in record.devices if entry.suspicious]
-    parted = [_TIMES.fullmatch(mark) for mark in marks]
-    sizes: dict[str, set[str]] = {}
-    for part in filter(None, parted):
-        sizes.setdefault(part[2], set()).add(part[1])
-    spans = {rest: f"{min(all_, key=float)} to {max(all_, key=float)}" for rest, all_ in sizes.items() if len(all_) > 1}
-    reasons = (
-        f"{spans[part[2]]} {part[2]}" if part and part[2] in spans else mark
-        for mark, part in zip(marks, parted, strict=True)
-    )
-    return dict(Counter(clean(reason, LONGEST_REASON) for reason in reasons).most_common())
+    alike: dict[str, list[list[str]]] = {}
+    for mark in marks:
+        alike.setdefault(_NUMBER.sub("{}", mark), []).append(_NUMBER.findall(mark))
+    found = Counter[str]()
+    for text, numbers in alike.items():
+        spans = [(min(column, key=float), max(column, key=float)) for column in zip(*numbers, strict=True)]
+        parts = [low if low == high else f"{low} to {high}" for low, high in spans]
+        reason = "".join(itertools.chain(*itertools.zip_longest(text.split("{}"), parts, fillvalue="")))
+        found[clean(reason, LONGEST_REASON)] += len(numbers)
+    return dict(found.most_common())
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:

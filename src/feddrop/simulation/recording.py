@@ -115,6 +115,18 @@ def remarks(record: RoundRecord) -> Iterator[str]:
         yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
 
 
+def blame(records: Sequence[RoundRecord]) -> str:
+    """Return what to do if a round failed after one with suspicious updates that were used; otherwise nothing."""
+    marked = [d for d in records[-1].devices if d.suspicious and "left out" not in d.suspicious] if records else []
+    if not marked:
+        return ""
+    who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
+    return (
+        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these devices, "
+        "resume with back=1 (`feddrop resume --back 1`); to withstand them, start again with a robust server.mean."
+    )
+
+
 def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     """Return what ``run.json`` says about network and data; a resumed run must have the same."""
     dataset, given, model, gains = run.dataset, run.custom.given(), run.task.setup.model, run.gains

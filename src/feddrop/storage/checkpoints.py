@@ -98,7 +98,7 @@ def save_checkpoint(
         raise RunError(f"cannot save round {round_}; rounds go from 1 to {LAST_ROUND}.")
     tensors = {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
     write_atomically(_path(folder, round_), seal(tensors, {**(notes or {}), "round": str(round_)}))
-    _remove(folder, [other for other in saved_rounds(folder) if other > round_])
+    remove(folder, [other for other in saved_rounds(folder) if other > round_])
     return prune(folder, round_, best)
 
 
@@ -106,7 +106,7 @@ def prune(folder: Path, round_: int, best: int) -> set[int]:
     """Of the checkpoints up to a round, keep the last :data:`KEPT` and the best; return their rounds."""
     rounds = [other for other in saved_rounds(folder) if other <= round_]
     kept = {*rounds[-KEPT:], best} & set(rounds)
-    _remove(folder, set(rounds) - kept)
+    remove(folder, set(rounds) - kept)
     return kept
 
 
@@ -139,7 +139,7 @@ def _path(folder: Path, round_: int) -> Path:
     return folder / f"round-{round_:06d}.safetensors"
 
 
-def _remove(folder: Path, rounds: Collection[int]) -> None:
+def remove(folder: Path, rounds: Collection[int]) -> None:
     for round_ in rounds:
         with suppress(OSError):  # a superfluous file does no harm
             _path(folder, round_).unlink()

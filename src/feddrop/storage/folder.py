@@ -177,6 +177,19 @@ class RunFolder(RunReader):
         self._manifest = self._identity(MANIFEST)
         return found
 
+    def drop_rounds(self, count: int) -> None:
+        """Delete the checkpoints of the last rounds, so that the run resumes from the round before them."""
+        from feddrop.storage.checkpoints import remove, saved_rounds
+
+        rounds = saved_rounds(self.path / CHECKPOINTS)
+        last = self.saved_round()
+        choices = [last - round_ for round_ in reversed(rounds) if round_ < last]
+        if count not in choices:
+            known = " or ".join(map(str, choices))
+            advice = f"it can go back by {known}" if choices else "it cannot go back: start it again"
+            raise RunError(f"back is {count}, but {clean(self.path)} is at round {last}; {advice}.")
+        remove(self.path / CHECKPOINTS, {round_ for round_ in rounds if round_ > last - count})
+
     def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Save a round: its line of metrics, then the tensors to resume from, by group (``params``, ``state``)."""
         from feddrop.storage.checkpoints import save_checkpoint
