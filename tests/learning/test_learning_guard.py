@@ -17,6 +17,7 @@ from feddrop.learning.robust import distances
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, Subnet, full_piece
+from support.hostile import Attack, WithHostile, ones
 from support.simulation import few
 
 
@@ -216,6 +217,13 @@ rounds = 6
 data = { devices = 10 }
 train = { lr = 0.2, batch_size = 16 }
 """
+LENET = """
+seed = 1
+rounds = 5
+data = { devices = 10, train_limit = 900 }
+model = { width = 0.5 }
+train = { lr = 0.1, momentum = 0.5, batch_size = 16 }
+"""
 ATTACKS = {
     "huge": lambda values, _: {name: torch.full_like(value, 9e5) for name, value in values.items()},
     "reversed": lambda values, _: {name: -10.0 * value for name, value in values.items()},
@@ -227,6 +235,10 @@ SETTINGS = {
     "trimmed": {"server.mean": "trimmed", "server.trim": 0.2},
     "median": {"server.mean": "median"},
     "krum": {"server.krum": 1},
+    "geometric": {"server.mean": "geometric"},
+    "centered": {"server.mean": "centered"},
+    "fltrust": {"server.mean": "fltrust", "data.validation": 0.15},
+    "filter": {"server.filter": "true"},
 }
 
 
@@ -235,7 +247,7 @@ class WithEnemy(Serial):
 
     def __init__(self, task, attack):
         super().__init__(task)
-        self._attack, self._chance, self._sent = ATTACKS[attack], torch.Generator().manual_seed(7), []
+        self._attack, self._chance = ATTACKS[attack], torch.Generator().manual_seed(7)
         inner = self._device.method
 
         def local(*given):
@@ -267,33 +279,58 @@ def marked(records):
 
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "mean"])
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ["reversed", "noise"])
 def test_the_model_survives_one_hostile_device(tmp_path, digits, attack, setting):
     records = attacked(tmp_path / "run", digits, attack, setting)
-    assert records[-1]["test_accuracy"] > 0.75
+    assert records[-1]["test_accuracy"] > (0.7 if setting == "fltrust" else 0.75)  # it has fewer samples
     assert all(device["status"] == "ok" for record in records for device in record["devices"])
-    if setting in ("clip", "krum"):
+    if setting in ("clip", "krum", "filter"):
         assert {(round_, 3) for round_ in range(1, 7)} <= marked(records)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("setting", ["mean", "krum", "filter"])
+def test_an_absurd_update_is_refused(tmp_path, digits, setting):
+    """One of them ended a run under the mean: the next round failed, and so did every resume."""
+    records = attacked(tmp_path / "run", digits, "huge", setting)
+    assert records[-1]["test_accuracy"] > 0.75
+    for record in records:
+        assert [device["device"] for device in record["devices"] if device["status"] != "ok"] == [3]
+        assert "median: absurd" in record["devices"][3]["status"]
+        assert record["devices"][3]["update_size"] == pytest.approx(9e5, rel=1e-4)
+        assert record["devices"][3]["loss"] is None
+
+
+@pytest.mark.parametrize("attack", ["reversed", "noise"])
 def test_the_mean_is_ruined_and_says_by_whom(tmp_path, digits, attack):
-    records = attacked(tmp_path / "run", digits, attack, "mean", rounds=1 if attack == "huge" else 6)
+    records = attacked(tmp_path / "run", digits, attack, "mean")
     assert records[-1]["test_accuracy"] < 0.7
     found = marked(records)
     assert {device for _, device in found} == {3}
     assert len(found) >= len(records) - 1  # a reversed update may look small beside those of a round that it upset
 
 
-def test_a_ruined_network_is_an_error_not_ok(tmp_path, digits):
-    with pytest.raises(RunError, match="diverged"):
+def test_a_ruined_network_is_an_error_that_names_the_device_and_the_way_back(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr("feddrop.learning.guard.ABSURD", math.inf)
+    with pytest.raises(RunError, match=r"diverged.*In round 1, .*device 3 \(almost certain: .*--back 1"):
         attacked(tmp_path / "run", digits, "huge", "mean")
 
 
-@pytest.mark.parametrize("setting", ["clip", "median", "krum"])
+@pytest.mark.parametrize("rate", [0.3, 0.5])
+@pytest.mark.parametrize("setting", ["trimmed", "median"])
+def test_entries_with_few_holders_do_not_ruin_lenet(tmp_path, digits, monkeypatch, setting, rate):
+    """At these rates, one or two devices hold some entries; they were believed."""
+    monkeypatch.setattr("feddrop.learning.guard.ABSURD", math.inf)
+    settings = [f"server.{key}" for key in ("mean=" + setting, "trim=0.1")[: 2 if setting == "trimmed" else 1]]
+    config = RunConfig.from_toml(LENET, [f"rate={rate}", *settings])
+    huge = Attack(times=9e5, forge=ones)
+    records = list(Run(config, tmp_path / "run", executor=lambda task: WithHostile(task, huge, [3])))
+    assert records[-1]["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("setting", ["clip", "median", "krum", "geometric", "centered"])
 @pytest.mark.parametrize(("method", "rate"), [("feddrop", 0.2), ("heterofl", 0.3), ("feddst", 0.3)])
 def test_robust_settings_go_with_other_methods(tmp_path, digits, method, rate, setting):
-    records = attacked(tmp_path / "run", digits, "huge", setting, method, rate)
+    records = attacked(tmp_path / "run", digits, "reversed", setting, method, rate)
     assert records[-1]["test_accuracy"] > 0.6
 
 
