@@ -19,11 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 from feddrop.config import RunConfig
 from feddrop.config.parsing import load_json
 from feddrop.data import Dataset
-from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.errors import ConfigError, FeddropError, RunError, shortened
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
-from feddrop.flower.messages import network_digest
+from feddrop.flower.messages import network_digest, treatment
 from feddrop.flower.planning import NodeRates
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
@@ -72,7 +72,11 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _log_to_stderr()
-        train(grid, context.run_config, callbacks=callbacks, **custom.given())
+        try:
+            train(grid, context.run_config, callbacks=callbacks, **custom.given())
+        except FeddropError:
+            sys.tracebacklimit = 0  # Flower logs the error; its message says what to do
+            raise
 
     return app
 
@@ -139,7 +143,7 @@ def train(
     )
     samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
-    fleet.hold_to(network_digest(run.prepared.model))
+    fleet.hold_to(network_digest(run.prepared.model), treatment(run.prepared.dataset))
     _train_rounds(run, fleet, planners)
     write_report(run.folder)
     _log_summary(run, fleet)
@@ -201,14 +205,15 @@ def _log_round(record: RoundRecord, fleet: Fleet) -> None:
 def _log_summary(run: Run, fleet: Fleet) -> None:
     """Log the number of updates, and how many of each device were left out."""
     entries = [one for record in run.records for one in record.devices]
-    out = Counter(one.device for one in entries if one.status != "ok")
+    out = Counter(one.device for one in entries if not one.usable)
     left_out = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
     reasons: Counter[str] = Counter()
     for (_, reason), count in fleet.refused.items():
         reasons[reason] += count
     counted = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     left_out += f" ({counted})" if counted else ""
-    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), left_out)
+    used = sum(one.usable for one in entries)
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, used, left_out)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class DeviceRound:
         rate: dropout rate γ.
         num_samples: samples trained on.
         loss: mean training loss; None without a usable update.
-        push_bytes: size of the frame sent to the device.
+        push_bytes: size of the frame sent to the device; 0 if it was not sent.
         pull_bytes: size of the frame that it returned.
         kept: number of values of every tensor in the subnet.
         status: ``"ok"``, or why there is no usable update.
@@ -262,7 +262,7 @@ def _summary(sent: SentJob, reply: Reply, update: Update | None, error: str) -> 
         rate=sent.job.rate,
         num_samples=update.num_samples if update else 0,
         loss=update.loss if update else None,
-        push_bytes=sent.push_bytes,
+        push_bytes=sent.push_bytes if reply.sent else 0,
         pull_bytes=len(reply.frame),
         kept={name: piece.size for name, piece in sent.subnet.items()},
         status=error or "ok",
