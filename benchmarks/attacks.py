@@ -4,8 +4,8 @@
     python benchmarks/attacks.py --rates 0.3        # one rate
     python benchmarks/attacks.py --small            # two attacks, three defences, two rounds
 
-Ten devices learn 600 handwritten digits in 12 rounds with a perceptron; some devices attack in every round and know what
-all others send. A cell holds the test accuracy and, for the backdoor, the share of the other classes' images that the
+Ten devices learn 600 handwritten digits in 12 rounds with a perceptron; some devices attack in every round and know
+what all others send. A cell holds the test accuracy and, for the backdoor, the share of the other classes' images that the
 trigger turns into the target class; means over the seeds. The last columns count the updates of hostile devices that
 were marked as suspicious under the plain mean, and those of honest devices, in percent.
 """
@@ -59,7 +59,7 @@ DEFENCES: dict[str, list[str]] = {
 
 
 class Outcome(NamedTuple):
-    """The result of a run: accuracy, success of the backdoor, and (marked, all) updates of hostile and honest devices."""
+    """The result of a run: accuracy, success of the backdoor, and (marked, all) updates of hostile, honest devices."""
 
     accuracy: float
     success: float
@@ -79,7 +79,10 @@ def attacked(attack: str, defence: str, *more: str) -> Outcome:
                 devices += record.devices
         except FeddropError:
             failed = True
-    marks = {who: [bool(d.suspicious) or not d.usable for d in devices if (d.device in hostile) == who] for who in (True, False)}
+    marks = {
+        who: [bool(d.suspicious) or not d.usable for d in devices if (d.device in hostile) == who]
+        for who in (True, False)
+    }
     network, data = run.prepared.model, run.prepared.dataset
     load_into(network, run.params)
     with torch.no_grad():

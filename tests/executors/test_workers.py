@@ -294,7 +294,9 @@ def test_a_worker_that_says_what_to_do_gets_no_other_advice():
     """A folder that a machine lacks is not a missing package."""
     worker = SimpleNamespace(ready=False, failures=0)
     with pytest.raises(RunError, match=r"^node 2 has no runs/: all machines must share a sweep's folder$"):
-        pool.result(worker, False, RunError("node 2 has no runs/: all machines must share a sweep's folder"), "Install it.")
+        pool.result(
+            worker, False, RunError("node 2 has no runs/: all machines must share a sweep's folder"), "Install it."
+        )
     with pytest.raises(RunError, match=r"cannot rebuild .* KeyError: 3. Install it.$"):
         pool.result(worker, False, "KeyError: 3.", "Install it.")
     probe = Path("/nowhere/.ray-1")

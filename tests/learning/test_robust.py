@@ -105,11 +105,10 @@ def test_geometric_median_minimises_the_sum_of_distances():
     """On full updates, no random step from it lowers the sum."""
     chance = np.random.default_rng(3)
     pieces = {"w": full_piece((5, 6)), "b": full_piece((4,))}
-    updates = [
-        (None, Update(device=d, num_samples=1, loss=1.0, subnet=pieces,
-                      values={n: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for n, p in pieces.items()}))
-        for d in range(7)
-    ]  # fmt: skip
+    updates = []
+    for device in range(7):
+        values = {name: torch.from_numpy(chance.normal(size=p.size).astype(np.float32)) for name, p in pieces.items()}
+        updates.append((None, Update(device=device, num_samples=1, loss=1.0, subnet=pieces, values=values)))
     rows = np.array([torch.cat([u.values["w"], u.values["b"]]).numpy() for _, u in updates])
     found = averaged(geometric(updates, LIKE))
     for _ in range(50):
@@ -137,7 +136,10 @@ def test_fltrust_is_a_plain_loop_and_withstands_a_majority(hostile):
     updates = random_updates(9, seed=2, hostile=hostile)
     rows, honest = table(updates), [d for d in range(9) if d not in hostile]
     root = 0.9 * entry_mean(rows[honest], np.ones(len(honest)))
-    tensors = {"w": torch.from_numpy(root[:30].astype(np.float32)).reshape(5, 6), "b": torch.from_numpy(root[30:].astype(np.float32))}
+    tensors = {
+        "w": torch.from_numpy(root[:30].astype(np.float32)).reshape(5, 6),
+        "b": torch.from_numpy(root[30:].astype(np.float32)),
+    }
     held, trusts, sizes, goals = ~np.isnan(rows), [], [], []
     for row, at in zip(rows, held, strict=True):
         trusts.append(max(0.0, row[at] @ root[at] / np.linalg.norm(row[at]) / np.linalg.norm(root[at])))
@@ -196,7 +198,10 @@ def test_sketches_keep_inner_products():
         row = np.zeros(size)
         row[kept] = values
         full.append(row)
-    cosine = lambda rows: np.corrcoef(np.stack(rows))
+
+    def cosine(rows):
+        return np.corrcoef(np.stack(rows))
+
     np.testing.assert_allclose(cosine(seen._sketches), cosine(full), atol=0.12)
     assert np.allclose(seen._shares, 0.7, atol=0.01)
 
@@ -208,14 +213,18 @@ def marks_of(updates, **settings):
         found.setdefault(device, {}).update(what)
 
     passed = list(Guard(Server(**settings)).watch(iter(updates), {"w": torch.ones(5, 6)}, 1, note))
-    return [update.device for _, update in passed], {d: one["suspicious"] for d, one in found.items() if "suspicious" in one}
+    return [update.device for _, update in passed], {
+        d: one["suspicious"] for d, one in found.items() if "suspicious" in one
+    }
 
 
 def test_an_update_against_the_others_is_marked_by_its_direction():
     """No larger than the others: only its direction gives it away."""
     updates = random_updates(9)
     _, last = updates[-1]
-    reversed_ = Update(device=8, num_samples=18, loss=1.0, subnet=last.subnet, values={n: -v for n, v in last.values.items()})
+    reversed_ = Update(
+        device=8, num_samples=18, loss=1.0, subnet=last.subnet, values={n: -v for n, v in last.values.items()}
+    )
     updates[-1] = (None, reversed_)
     passed, marks = marks_of(updates)
     assert passed == list(range(9))
@@ -306,7 +315,9 @@ def test_resume_goes_back(tmp_path, digits):
     for record in run:
         if record.round == 2:
             break
-    list(Run(config, tmp_path / "run", dataset=data, resume=True, executor=lambda task: WithHostile(task, hostile, [1])))
+    list(
+        Run(config, tmp_path / "run", dataset=data, resume=True, executor=lambda task: WithHostile(task, hostile, [1]))
+    )
     with pytest.raises(RunError, match=r"back is 3, but .* is at round 3; it can go back by 1"):
         Run(config, tmp_path / "run", dataset=data, resume=True, back=3)
     with pytest.raises(ConfigError, match="back is 1; it must be 0"):
@@ -323,7 +334,9 @@ def test_an_inner_product_attack_is_marked_and_filtered(tmp_path):
     hostile = [1, 4, 8]
     settings = ["data.devices=10", "data.train_limit=300", "data.validation=0", "model.width=0.5", "rounds=4"]
     config = RunConfig.from_toml(CONFIG, [*settings, "server.filter=true"])
-    run = Run(config, tmp_path / "run", executor=lambda task: WithHostile(task, Attack(times=2.0, forge=against), hostile))
+    run = Run(
+        config, tmp_path / "run", executor=lambda task: WithHostile(task, Attack(times=2.0, forge=against), hostile)
+    )
     marked = [d.device in hostile for record in run for d in record.devices if d.suspicious]
     assert sum(marked) >= 9
     assert sum(marked) == len(marked)

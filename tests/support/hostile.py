@@ -60,7 +60,8 @@ def against(update: Update, others: Sequence[Update]) -> dict[str, Tensor]:
     for name, piece in update.subnet.items():
         held = sum(scatter(torch.ones_like(one.values[name]), one.subnet[name]) for one in others)
         total = sum(scatter(one.values[name], one.subnet[name]) for one in others)
-        assert isinstance(held, Tensor) and isinstance(total, Tensor)
+        assert isinstance(held, Tensor)
+        assert isinstance(total, Tensor)
         forged[name] = -gather(total / held.clamp(min=1), piece)
     return forged
 

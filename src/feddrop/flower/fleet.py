@@ -153,7 +153,7 @@ class Fleet:
         theirs = node.introduction.inputs
         if self._inputs and theirs and theirs != self._inputs:
             return (
-                f"its inputs are {theirs}, the server's {self._inputs}, so that the test accuracy would be wrong. Scale "
+                f"its inputs are {theirs}, the server's {self._inputs}, so the test accuracy would be wrong. Scale "
                 "both in the same way and pass normalise=False to from_arrays, or let from_arrays normalise both."
             )
         held = self.samples[device]

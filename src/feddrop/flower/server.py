@@ -205,15 +205,14 @@ def _log_round(record: RoundRecord, fleet: Fleet) -> None:
 def _log_summary(run: Run, fleet: Fleet) -> None:
     """Log the number of updates, and how many of each device were left out."""
     entries = [one for record in run.records for one in record.devices]
-    out = Counter(one.device for one in entries if not one.usable)
+    out = Counter(one.device for one in entries if one.status != "ok")
     left_out = ", ".join(f"device {device}: {count}" for device, count in sorted(out.items())) or "none"
     reasons: Counter[str] = Counter()
     for (_, reason), count in fleet.refused.items():
         reasons[reason] += count
     counted = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     left_out += f" ({counted})" if counted else ""
-    used = sum(one.usable for one in entries)
-    log.info("done: %d rounds, %d updates; left out: %s", run.round, used, left_out)
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries) - out.total(), left_out)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from feddrop.config import Server
 from feddrop.config.server import BY_ENTRY
+from feddrop.errors import RunError
 from feddrop.learning import robust
 from feddrop.learning.suspicion import A_FEW, Seen
 from feddrop.subnets.parameters import Params
@@ -83,9 +84,11 @@ class Guard:
             seen.add(update, size)
             note(update.device, size=size)
             update = self._weighed(update)
-            if self._holds or (self._server.clip and not size <= self._server.clip * last):
-                waiting.append((job, update))
-            elif not size <= ABSURD * last and size > largest_sane(before, size):
+            if (
+                self._holds
+                or (self._server.clip and not size <= self._server.clip * last)
+                or (not size <= ABSURD * last and size > largest_sane(before, size))
+            ):
                 waiting.append((job, update))
             else:
                 yield job, update
@@ -95,16 +98,16 @@ class Guard:
         if last >= (usual if len(sizes) >= A_FEW else 0.0):
             usual, whose = last, "the last round's"
         marks = seen.suspicious(usual, whose)
+        times = {device: size / usual if usual > 0 else 1.0 for device, size in sizes.items()}
         sane = []
         for job, update in waiting:
-            times = sizes[update.device] / usual if usual > 0 else 1.0
-            if times > ABSURD and sizes[update.device] > largest_sane(before, sizes[update.device]):
-                note(update.device, status=f"the update is {times:.3g} × as large as {whose} median: absurd")
-                marks.pop(update.device, None)
+            device = update.device
+            if times[device] > ABSURD and sizes[device] > largest_sane(before, sizes[device]):
+                note(device, status=f"the update is {times[device]:.3g} × as large as {whose} median: absurd")
+                marks.pop(device, None)
             else:
                 sane.append((job, update))
-        refused = len(waiting) - len(sane)
-        yield from self._defended(sane, before, round_, marks, {d: s / (usual or 1.0) for d, s in sizes.items()}, refused)
+        yield from self._defended(sane, before, round_, marks, times, refused=len(waiting) - len(sane))
         for device, reason in marks.items():
             note(device, suspicious=reason)
 
@@ -120,6 +123,7 @@ class Guard:
         round_: int,
         marks: dict[int, str],
         times: dict[int, float],
+        *,
         refused: int,
     ) -> Iterator[tuple[Any, U]]:
         """Yield what the server's defences leave of the updates that waited, and add to the marks."""
@@ -153,12 +157,11 @@ class Guard:
 
     def _averaged(self, kept: list[tuple[Any, U]], before: Params, round_: int) -> list[tuple[Any, U]]:
         """Weigh or change the updates as the mean of whole updates does."""
-        if self._server.mean == "geometric":
-            return robust.geometric(kept, before)
-        if self._server.mean == "centered":
-            return robust.centered(kept, before)
-        assert self._root is not None
-        return robust.fltrust(kept, self._root(before, round_))
+        if self._server.mean == "fltrust":
+            if self._root is None:
+                raise RunError('server.mean is "fltrust", but the guard was given no root.')
+            return robust.fltrust(kept, self._root(before, round_))
+        return robust.geometric(kept, before) if self._server.mean == "geometric" else robust.centered(kept, before)
 
 
 def largest_sane(before: Params, size: float) -> float:

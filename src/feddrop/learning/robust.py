@@ -134,7 +134,9 @@ def fltrust(held: Held, root: Params) -> Held:
     """
     trusts, sizes, goals = [], [], []
     for _, update in held:
-        pairs = [(unscaled(update.values[name], piece), gather(root[name], piece)) for name, piece in update.subnet.items()]
+        pairs = [
+            (unscaled(update.values[name], piece), gather(root[name], piece)) for name, piece in update.subnet.items()
+        ]
         dot = sum(float(np.dot(mine.numpy(), own.numpy())) for mine, own in pairs)
         size, own_size = (norm(side) for side in zip(*pairs, strict=True))
         count = math.sqrt(max(1, sum(len(mine) for mine, _ in pairs)))

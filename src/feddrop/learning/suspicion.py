@@ -1,9 +1,9 @@
 """Which updates of a round look suspicious: by size, by direction, by distance from the others, by claimed samples.
 
 Of every update only its size and a sketch of 1,024 numbers are kept, so nothing has to wait and the cost of a round is
-linear in its devices. A sketch sums the update's values with random signs into 1,024 buckets: inner products of sketches
-estimate those of updates, with an error of about 3 % of the norms. Large tensors are sketched on a window of 32,768
-values. Signs and windows follow from the run's seed and the round, which devices do not know.
+linear in its devices. A sketch sums the update's values with random signs into 1,024 buckets: inner products of
+sketches estimate those of updates, with an error of about 3 % of the norms. Large tensors are sketched on a window of
+32,768 values. Signs and windows follow from the run's seed and the round, which devices do not know.
 """
 
 from __future__ import annotations

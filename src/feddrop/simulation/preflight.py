@@ -285,8 +285,8 @@ def fltrust_has_samples(run: Prepared) -> Iterator[str]:
     """FLTrust needs samples at the server."""
     if run.config.server.mean == "fltrust" and not len(run.task.validation):
         yield (
-            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the share '
-            "that the server keeps, such as 0.05."
+            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
+            "share that the server keeps, such as 0.05."
         )
 
 

@@ -122,8 +122,8 @@ def blame(records: Sequence[RoundRecord]) -> str:
         return ""
     who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
     return (
-        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these devices, "
-        "resume with back=1 (`feddrop resume --back 1`); to withstand them, start again with a robust server.mean."
+        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these "
+        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start again with a robust server.mean."
     )
 
 

@@ -140,6 +140,7 @@ def _path(folder: Path, round_: int) -> Path:
 
 
 def remove(folder: Path, rounds: Collection[int]) -> None:
+    """Delete the checkpoints of these rounds."""
     for round_ in rounds:
         with suppress(OSError):  # a superfluous file does no harm
             _path(folder, round_).unlink()
