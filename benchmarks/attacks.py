@@ -1,13 +1,13 @@
-"""Attacks against defences: the table of docs/reliability.md.
+"""Attacks against defences: the tables of docs/reliability.md.
 
-    python benchmarks/attacks.py                    # all rates, two seeds: a few CPU minutes
-    python benchmarks/attacks.py --rates 0.3        # one rate
+    python benchmarks/attacks.py                    # all rates, two seeds: ten CPU minutes
+    python benchmarks/attacks.py --partition dirichlet --attacks none --defences mean --seeds 1 2 3 4   # false marks
     python benchmarks/attacks.py --small            # two attacks, three defences, two rounds
 
 Ten devices learn 600 handwritten digits in 12 rounds with a perceptron; some devices attack in every round and know
-what all others send. A cell holds the test accuracy and, for the backdoor, the share of the other classes' images that the
-trigger turns into the target class; means over the seeds. The last columns count the updates of hostile devices that
-were marked as suspicious under the plain mean, and those of honest devices, in percent.
+what all others send. A cell holds the test accuracy and, for the backdoor, the share of the other classes' images that
+the trigger turns into the target class; means over the seeds. The last columns count the updates of hostile devices
+that were marked as suspicious or refused under the first defence, in percent, and those of honest devices.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import feddrop
@@ -94,34 +92,41 @@ def attacked(attack: str, defence: str, *more: str) -> Outcome:
 
 
 def main() -> None:
-    """Print one table per rate."""
+    """Print one Markdown table per rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.3, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--partition", default="iid", help="iid or dirichlet, with alpha 0.1")
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), metavar="NAME", help=f"of {list(ATTACKS)}")
+    parser.add_argument("--defences", nargs="+", default=list(DEFENCES), metavar="NAME", help=f"of {list(DEFENCES)}")
     parser.add_argument("--small", action="store_true", help="run quickly; the numbers mean nothing")
     given = parser.parse_args()
-    attacks, defences, more = list(ATTACKS), list(DEFENCES), [f"data.partition={given.partition}"]
+    attacks, defences, more = given.attacks, given.defences, [f"data.partition={given.partition}"]
     if given.small:
         attacks, defences, given.rates, given.seeds = attacks[:2], ["mean", "median", "filter"], [0.3], [1]
         more += ["rounds=2", "data.train_limit=100"]
     torch.set_num_threads(1)
     for rate in given.rates:
-        table = Table("attack", *defences, "marked", "honest marked", title=f"rate {rate:g}, {given.partition}")
+        print(f"\nRate {rate:g}, {given.partition} data, seeds {given.seeds}:\n", flush=True)
+        head = ["attack", *defences, "marked", "honest marked"]
+        print(_row(head), _row(["---"] * len(head)), sep="\n")
         for attack in attacks:
-            cells, marks = [], [0, 0, 0, 0]
-            for defence in defences:
-                runs = [attacked(attack, defence, f"rate={rate}", f"seed={seed}", *more) for seed in given.seeds]
-                cell = f"{mean(run.accuracy for run in runs):.2f}".lstrip("0")
-                if "backdoor" in attack:
-                    cell += f" / {mean(run.success for run in runs):.2f}".replace(" 0.", " .")
-                cells.append(cell)
-                if defence == "mean":
-                    marks = [sum(numbers) for numbers in zip(*((*r.hostile, *r.honest) for r in runs), strict=True)]
-            shares = [f"{100 * marks[at] / marks[at + 1]:.0f} %" if marks[at + 1] else "-" for at in (0,)]
-            table.add_row(attack, *cells, *shares, f"{marks[2]} of {marks[3]}")
-            print(attack, *cells, *shares, f"{marks[2]} of {marks[3]}", sep=" | ", file=sys.stderr, flush=True)
-        Console(width=180).print(table)
+            found = [
+                [attacked(attack, defence, f"rate={rate}", f"seed={seed}", *more) for seed in given.seeds]
+                for defence in defences
+            ]
+            hostile, of, honest, all_ = map(sum, zip(*((*run.hostile, *run.honest) for run in found[0]), strict=True))
+            marked = f"{100 * hostile / of:.0f} %" if of else "-"
+            print(_row([attack, *(_cell(attack, runs) for runs in found), marked, f"{honest} of {all_}"]), flush=True)
+
+
+def _cell(attack: str, runs: list[Outcome]) -> str:
+    cell = f"{mean(run.accuracy for run in runs):.2f}"
+    return cell + (f" / {mean(run.success for run in runs):.2f}" if "backdoor" in attack else "")
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def blame(records: Sequence[RoundRecord]) -> str:
     who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
     return (
         f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these "
-        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start again with a robust server.mean."
+        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start with server.filter = true."
     )
 
 
