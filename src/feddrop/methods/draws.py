@@ -1,8 +1,8 @@
 """How federated dropout draws subnets: uniformly, or by importance.
 
 A uniform draw follows from the seed. An importance draw depends on weights that the device does not have, so its mask
-travels: one bit per weight and one τ per layer (or one in all) at the weight level; the factors of all units, 0 for
-dropped ones, at the unit level. Probabilities never travel: values are scaled by 1/q before they are sent.
+travels: at most one bit per weight, and one τ per layer (or one in all) at the weight level; the factors of all units,
+0 for dropped ones, at the unit level. Probabilities never travel: values are scaled by 1/q before they are sent.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ class ImportantWeights:
         self._sent = {"mask": ("bool", (self._bits,)), "threshold": ("float32", (self._thresholds,))}
         self.sizes: SizesAt = None
         if self._by_layer:
-            self.sizes = lambda rate: Sizes(kept=sizes(rate), push_bytes=sections_bytes(self._sent))
+            self.sizes = lambda rate: self._sizes(sizes(rate))
+
+    def _sizes(self, kept: dict[str, int]) -> Sizes:
+        marked = sum(kept[name] for name in self._layer_of)
+        return Sizes(kept=kept, push_bytes=sections_bytes(self._sent, {"mask": marked}))
 
     @property
     def _thresholds(self) -> int:
@@ -200,7 +204,8 @@ class ImportantUnits:
             values = params[name].numpy().astype(np.float64) ** 2
             for axis in axes:
                 others = tuple(dim for dim in range(values.ndim) if dim != axis.dim)
-                squares[axis.group] += values.sum(axis=others).reshape(-1, axis.block).sum(axis=1)
+                sums = values.sum(axis=others).reshape(axis.repeats, -1, axis.block).sum(axis=2)
+                squares[axis.group] += sums.sum(axis=0)
         return {group: np.sqrt(found) for group, found in squares.items()}
 
     def _payload(self, norms: Mapping[str, npt.NDArray[np.float64]], job: Job) -> dict[str, torch.Tensor]:
@@ -245,7 +250,8 @@ class ImportantUnits:
         for axis in axes:
             along = [1] * scale.ndim
             along[axis.dim] = -1
-            scale *= np.repeat(factors[axis.group][kept[axis.group]], axis.block).reshape(along)
+            of_units = np.repeat(factors[axis.group][kept[axis.group]], axis.block)
+            scale *= np.tile(of_units, axis.repeats).reshape(along)
         return replace(piece, scale=scale.reshape(-1))
 
     def variance(self, params: Params, rate: float) -> float:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.config.radio import IDEAL, IGNORES_BAND
 from feddrop.config.train import GROWN
 from feddrop.errors import clean
 
@@ -22,7 +24,7 @@ Words = npt.NDArray[np.str_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
-    "deadline_s", "val_loss", "val_accuracy",
+    "deadline_s", "val_loss", "val_accuracy", "objective", "charged_objective",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
@@ -33,7 +35,16 @@ LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Size(NamedTuple):
+    """The sub-model of one rate γ: the share of values it keeps, and its test accuracy or loss; NaN where unknown."""
+
+    rate: float
+    kept: float
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -55,6 +66,8 @@ class RunLog:
         metrics: one array ``[R]`` per custom metric, by name; NaN where absent.
         suspicious: which updates were marked as suspicious, ``[R, K]``.
         suspicions: how often updates were marked, by (shortened) reason.
+        sizes: the sub-models that were evaluated last, by rate.
+        untrained: share of the trainable parameters that no device has held.
     """
 
     name: str
@@ -73,6 +86,8 @@ class RunLog:
     metrics: Mapping[str, Floats]
     suspicious: npt.NDArray[np.bool_]
     suspicions: Mapping[str, int]
+    sizes: tuple[Size, ...] = ()
+    untrained: float = 0.0
 
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
@@ -89,6 +104,23 @@ class RunLog:
         return clean(self.info.get("label") or "", LONGEST_LABEL)
 
     @property
+    def remark(self) -> str:
+        """What a reader of any result of the run must know: that its scheme ignores the band; else empty."""
+        radio = self.config.get("radio")
+        return IGNORES_BAND if isinstance(radio, dict) and radio.get("scheme") == IDEAL else ""
+
+    @property
+    def left_out(self) -> Ints:
+        """Number of devices that the policy left out of each round, ``[R]``."""
+        return np.asarray((self.words["status"] == "left out").sum(axis=1))
+
+    @property
+    def charged_objective(self) -> Floats:
+        """The objective plus 1/(1-θ) for each device left out, ``[R]``; NaN without a radio."""
+        charged = self.by_round["charged_objective"]
+        return np.where(np.isfinite(charged), charged, self.by_round["objective"])
+
+    @property
     def diverged(self) -> npt.NDArray[np.bool_]:
         """The rounds in which training diverged, ``[R]``: the test loss was far above the training loss."""
         train, test = self.by_round["train_loss"], self.by_round["test_loss"]
@@ -101,11 +133,16 @@ class RunLog:
         return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
 
     @property
+    def sampled(self) -> bool:
+        """Whether only some of the devices of a round were recorded."""
+        return bool(self.config.get("record_devices", "all") != "all")
+
+    @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
-    @property
+    @cached_property
     def has_radio(self) -> bool:
         """Whether any latency or energy was reported."""
         return any(bool(np.isfinite(self.by_device[key]).any()) for key in ("latency_s", "energy_j"))
@@ -115,16 +152,16 @@ class RunLog:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
 
-    @property
+    @cached_property
     def full_traffic(self) -> Floats:
         """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")
-        if parameters is None:
+        if parameters is None or self.sampled:
             return np.full(len(self.rounds), np.nan)
         sent = sum((self.by_device[key] > 0).sum(axis=1) for key in ("push_bytes", "pull_bytes"))
         return np.asarray(sent * float(parameters) * FULL_VALUE_BYTES)
 
-    @property
+    @cached_property
     def active(self) -> npt.NDArray[np.bool_]:
         """Which device took part in which round, ``[R, K]``: present and not left out."""
         status = self.words["status"]
@@ -159,6 +196,19 @@ class RunLog:
         """Mean rate over all devices and rounds; NaN if no rate is known."""
         rates = self.values("rate")[np.isfinite(self.values("rate"))]
         return float(rates.mean()) if rates.size else float("nan")
+
+    @property
+    def kept_bytes(self) -> Floats:
+        """Bytes sent to each device as a share of a frame with the full network, ``[R, K]``; NaN if unknown."""
+        full, table = self.info.get("full_bytes"), self.config.get("execution")
+        known = full.items() if isinstance(full, dict) else ()
+        sizes = {name: float(size) for name, size in known if isinstance(size, int) and size > 0}
+        usual = table.get("dtype") if isinstance(table, dict) else None
+        dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
+        sizes = sizes or {"float32": np.nan}
+        whole = np.select([dtypes == name for name in sizes], list(sizes.values()), np.nan)
+        sent = self.values("push_bytes")
+        return np.where(sent > 0, sent / whole, np.nan)
 
     @property
     def saving(self) -> float:

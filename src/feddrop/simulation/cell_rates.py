@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, allocate, refit, scheme_named
+from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, Status, allocate, refit, scheme_named
 from feddrop.config import Radio
+from feddrop.config.radio import GIVEN_RATES, IGNORES_BAND, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, MeasuredGains, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
-from feddrop.radio.cost import Cost
 from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
 from feddrop.seeds import derive
 from feddrop.simulation.participation import Roster
@@ -53,6 +53,8 @@ class CellRates:
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
+        top = 0.0 if radio.band_scheme in WITHOUT_DROPOUT else radio.max_rate
+        self._tops = np.full(len(work.samples), top) if fixed is None else np.asarray(self._fixed)
         self.cell: Cell = build_cell(radio, len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         dtypes = ERRORS if work.dtype == AUTO else (work.dtype,)
@@ -95,6 +97,8 @@ class CellRates:
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
+            charged_objective=float(allocation.charged_objective) if allocation.left_out.any() else None,
+            remark=IGNORES_BAND if allocation.status is Status.IDEAL else None,
             allocation=allocation,
             channels=chosen,
         )
@@ -106,10 +110,10 @@ class CellRates:
         allocation before, so that the problem stays feasible. Shares that are given or drawn are kept: drawn again
         at lower rates, they would become ever more equal.
         """
-        tops = np.full(len(dtypes), self._radio.max_rate) if self._fixed is None else np.asarray(self._fixed)
+        tops = self._tops
         full = self._full(dtypes, tops)
         first = allocation = self._allocate(round_, self._problem(channels, full))
-        if not self._covers or self._radio.band_scheme == "fixed":
+        if not self._covers or self._radio.band_scheme in GIVEN_RATES:
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
             tops, closer = lower, self._full(dtypes, lower)
@@ -162,7 +166,7 @@ class CellRates:
         return self.cell.problem(channels, **full, choose=self._radio.chooses)
 
     def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
-        """Return latency and energy of every device, from measured sizes and by the paper's formula."""
+        """Return what every device cost, from measured sizes and by the paper's formula."""
         if plan.allocation is None or plan.channels is None:
             return {}
         count = self.cell.devices
@@ -177,7 +181,22 @@ class CellRates:
         first, second, name = (
             (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
         )
-        return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
+        down, up = self.cell.efficiency(plan.channels, np.where(share > 0, share, 1.0))
+        found = {
+            "latency_s": first.latency_s,
+            "energy_j": first.energy_j,
+            f"{name}_latency_s": second.latency_s,
+            f"{name}_energy_j": second.energy_j,
+            "push_s": first.push_s,
+            "compute_s": first.compute_s,
+            "pull_s": first.pull_s,
+            "downlink_efficiency": down,
+            "uplink_efficiency": up,
+            "flops": flops,
+        }
+        if self.cell.dynamics is not None:
+            found |= {"tx_power_w": plan.channels.tx_power_w, "cpu_hz": plan.channels.cpu_hz}
+        return {d.device: {key: float(values[d.device]) for key, values in found.items()} for d in devices}
 
     def budgets(self) -> list[float | None]:
         """Return the energy budget per device in joules; None for no budget."""
@@ -217,13 +236,3 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
 def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:
     """Return the rates rounded up to a full percent, so that there are few covers; at most θ."""
     return np.minimum(np.ceil(100.0 * allocation.rate) / 100.0, allocation.problem.max_rate)
-
-
-def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
-    """Return latency and energy of one device, by both ways of counting."""
-    return {
-        "latency_s": float(first.latency_s[device]),
-        "energy_j": float(first.energy_j[device]),
-        f"{name}_latency_s": float(second.latency_s[device]),
-        f"{name}_energy_j": float(second.energy_j[device]),
-    }
