@@ -196,14 +196,14 @@ class _Fjord:
         steps = torch.zeros(len(self.levels), dtype=torch.int64)
         for _, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
             taken = update.payload["steps"]
             steps[: len(taken)] += taken
             for number in self._apart(len(taken) - 1):
                 if taken[number]:  # the statistics of a width without minibatches did not change
                     old = state[_key(number)]
                     change = update.payload[_key(number)] - old
-                    mean.add(_key(number), change, full_piece(tuple(old.shape)), update.num_samples)
+                    mean.add(_key(number), change, full_piece(tuple(old.shape)), update.weight)
         changes = mean.mean()
         after = {name: before[name] + changes[name] for name in before}
         kept = {_key(n): self.levels[n].moved(state[_key(n)], changes[_key(n)]) for n in self._apart(len(self.levels))}

@@ -11,6 +11,7 @@ remember for later rounds goes into its memory, which ``local`` receives and ret
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -81,6 +82,7 @@ class Update:
         subnet: the subnet that the values belong to.
         values: change of every tensor of the subnet, flat kept values ``[size]``.
         payload: the tensors that the job asked for.
+        weight: the update's weight in the mean: its samples, unless ``[server]`` limits or replaces them.
     """
 
     device: int
@@ -89,6 +91,11 @@ class Update:
     subnet: Subnet
     values: Mapping[str, Tensor]
     payload: Payload = field(default_factory=dict)
+    weight: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.weight):
+            object.__setattr__(self, "weight", float(self.num_samples))
 
 
 class Batches(Protocol):
@@ -216,8 +223,8 @@ class Setup:
         mean = self.mean_of(params, over=over)
         for _, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
-            mean.count(update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
+            mean.count(update.weight)
         return {name: params[name] + step for name, step in mean.mean().items()}
 
     def one_rate(self, method: str) -> float:

@@ -21,8 +21,8 @@ from feddrop.storage.records import KEPT_AT, LATE, UNTRAINED, number
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12  # the most custom metrics that are drawn
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _RATE = re.compile(rf"{KEPT_AT}(0(?:\.\d+)?|\de-\d+)")
-_TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
 
 
 def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
@@ -131,16 +131,19 @@ def _sizes(rounds: Sequence[RoundRecord]) -> tuple[Size, ...]:
 
 
 def _merged(marks: Counter[str]) -> Counter[str]:
-    """Count why updates were suspicious; reasons that differ only in a size become one range."""
-    parted = {mark: _TIMES.fullmatch(mark) for mark in marks}
-    sizes: dict[str, set[str]] = {}
-    for known in filter(None, parted.values()):
-        sizes.setdefault(known[2], set()).add(known[1])
+    """Count why updates were suspicious; reasons that differ only in numbers become one, with their ranges."""
+    alike: dict[str, list[list[str]]] = {}
+    times = Counter[str]()
+    for mark, count in marks.items():
+        text = _NUMBER.sub("{}", mark)
+        alike.setdefault(text, []).append(_NUMBER.findall(mark))
+        times[text] += count
     found = Counter[str]()
-    for mark, part in parted.items():
-        all_ = sizes[part[2]] if part else set()
-        span = f"{min(all_, key=float)} to {max(all_, key=float)} {part[2]}" if part and len(all_) > 1 else mark
-        found[span] += marks[mark]
+    for text, numbers in alike.items():
+        spans = [(min(column, key=float), max(column, key=float)) for column in zip(*numbers, strict=True)]
+        parts = [low if low == high else f"{low} to {high}" for low, high in spans]
+        reason = "".join(itertools.chain(*itertools.zip_longest(text.split("{}"), parts, fillvalue="")))
+        found[clean(reason, LONGEST_REASON)] += times[text]
     return found
 
 

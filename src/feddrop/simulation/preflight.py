@@ -284,17 +284,28 @@ def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
 def method_uses_the_mean(run: Prepared) -> Iterator[str]:
     """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
     custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
-    if custom and run.config.server.mean != "mean":
+    if custom and run.config.server.weighs:
         rates = dict(sorted(run.scheme.decide(1).rates.items())[:2])
         if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
             yield unused_mean(run.config)
 
 
+def fltrust_has_samples(run: Prepared) -> Iterator[str]:
+    """FLTrust needs samples at the server."""
+    if run.config.server.mean == "fltrust" and not len(run.task.validation):
+        yield (
+            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
+            "share that the server keeps, such as 0.05."
+        )
+
+
 def unused_mean(config: RunConfig) -> str:
-    """Return the message for a method that ignores ``server.mean``."""
+    """Return the message for a method that ignores ``server.mean`` and the weights of updates."""
+    given = f"mean is {config.server.mean!r}" if config.server.mean != "mean" else "max_samples is set"
+    default = 'mean = "mean"' if config.server.mean != "mean" else "max_samples = 0"
     return (
-        f"server.mean is {config.server.mean!r}, which has no effect: the method's merge averages by itself. Average "
-        'with setup.average(params, updates) or setup.mean_of(params, over=...), or set server.mean = "mean".'
+        f"server.{given}, which has no effect: the method's merge averages by itself. Average with "
+        f"setup.average(params, updates) or setup.mean_of(params, over=...), or set server.{default}."
     )
 
 
@@ -311,6 +322,7 @@ RUN_CHECKS = (
     sub_models_can_be_built,
     first_round_can_be_planned,
     method_uses_the_mean,
+    fltrust_has_samples,
 )
 """Checks that need network, data, method and scheme."""
 

@@ -124,6 +124,7 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
         loss=done.loss,
         status=LATE if is_late(plan, done, cost) else done.status,
         suspicious=done.suspicious or None,
+        update_size=done.size,
         **(chosen | _gains(plan, done.device) | dict(cost)),
     )
 
@@ -148,6 +149,18 @@ def remarks(record: RoundRecord) -> Iterator[str]:
         yield "some devices are late: their latency exceeds the deadline, but their updates count."
     if (record.test_accuracy or 0.0) > 1.0:
         yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
+
+
+def blame(records: Sequence[RoundRecord]) -> str:
+    """Return what to do if a round failed after one with suspicious updates that were used; otherwise nothing."""
+    marked = [d for d in records[-1].devices if d.suspicious and "left out" not in d.suspicious] if records else []
+    if not marked:
+        return ""
+    who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
+    return (
+        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these "
+        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start with server.filter = true."
+    )
 
 
 def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:

@@ -32,6 +32,7 @@ from feddrop.models import copy_model
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.device import Root
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
 from feddrop.simulation.sizes import measure_sizes
@@ -56,6 +57,7 @@ class Run:
         config: what to run.
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
+        back: when resuming, how many of the last rounds to repeat; only the last rounds' checkpoints are kept.
         overwrite: whether to overwrite a run in the folder.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
@@ -91,6 +93,7 @@ class Run:
         out: str | Path,
         *,
         resume: bool = False,
+        back: int = 0,
         overwrite: bool = False,
         model: Network | None = None,
         dataset: Dataset | None = None,
@@ -119,8 +122,10 @@ class Run:
             rates=rates,
         )
         preflight.check_config(config, custom)
-        if resume and overwrite:
+        if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
+        if back < 0 or (back and not resume):
+            raise ConfigError(f"back is {back}; it must be 0, or with resume=True the number of rounds to repeat.")
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
@@ -136,9 +141,9 @@ class Run:
         self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
         self.config = self.prepared.config
-        self._start(recording.facts(self.prepared, command, label), resume=resume, overwrite=overwrite)
+        self._start(recording.facts(self.prepared, command, label), resume=resume, back=back, overwrite=overwrite)
 
-    def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
         ready = self.prepared
         self.round, self._remarked = 0, set[str]()
@@ -146,11 +151,13 @@ class Run:
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
+        self._guard = Guard(self.config.server, seed=self.config.seed, root=Root(ready.task))
         sparse = ready.method.settle is not None  # what no device holds is not part of the network
         self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
         self._memories = self._disk.memories
         with self._disk.locked():
+            if back:
+                self._disk.drop_rounds(back)
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
             else:
@@ -201,25 +208,28 @@ class Run:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
         guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
-        means = setup.means if config.server.mean != "mean" else 0
+        means = setup.means
         plan = ready.scheme.decide(round_)
-        result = run_round(
-            ready.method,
-            executor,
-            self.params,
-            self.state,
-            round_=round_,
-            rates=plan.rates,
-            seed=config.seed,
-            dtype=plan.dtypes or config.execution.dtype,
-            num_samples=ready.samples,
-            memories=self._memories,
-            guard=guard,
-            min_devices=config.server.min_devices,
-            frozen=ready.frozen,
-            untrained=untrained,
-        )
-        if round_ == 1 and config.server.mean != "mean" and setup.means == means:
+        try:
+            result = run_round(
+                ready.method,
+                executor,
+                self.params,
+                self.state,
+                round_=round_,
+                rates=plan.rates,
+                seed=config.seed,
+                dtype=plan.dtypes or config.execution.dtype,
+                num_samples=ready.samples,
+                memories=self._memories,
+                guard=guard,
+                min_devices=config.server.min_devices,
+                frozen=ready.frozen,
+                untrained=untrained,
+            )
+        except RunError as error:
+            raise RunError(f"{error}{recording.blame(self.records)}") from error
+        if round_ == 1 and config.server.weighs and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
@@ -238,8 +248,8 @@ class Run:
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         self._untrained = untrained
         if record.diverged:
-            text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
-            log.warning(text, record.round, record.test_loss)
+            log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
+                        config.server.advice)  # fmt: skip
         if unusual := set(recording.remarks(record)) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
@@ -330,6 +340,7 @@ def run(
 def resume(
     folder: str | Path,
     *,
+    back: int = 0,
     model: Network | None = None,
     dataset: Dataset | None = None,
     parts: Sequence[npt.ArrayLike] | None = None,
@@ -348,6 +359,8 @@ def resume(
 
     Args:
         folder: the run folder.
+        back: how many of the last rounds to repeat, for example after a hostile update ruined the network; the
+            checkpoints of the last two rounds and of the best one are kept.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.

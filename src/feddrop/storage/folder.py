@@ -31,7 +31,7 @@ from feddrop.storage.files import append_line, is_empty, locked, os_errors, sync
 from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines, to_line
 from feddrop.storage.reading import CONFIG, MANIFEST, OVERWRITING, REPORT, RunReader
 from feddrop.storage.records import RoundRecord
-from feddrop.storage.sealed import DamagedError, saved_rounds
+from feddrop.storage.sealed import DamagedError, checkpoint_path, saved_rounds
 from feddrop.storage.verification import CHECKPOINTS, MEMORIES
 
 if TYPE_CHECKING:
@@ -177,6 +177,19 @@ class RunFolder(RunReader):
             self._write(MANIFEST, json.dumps(now, indent=1).encode())
         self._manifest = self._identity(MANIFEST)
         return found
+
+    def drop_rounds(self, count: int) -> None:
+        """Delete the checkpoints of the last rounds, so that the run resumes from the round before them."""
+        rounds = saved_rounds(self.path / CHECKPOINTS)
+        last = self.saved_round()
+        choices = [last - round_ for round_ in reversed(rounds) if round_ < last]
+        if count not in choices:
+            known = " or ".join(map(str, choices))
+            advice = f"it can go back by {known}" if choices else "it cannot go back: start it again"
+            raise RunError(f"back is {count}, but {clean(self.path)} is at round {last}; {advice}.")
+        for round_ in rounds:
+            if round_ > last - count:
+                checkpoint_path(self.path / CHECKPOINTS, round_).unlink()
 
     def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]], *, last: bool = False) -> None:
         """Save a round: its line and devices, then the tensors to resume from, by group (``params``, ``state``).

@@ -79,7 +79,8 @@ class DeviceRecord(_Record):
         tx_power_w: transmit power in watts, if it changes from round to round: chosen by the allocator, or drawn.
         cpu_hz: CPU clock in hertz, likewise.
         dtype: how its values travelled, if chosen per device: ``"float32"``, ``"float16"`` or ``"int8"``.
-        suspicious: why its update looks suspicious; None if it does not.
+        suspicious: why its update looks suspicious, and how surely; None if it does not.
+        update_size: root mean square of its update, in the units of the network's weights.
         uplink_gain: power gain |h|² from the device to the server; None without a radio.
         downlink_gain: power gain |h|² from the server to the device.
         uplink_efficiency: bit/s/Hz in the device's share of the band.
@@ -109,6 +110,7 @@ class DeviceRecord(_Record):
     cpu_hz: float | None = None
     dtype: str | None = None
     suspicious: str | None = None
+    update_size: float | None = None
     uplink_gain: float | None = None
     downlink_gain: float | None = None
     uplink_efficiency: float | None = None
@@ -121,7 +123,7 @@ class DeviceRecord(_Record):
     _rare: ClassVar[frozenset[str]] = frozenset(
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
         | {"tx_power_w", "cpu_hz", "dtype", "suspicious", "uplink_gain", "downlink_gain", "uplink_efficiency"}
-        | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s"}
+        | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s", "update_size"}
     )
 
     @property

@@ -133,6 +133,8 @@ def _pool(jobs: Sequence[SweepJob], workers: int | None, ray: str | None) -> Ite
         room = room if cluster.own else max(1, cluster.seats(cpus, gpus))
         count = min(workers or room, len(jobs))
         cluster.check_room(count, cpus, gpus)
+        for left in probe.parent.glob(".ray-*"):  # by a sweep that was killed
+            left.unlink(missing_ok=True)
         write_atomically(probe, b"")
         build = (_trainer_seeing, str(probe.absolute()))
         seats = [actor.ActorWorker(cluster, build, math.inf, cpus=cpus, gpus=gpus) for _ in range(count)]
