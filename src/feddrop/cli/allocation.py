@@ -43,13 +43,14 @@ def allocate(
     from feddrop.radio.files import as_json, as_text, load, with_names
     from feddrop.report.allocation import save_allocation_figure
 
-    problem, names, given, fallback = load(file)
+    problem, names, given, fallback, objective = load(file)
     chosen = scheme or given
     for option, value, takes in (("seed", seed, chosen == "random"), ("policy", policy, chosen != "none")):
         if value is not None and not takes:
             raise ConfigError(f"--{option} is {value}, but the scheme {chosen!r} takes no {option}. Remove --{option}.")
+    named = scheme_named(chosen, seed=seed or 0, rate=rate, objective=objective)
     try:
-        found = solve(problem, scheme_named(chosen, seed=seed or 0, rate=rate), policy=policy or fallback)
+        found = solve(problem, named, policy=policy or fallback)
     except InfeasibleError as error:
         raise with_names(error, names) from None
     if plot is not None:

@@ -13,8 +13,8 @@ optionally ``least_cpu_hz`` and ``least_tx_power_w``; ``bandwidth_hz`` holds for
 
 A ``.toml`` or ``.json`` file may describe a cell instead: a ``radio`` table (:class:`~feddrop.config.Radio`), a
 ``cell`` table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
-``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` choose the allocation. Costs follow the paper's formula:
-``radio.costs = "measured"`` needs the frames of a run and is refused.
+``forward_flops``. Its ``radio.scheme``, ``radio.objective`` and ``radio.policy`` choose the allocation. Costs follow
+the paper's formula: ``radio.costs = "measured"`` needs the frames of a run and is refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from feddrop.config.fields import Settings, setting
 from feddrop.config.parsing import json_line, parse_json, parse_toml, read_text
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
 from feddrop.radio.build import build_cell
+from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.tables import brief, read_table
 
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
@@ -83,6 +84,18 @@ class Given(NamedTuple):
     names: list[str]  # of the devices; empty without names
     scheme: str = "exact"  # ``radio.scheme`` of a cell, else ``"exact"``
     policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
+    objective: str = "inverse"  # ``radio.objective`` of a cell, else the paper's
+
+
+class CellFile(NamedTuple):
+    """A cell that a file describes, and one of its rounds."""
+
+    radio: Radio
+    table: CellTable
+    costs: dict[str, float | None]  # the ``model`` table: arguments of ``Cell.problem`` and ``cost``
+    cell: Cell
+    channels: Channels  # of round ``table.round``
+    problem: AnyProblem
 
 
 def load(path: str | Path) -> Given:
@@ -164,6 +177,18 @@ def _numbers(key: str, values: Any) -> FloatArray:
 
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
+    found = read_cell(table, folder)
+    radio = found.radio
+    return Given(found.problem, [""] * found.cell.devices, radio.band_scheme, radio.policy, radio.objective)
+
+
+def read_cell(table: Mapping[str, Any], folder: str | Path = ".") -> CellFile:
+    """Build the cell of a file with a ``radio`` table.
+
+    Args:
+        table: the tables ``radio``, ``cell`` and ``model``.
+        folder: folder of relative file names.
+    """
     if wrong := next(_cell_problems(table), ""):
         raise ConfigError(wrong)
     radio, cell, model = (from_table(kind, table.get(name, {}), f"{name}.") for name, kind in _TABLES.items())
@@ -171,8 +196,9 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
         warnings.warn(line, FeddropWarning, stacklevel=3)
     built = build_cell(radio, cell.devices, cell.samples, cell.seed, folder=folder)
     costs = {"parameters": model.parameters, "forward_flops": model.forward_flops}
-    problem = built.problem(built.draw(cell.round, cell.seed), **costs, choose=radio.chooses)
-    return Given(problem, [""] * built.devices, radio.band_scheme, radio.policy)
+    channels = built.draw(cell.round, cell.seed)
+    problem = built.problem(channels, **costs, choose=radio.chooses)
+    return CellFile(radio, cell, costs, built, channels, problem)
 
 
 def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:
