@@ -63,7 +63,8 @@ def choices() -> dict[str, Any]:
 
 def tables_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables of a state, with one value per device where its ``shape`` or its lists ask for that."""
-    if not all(isinstance(state.get(key, {}), Mapping) for key in ("cell", "model", "radio", "shape")):
+    known = ("cell", "model", "radio", "shape")
+    if not isinstance(state, Mapping) or not all(isinstance(state.get(key, {}), Mapping) for key in known):
         raise ConfigError("a state must have the tables cell, model, radio and shape.")
     found: dict[str, Any] = {key: deepcopy(dict(state.get(key, {}))) for key in ("cell", "model", "radio")}
     cell, radio, shape = found["cell"], found["radio"], state.get("shape", {})

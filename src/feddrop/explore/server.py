@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from feddrop.config.parsing import json_line
+from feddrop.config.parsing import json_line, parse_json
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.explore import cell
 from feddrop.explore.jobs import Jobs
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
                 return _static(parts.path)
             if parts.path not in routes:
                 raise RefusedError(404, "there is no such page.")
-            given = json.loads(body) if body else parse_qs(parts.query)
+            given = parse_json(body.decode(), "the request") if body else parse_qs(parts.query)
             if not isinstance(given, dict):
                 raise ConfigError("the request must be a JSON object.")
             return routes[parts.path](self.server, given)
@@ -150,9 +150,11 @@ class Handler(BaseHTTPRequestHandler):
             return _error(*refused.args)
         except FeddropError as error:
             return _error(400, str(error))
-        except (ValueError, TypeError, KeyError, RecursionError, OSError) as error:
-            log.debug("explore: %s", parts.path, exc_info=True)
-            return _error(400, f"the request cannot be answered: {type(error).__name__}: {error}"[:300])
+        except (KeyError, TypeError, ValueError) as error:
+            return _error(400, f"the request is malformed: {type(error).__name__}: {error}"[:300])
+        except Exception:
+            log.exception("explore: unexpected error in %s", parts.path)
+            return _error(500, "unexpected error; the terminal of `feddrop explore` shows it.")
 
     def _check(self, path: str, posted: bool) -> None:
         """Refuse other hosts, other sites, and who lacks the token."""

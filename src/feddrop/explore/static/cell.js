@@ -132,7 +132,7 @@ function addSlider(slider) {
     const limited = Number.isFinite(value) && !(slider.off && value === 0);
     range.disabled = exact.disabled = !limited;
     if (free) free.checked = !limited;
-    if (document.activeElement !== exact) exact.value = limited ? Number((value / scale).toPrecision(5)) : "";
+    if (document.activeElement !== exact) exact.value = limited ? Number((value / scale).toPrecision(4)) : "";
     range.value = limited ? toPosition(value / scale) : STEPS;
     range.setAttribute("aria-valuetext", limited ? `${digits(value / scale, 4)} ${slider.unit ?? ""}`.trim() : slider.off ?? "none");
   };
