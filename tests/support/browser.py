@@ -100,7 +100,7 @@ class Browser:
         end = time.monotonic() + seconds
         while True:
             try:
-                if value := self.js(code):
+                if (value := self.js(code)) not in (None, False, 0, ""):  # an element is {}
                     return value
             except AssertionError as error:  # the page is being replaced
                 if "context" not in str(error):

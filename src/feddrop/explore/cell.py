@@ -1,7 +1,7 @@
 """The cell page: from the tables of a cell file to what every scheme makes of one round.
 
 A *state* is what ``feddrop allocate`` reads, the tables ``radio``, ``cell`` and ``model``, plus ``scheme``, the scheme
-looked at, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their samples. A state is all
+looked at, ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their samples. A state is all
 that the page holds: its link and its TOML file restore the same picture.
 """
 
@@ -44,6 +44,7 @@ START: dict[str, Any] = {
     "radio": {"preset": "paper", "energy_budget_j": 300.0},
     "shape": {"spread_db": 10.0},
     "scheme": "exact",
+    "rounds": 20,
 }
 """The cell that the page opens with."""
 
@@ -267,7 +268,7 @@ def to_toml(state: Mapping[str, Any]) -> str:
 def to_run(state: Mapping[str, Any]) -> str:
     """Return the file that ``feddrop run`` takes: the same cell around the embedded digits."""
     cell = tables_of(state)["cell"]
-    top: dict[str, Any] = {"seed": cell.get("seed", 0), "rounds": 20}
+    top: dict[str, Any] = {"seed": cell.get("seed", 0), "rounds": state.get("rounds", 20)}
     return tomli_w.dumps(top | {"data": {"devices": cell.get("devices", 10)}, "radio": _scheme_table(state)})
 
 

@@ -80,7 +80,8 @@ class Runs:
         known = self._known.get(name)
         if known is None or known[0] != stamp:
             try:
-                read: RunLog | str = replace(read_run_log(folder, RunLog), name=name)
+                read: RunLog | str = read_run_log(folder, RunLog)
+                read = read if read.label else replace(read, name=name)
             except FeddropError as error:
                 read = str(error)
             known = self._known[name] = (stamp, read)
@@ -101,9 +102,9 @@ class Runs:
             except FeddropError as error:
                 row["error"] = clean(error, 300)
             rows.append(row)
-        of = {run.name: n for n, group in enumerate(grouped(list(logs.values()))) for run in group.runs}
+        of = {id(run): n for n, group in enumerate(grouped(list(logs.values()))) for run in group.runs}
         for row in rows:
-            row["group"] = of.get(row["name"])
+            row["group"] = of.get(id(logs.get(row["name"])))
         pages = sorted(self.root.glob("*.html")) + sorted(self.root.glob("*/comparison.html"))
         inside = [one for one in pages if one.resolve().is_relative_to(self.root)]
         return {"runs": rows, "pages": [one.relative_to(self.root).as_posix() for one in inside]}
@@ -165,8 +166,7 @@ def _row(run: RunLog) -> dict[str, Any]:
 
 def _curve(group: Group, quantity: str, where: Callable[[RunLog], Floats]) -> dict[str, Any]:
     x, mean, deviation = group.curve(quantity, [where(run) for run in group.runs])
-    colour, dash, _ = group.look
-    look = {"colour": colour, "dash": dash, "seeds": len(group.runs), "runs": [run.name for run in group.runs]}
+    look = {"colour": group.look[0], "dash": group.look[1], "seeds": len(group.runs)}
     return {"name": group.name, "x": x, "mean": mean, "deviation": deviation} | look
 
 

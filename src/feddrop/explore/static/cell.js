@@ -56,6 +56,7 @@ export function put(key, value) {
 
 function change() {
   changed = performance.now();
+  $("cell").setAttribute("aria-busy", "true");
   resting?.abort();
   clearTimeout(timer);
   update();
@@ -92,7 +93,11 @@ async function settle() {
     history.replaceState(null, "", `#/cell/${encodeURIComponent(JSON.stringify(state))}`);
     curve(slider);
     verdict();
-  } catch (error) { if (error.name !== "AbortError") say(error.message); }
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    say(error.message);
+  }
+  $("cell").setAttribute("aria-busy", "false");
 }
 
 function curve(slider = SLIDERS.find(({ key }) => key === $("against").value)) {
@@ -147,6 +152,7 @@ function controls() {
   const radio = seen.tables.radio;
   for (const name of ["preset", "noise", "objective", "policy"]) $(name).value = radio[name] ?? "paper";
   for (const name of ["power", "cpu"]) $(name).checked = radio.control.includes(name);
+  $("rounds").value = state.rounds;
   $("network").value = Object.entries(words.networks).find(([, one]) => one.parameters === seen.tables.model.parameters)?.[0] ?? "other";
 }
 
@@ -165,6 +171,7 @@ function listen() {
     put("radio.control", control);
   });
   $("against").addEventListener("change", settle);
+  $("rounds").addEventListener("change", () => { state.rounds = Math.round($("rounds").valueAsNumber) || 20; change(); });
   $("load").addEventListener("change", async () => {
     try {
       state = (await ask("/api/load", { toml: await $("load").files[0].text() })).state;
@@ -435,7 +442,7 @@ export function start(given) {
   options("policy", words.policies, (name) => ({ error: "say what is lacking", "leave-out": "leave devices out", stretch: "stretch the deadline" })[name] ?? name);
   options("against", SLIDERS.map(({ key }) => key), (key) => SLIDERS.find((one) => one.key === key).label);
   $("against").value = "radio.deadline_s";
-  $("train").hidden = !words.allow_run;
+  $("training").hidden = !words.allow_run;
   SLIDERS.forEach(addSlider);
   listen();
   drags();

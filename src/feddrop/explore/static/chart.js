@@ -4,14 +4,14 @@ import { digits, el, svg } from "./app.js";
 const LEFT = 52, RIGHT = 14, TOP = 10, BOTTOM = 40;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
-export function ticks(low, high, count, log) {
+export function ticks(low, high, count, log, whole) {
   if (log) {
     const found = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
       for (const step of Math.log10(high / low) > 2.2 ? [1] : [1, 2, 5]) found.push(step * 10 ** power);
     return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
   }
-  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = Math.max((high - low) / count || 1, whole ? 1 : 0), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough * 0.999);
   const first = Math.ceil(low / step - 1e-9);
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, n) => (first + n) * step);
@@ -20,7 +20,7 @@ export function ticks(low, high, count, log) {
 const known = (values) => values.filter((value) => value !== null && Number.isFinite(value));
 
 /** Draw lines into a box. Each has a name, x, y and perhaps deviation, colour (a number) and dash (a number). */
-export function lines(box, given, { xLabel, yLabel, label, xLog = false, now = null, height = 230, x: ends, zero = false }) {
+export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole = false, now = null, height = 230, x: ends, zero = false }) {
   const width = Math.max(240, box.clientWidth), right = width - RIGHT, bottom = height - BOTTOM;
   const drawn = given.filter((line) => known(line.y).length);
   if (!drawn.length) { box.replaceChildren(el("p", {}, "There is nothing to draw yet.")); return; }
@@ -40,7 +40,7 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, now = n
   for (const value of ticks(y0, y1, 5)) picture.append(
     svg("line", { class: "axis", x1: LEFT, x2: right, y1: Y(value), y2: Y(value) }),
     svg("text", { x: LEFT - 6, y: Y(value) + 4, "text-anchor": "end" }, digits(value)));
-  for (const value of ticks(x0, x1, Math.max(2, width / 110), xLog))
+  for (const value of ticks(x0, x1, Math.max(2, width / 110), xLog, xWhole))
     picture.append(svg("text", { x: X(value), y: bottom + 16, "text-anchor": "middle" }, digits(value)));
   picture.append(svg("text", { x: (LEFT + right) / 2, y: height - 4, "text-anchor": "middle" }, xLabel),
     svg("text", { transform: `translate(11 ${(TOP + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yLabel));

@@ -4,7 +4,8 @@ import { lines, onWidth } from "./chart.js";
 
 const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
 const EVERY = 1000;
-let words, rows = [], chosen = null, timer = null, drawn = "", listed = "", shown = false;
+const chosen = new Set(), met = new Set();
+let words, rows = [], timer = null, drawn = "", listed = "", shown = false;
 
 const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noopener", "aria-label": `${text} of ${name}` }, text);
 const query = (entries) => new URLSearchParams(entries).toString();
@@ -15,7 +16,10 @@ async function poll() {
   if (!document.hidden) try {
     const answer = await ask("/api/runs");
     rows = answer.runs;
-    chosen ??= new Set(rows.filter((row) => !row.error).slice(0, 6).map((row) => row.name));
+    for (const { name, error } of rows) { // new runs are shown at once, unless there are many
+      if (!error && !met.has(name) && chosen.size < 6) chosen.add(name);
+      if (!error) met.add(name);
+    }
     const now = JSON.stringify([rows.map(({ age_s: _, ...row }) => row), answer.pages, [...chosen], $("filter").value]);
     if (now !== listed) { listed = now; list(answer.pages); await draw(); }
   } catch (error) { say(error.message); }
@@ -74,7 +78,7 @@ async function draw() {
   const percent = y.includes("accuracy") ? 100 : 1;
   lines($("curves"), curves.map((one) => ({ name: one.name + (one.seeds > 1 ? ` (${one.seeds} seeds)` : ""), x: one.x.map((v) => v === null ? null : v / scale[0]),
     y: one.mean.map((v) => v === null ? null : percent * v), deviation: one.deviation.map((v) => percent * (v ?? 0)), colour: one.colour, dash: one.dash })),
-  { xLabel: label + (scale[1] ? ` (${scale[1]})` : ""), yLabel: y.replace(/^metrics\./, "").replaceAll("_", " ") + (percent === 100 ? " (%)" : ""), height: 320,
+  { xLabel: label + (scale[1] ? ` (${scale[1]})` : ""), yLabel: y.replace(/^metrics\./, "").replaceAll("_", " ") + (percent === 100 ? " (%)" : ""), height: 320, xWhole: x === "rounds",
     label: `${y.replaceAll("_", " ")} of ${curves.length} settings against ${label}` });
   await grid();
 }
@@ -110,7 +114,7 @@ export function start(given) {
   for (const id of ["quantity", "axis"]) $(id).addEventListener("change", () => draw().catch((error) => say(error.message)));
   for (const id of ["mapped", "mapped-run"]) $(id).addEventListener("change", () => grid().catch((error) => say(error.message)));
   $("filter").addEventListener("input", poll);
-  onWidth($("curves"), () => { if (shown && chosen) draw().catch((error) => say(error.message)); });
+  onWidth($("curves"), () => { if (shown && rows.length) draw().catch((error) => say(error.message)); });
 }
 
 export function show() { shown = true; listed = ""; poll(); }
