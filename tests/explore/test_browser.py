@@ -112,7 +112,7 @@ def test_a_slider_shows_what_allocate_says(page):
 def test_every_scheme_and_the_curve(page):
     rows = page.js("[...document.querySelectorAll('#schemes tbody tr')].map((r) => [...r.cells].map((c) => c.innerText.trim()))")
     found = {one["name"]: one for one in solve(START)["schemes"]}
-    assert [float(row[1]) for row in rows] == pytest.approx([one["objective"] for one in found.values()], rel=1e-3)
+    assert [float(row[1]) for row in rows] == pytest.approx([one["charged"] for one in found.values()], rel=1e-3)
     page.click("#schemes input[value=equal]")
     state = settled(page)
     assert state["scheme"] == "equal"

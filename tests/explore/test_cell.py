@@ -54,8 +54,10 @@ def test_the_picture_is_what_allocate_says(name):
     spent = np.where(found.active, shown["energy_j"] - built.circuit_j, 0.0)
     np.testing.assert_allclose(spent, found.energy_j, rtol=1e-9)
     assert shown["binding"] == found.binding.tolist()
-    if found.active.all():  # left-out devices have no weight here
-        assert shown["objective"] == pytest.approx(found.objective, rel=1e-12)
+    assert shown["objective"] == pytest.approx(found.objective, rel=1e-12)
+    if radio.objective == "inverse":
+        charged = found.objective + found.left_out.sum() / (1.0 - radio.max_rate)
+        assert shown["charged"] == pytest.approx(charged, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -65,7 +67,7 @@ def test_python_command_and_files_repeat_it(name, tmp_path):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(told["python"], "copied", "exec"), {})
-    assert float(printed.getvalue().split()[0]) == pytest.approx(shown["objective"], rel=1e-12) or shown["left_out"]
+    assert float(printed.getvalue().split()[0]) == pytest.approx(shown["objective"], rel=1e-12)
 
     again = from_toml(told["toml"])
     assert json.loads(_json(chosen(again)).body) == json.loads(_json(shown).body)
@@ -92,6 +94,7 @@ def test_what_a_cell_lacks():
     state = {**START, "radio": {"deadline_s": 0.5}}
     lacks = chosen(state)["lacks"]
     assert lacks["text"].startswith("No rates and shares meet the deadline")
+    assert np.sum(lacks["needs"]) == pytest.approx(lacks["load"])
     assert lacks["load"] > 1
     enough = {"deadline_s": lacks["deadline_s"], "bandwidth_hz": settle(state, "radio.deadline_s", [1.0])["bandwidth_hz"]}
     for key, value in enough.items():
@@ -108,7 +111,7 @@ def test_a_curve_is_many_pictures():
     for n, value in enumerate(values):
         schemes = solve({**START, "radio": {**START["radio"], "deadline_s": value}})["schemes"]
         for one in schemes:
-            assert found[one["name"]][n] == pytest.approx(one.get("objective", math.nan), nan_ok=True)
+            assert found[one["name"]][n] == pytest.approx(one.get("charged", math.nan), nan_ok=True)
     assert "lacks" in chosen({**START, "radio": {"deadline_s": values[0]}})
 
 

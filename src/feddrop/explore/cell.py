@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
@@ -53,7 +54,7 @@ START: dict[str, Any] = {
 NEAR_M, NEAR_GAIN, EXPONENT, DISC_M = 100.0, 1e-3, 3.0, 220.0
 _FILES = ("gains_csv", "gains_array", "devices_csv")
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_ONE = Lock()  # ``warnings.catch_warnings`` is global
+_ONE = Lock()
 
 
 def choices() -> dict[str, Any]:
@@ -107,12 +108,10 @@ def _placed(radio: Mapping[str, Any]) -> bool:
 
 def solve(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page shows: places, devices, and the round of every scheme."""
-    with _ONE, warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
-        warnings.simplefilter("always", FeddropWarning)
+    with _quiet() as caught:
         tables = tables_of(state)
         found = read_cell(tables)
         cell, channels = found.cell, found.channels
-        shown = SHOWN if "share" in found.radio.control else ("equal",)
         return {
             "tables": tables | {"radio": _effective(found) | tables["radio"]},
             "notes": [clean(one.message) for one in caught if issubclass(one.category, FeddropWarning)],
@@ -124,8 +123,21 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
                 "tx_power_w": channels.tx_power_w,
                 "uplink_db": 10.0 * np.log10(channels.uplink),
             },
-            "schemes": [_seen(_scheme(name, found), name == state.get("scheme", "exact")) for name in shown],
+            "schemes": [_seen(_scheme(name, found), name == state.get("scheme", "exact")) for name in _schemes(found)],
         }
+
+
+@contextmanager
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings instead of printing them. One thread at a time: filters are global."""
+    with _ONE, warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always", FeddropWarning)
+        yield caught
+
+
+def _schemes(found: CellFile) -> tuple[str, ...]:
+    """Return the schemes of a cell: without a choice of shares, there is one."""
+    return SHOWN if "share" in found.radio.control else ("equal",)
 
 
 def _effective(found: CellFile) -> dict[str, Any]:
@@ -161,16 +173,18 @@ def _scheme(name: str, found: CellFile) -> dict[str, Any]:
     try:
         got = allocate(found.problem, scheme_named(name, objective=radio.objective), policy=radio.policy)
     except InfeasibleError as error:
-        return {"name": name, "lacks": _lacks(error)}
+        return {"name": name, "lacks": _lacks(error, found)}
     channels, active = found.channels, got.active
     if got.cpu_hz is not None and got.tx_power_w is not None:
         clocks, powers = np.where(active, got.cpu_hz, channels.cpu_hz), np.where(active, got.tx_power_w, 1.0)
         channels = replace(channels, cpu_hz=clocks, tx_power_w=powers)
+    value, most = worth(got, radio.objective), float(OBJECTIVES[radio.objective].value(np.asarray(1.0 - radio.max_rate)))
     took = cost(found.cell, channels, np.where(active, got.rate, 0.0), got.share, **found.costs)
     return {
         "name": name,
         "status": got.status.value,
-        "objective": worth(got, radio.objective),
+        "objective": value,
+        "charged": value + most * int(got.left_out.sum()),  # else, leaving out more devices would look better
         "deadline_s": float(np.max(got.problem.deadline_s)),
         "rate": np.where(active, got.rate, np.nan),
         "share": got.share,
@@ -201,13 +215,15 @@ def worth(got: Allocation, objective: str) -> float:
     return float(np.sum(measure.weights(weight / weight.sum()) * measure.value(kept)))
 
 
-def _lacks(error: InfeasibleError) -> dict[str, Any]:
+def _lacks(error: InfeasibleError, found: CellFile) -> dict[str, Any]:
+    """Return why a cell is infeasible, and the share of the band that each device needs at the highest rate."""
     short = error.args[0]
     if not isinstance(short, Shortfall):
         return {"text": str(error), "devices": []}
     keys = ("devices", "constraints", "least_share", "load", "deadline_s", "budget_j", "policies")
     enough = {key: value for key in keys if (value := getattr(short, key)) != math.inf}
-    return {"text": short.text()} | enough | {"least_share": [min(share, 1e9) for share in short.least_share]}
+    needs = found.problem.least_share(1.0 / (1.0 - found.problem.max_rate))
+    return {"text": short.text(), "needs": needs} | enough | {"least_share": np.asarray(short.least_share)}
 
 
 def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
@@ -218,8 +234,7 @@ def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
         key: the setting that the curve of the objective varies, such as ``"radio.deadline_s"``.
         values: its values.
     """
-    with _ONE, warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", FeddropWarning)
+    with _quiet():
         found = read_cell(tables_of(state))
         lowest = None
         if not found.radio.chooses and "lacks" in _scheme(SHOWN[0], found):
@@ -229,24 +244,20 @@ def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
 
 
 def curve(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
-    """Return the objective of every scheme at these values of one setting; NaN where a scheme is infeasible."""
+    """Return the charged objective of every scheme at these values of one setting; NaN where it is infeasible."""
     section, _, name = key.partition(".")
     one_of("the curve's table", section, ("cell", "model", "radio", "shape"))
     if not isinstance(values, list) or not 1 <= len(values) <= POINTS:
         raise ConfigError(f"a curve has 1 to {POINTS} values.")
     lines: dict[str, list[float]] = {}
-    with _ONE, warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", FeddropWarning)
-        for n, value in enumerate(values):
-            table = state.get(section, {})
-            varied = {**state, section: {**(table if isinstance(table, Mapping) else {}), name: value}}
-            try:
-                found = read_cell(tables_of(varied))
-                for scheme in SHOWN if "share" in found.radio.control else ("equal",):
-                    at = _scheme(scheme, found).get("objective", math.nan)
-                    lines.setdefault(scheme, [math.nan] * len(values))[n] = at
-            except ConfigError:
-                continue  # a value that this cell cannot have, such as a radius outside the model
+    for n, value in enumerate(values):
+        table = state.get(section, {})
+        varied = {**state, section: {**(table if isinstance(table, Mapping) else {}), name: value}}
+        with suppress(ConfigError), _quiet():  # a value that this cell cannot have, such as a radius beyond the model
+            found = read_cell(tables_of(varied))
+            for scheme in _schemes(found):
+                at = _scheme(scheme, found).get("charged", math.nan)
+                lines.setdefault(scheme, [math.nan] * len(values))[n] = at
     return {"values": values, "lines": lines}
 
 

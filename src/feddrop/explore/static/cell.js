@@ -4,8 +4,8 @@ import { $, ask, digits, el, measure, say, svg } from "./app.js";
 import { legend, lines, onWidth } from "./chart.js";
 
 const NAMES = {
-  exact: "Exact optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", none: "No dropout (ideal)",
-  "no-dropout": "No dropout", ideal: "Ideal, ignores the band",
+  exact: "Exact optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
+  none: "Ideal", ideal: "Ideal",
 };
 const BINDS = {
   deadline: "var(--series-4)", energy: "var(--series-5)", "deadline+energy": "var(--series-3)", "rate cap": "var(--bad)",
@@ -23,7 +23,7 @@ const SLIDERS = [
   { key: "shape.skew", label: "Data skew", unit: "×", min: 1, max: 100, log: true },
   { key: "cell.samples", label: "Samples per device", min: 1, max: 1e5, whole: true, log: true },
   { key: "radio.bits_per_parameter", label: "Bits per parameter", min: 1, max: 512, whole: true, log: true },
-  { key: "model.parameters", label: "Parameters", unit: "M", scale: 1e6, min: 0.001, max: 1000, log: true },
+  { key: "model.parameters", label: "Parameters", unit: "k", scale: 1e3, min: 1, max: 1e6, log: true },
   { key: "cell.round", label: "Round, its fading", min: 1, max: 200, whole: true },
   { key: "cell.seed", label: "Seed", min: 0, max: 100, whole: true },
 ];
@@ -37,6 +37,7 @@ const inside = (key, tables) => key.split(".").reduce((table, name) => table?.[n
 
 function valueOf(key) {
   const value = inside(key, state) ?? inside(key, seen?.tables ?? {});
+  if (key === "radio.energy_budget_j" && value === 0) return Math.min(...seen.devices.budget_j.map((joules) => joules ?? Infinity)); // of the kinds
   if (key === "cell.samples" && Array.isArray(value)) return value.reduce((sum, one) => sum + one, 0) / value.length;
   if (key === "shape.skew" && value === undefined) return spread(inside("cell.samples", seen?.tables), (ratio) => ratio);
   if (key === "shape.spread_db" && value === undefined) return spread(seen?.tables.radio.path_loss, (ratio) => 10 * Math.log10(ratio));
@@ -134,7 +135,7 @@ function addSlider(slider) {
   $("sliders").append(box);
   inputs[slider.key] = (value) => {
     box.hidden = slider.when ? !slider.when(seen.tables.radio) : false;
-    const limited = Number.isFinite(value) && !(slider.off && value === 0);
+    const limited = Number.isFinite(value);
     range.disabled = exact.disabled = !limited;
     if (free) free.checked = !limited;
     if (document.activeElement !== exact) exact.value = limited ? Number((value / scale).toPrecision(4)) : "";
@@ -229,7 +230,7 @@ function up(value) { // four digits, rounded up, so that the shown number is eno
 }
 
 function verdict() {
-  const { lacks, binding, objective, status, left_out: out, deadline_s: deadline } = scheme();
+  const { lacks, binding, objective, charged, status, left_out: out, deadline_s: deadline } = scheme();
   const box = $("verdict"), notes = seen.notes.map((note) => el("p", {}, note));
   box.classList.toggle("bad", Boolean(lacks));
   if (!lacks) {
@@ -238,7 +239,7 @@ function verdict() {
     const told = Object.entries(counts).map(([word, count]) => `${word === "none" ? "nothing" : word}: ${count}`).join(", ");
     const longer = deadline > 1.000001 * valueOf("radio.deadline_s") ? ` The deadline is stretched to ${measure(deadline, "s", 4)}.` : "";
     const unit = seen.tables.radio.objective === "inverse" ? "; 1 is no dropout" : "";
-    box.replaceChildren(el("p", { class: "lead" }, `Objective ${digits(objective, 5)}${unit}. ${out ? `${out} left out.` : ""}${longer}`),
+    box.replaceChildren(el("p", { class: "lead" }, `Objective ${digits(objective, 5)}${unit}. ${out ? `${out} left out: ${digits(charged, 5)} if each is charged the highest cost.` : ""}${longer}`),
       el("p", {}, `What binds: ${told}. Status: ${status}.`), ...notes);
     return;
   }
@@ -297,7 +298,7 @@ function describe(k) {
   const lacking = found.lacks?.devices.indexOf(k);
   if (lacking >= 0) {
     const share = found.lacks.least_share[lacking];
-    return `${where}: needs ${share > 1e8 ? "more than any share" : `${digits(share)} times the band`} to meet its ${found.lacks.constraints[lacking]}.`;
+    return `${where}: needs ${share === null ? "more than any share" : `${measure(share, "%")} of the band`} to meet its ${found.lacks.constraints[lacking]}.`;
   }
   if (found.lacks) return `${where}.`;
   if (found.rate[k] === null) return `${where}: ${found.binding[k]}.`;
@@ -353,7 +354,7 @@ function drags() {
 }
 
 function table() {
-  const body = $("schemes").querySelector("tbody"), most = Math.max(...seen.schemes.map(({ objective }) => objective ?? 0));
+  const body = $("schemes").querySelector("tbody"), most = Math.max(...seen.schemes.map(({ charged }) => charged ?? 0));
   if (body.children.length !== seen.schemes.length) body.replaceChildren(...seen.schemes.map(({ name }) => el("tr", {},
     el("td", {}, el("label", {}, el("input", { type: "radio", name: "scheme", value: name, onchange: () => { state.scheme = name; change(); } }), ` ${NAMES[name] ?? name}`)),
     el("td", {}, el("span"), el("span", { class: "bar" })), el("td"), el("td"), el("td"), el("td"))));
@@ -361,8 +362,8 @@ function table() {
     const cells = body.children[n].children, lacks = Boolean(one.lacks);
     body.children[n].classList.toggle("chosen", one === scheme());
     cells[0].querySelector("input").checked = one === scheme();
-    cells[1].firstChild.textContent = lacks ? "infeasible" : digits(one.objective, 4);
-    cells[1].lastChild.style.width = lacks ? "0" : `${100 * one.objective / most}%`;
+    cells[1].firstChild.textContent = lacks ? "infeasible" : digits(one.charged, 4);
+    cells[1].lastChild.style.width = lacks ? "0" : `${100 * one.charged / most}%`;
     const texts = lacks ? ["–", "–", "–", "–"] : [digits(one.mean_rate), measure(one.latest_s, "s"), measure(one.total_j, "J"), String(one.left_out)];
     texts.forEach((text, k) => { cells[2 + k].textContent = text; });
   });
@@ -373,15 +374,15 @@ const LEFT = 54, ROWS = [["Latency", 150, "s"], ["Energy", 84, "J"], ["Rate", 58
 function bars() {
   const found = scheme(), box = $("columns"), width = Math.max(260, box.clientWidth), count = seen.devices.samples.length;
   $("bars-title").textContent = `Every device, ${NAMES[found.name] ?? found.name}`;
-  if (found.lacks) { box.replaceChildren(); $("keys").replaceChildren(); return; }
+  const lacks = found.lacks, rows = lacks ? [[`Share of the band needed at rate θ: ${lacks.load ? measure(lacks.load, "%") : "too much"} in all`, 150, "%"]] : ROWS;
   const step = (width - LEFT - 4) / count, thick = step > 5 ? step * 0.78 : step;
-  const height = ROWS.reduce((sum, [, tall]) => sum + tall + GAP, 0) + 16;
+  const height = rows.reduce((sum, [, tall]) => sum + tall + GAP, 0) + 16;
   const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": "Latency, energy, rate and share of every device; the numbers are in the table below" });
-  const limits = [found.deadline_s, seen.devices.budget_j, valueOf("radio.max_rate"), null];
-  const stacks = [[["push_s", 0], ["compute_s", 1], ["pull_s", 2]], [["energy_j", 5]], [["rate", 0]], [["share", 2]]];
+  const limits = lacks ? [null] : [found.deadline_s, seen.devices.budget_j, valueOf("radio.max_rate"), null];
+  const stacks = lacks ? [[["needs", 3]]] : [[["push_s", 0], ["compute_s", 1], ["pull_s", 2]], [["energy_j", 5]], [["rate", 0]], [["share", 2]]];
   let y = 0;
-  ROWS.forEach(([title, tall, unit], row) => {
-    const bottom = y + GAP + tall - 8, parts = stacks[row].map(([key]) => found[key]);
+  rows.forEach(([title, tall, unit], row) => {
+    const bottom = y + GAP + tall - 8, parts = stacks[row].map(([key]) => (lacks ?? found)[key]);
     const totals = parts[0].map((_, k) => parts.reduce((sum, part) => sum + (part[k] ?? 0), 0)), top = Math.max(...totals, 1e-12);
     const limit = Array.isArray(limits[row]) ? limits[row] : Array(count).fill(limits[row]);
     const near = limit.filter((value) => value && value < 2.5 * top), most = 1.05 * Math.max(top, ...near);
@@ -393,7 +394,7 @@ function bars() {
     const base = Array(count).fill(0);
     stacks[row].forEach(([key, colour]) => { // one path for all devices
       let path = "";
-      found[key].forEach((value, k) => {
+      (lacks ?? found)[key].forEach((value, k) => {
         if (!value) return;
         path += `M${(LEFT + k * step).toFixed(1)} ${Y(base[k]).toFixed(1)}h${thick.toFixed(1)}V${Y(base[k] + value).toFixed(1)}h-${thick.toFixed(1)}Z`;
         base[k] += value;
@@ -404,14 +405,17 @@ function bars() {
       d: limit.map((value, k) => value && value <= most ? `M${(LEFT + k * step).toFixed(1)} ${Y(value).toFixed(1)}h${step.toFixed(1)}` : "").join("") }));
     y += tall + GAP;
   });
-  found.binding.forEach((word, k) => picture.append(svg("rect", { x: LEFT + k * step, y, width: thick, height: 9, rx: Math.min(2, thick / 3), fill: BINDS[word] ?? "var(--edge)" })));
-  picture.append(svg("text", { x: LEFT - 6, y: y + 9, "text-anchor": "end" }, "binds"), svg("rect", { class: "here", y: 0, width: step, height: height - 6, rx: 3 }));
+  found.binding?.forEach((word, k) => picture.append(svg("rect", { x: LEFT + k * step, y, width: thick, height: 9, rx: Math.min(2, thick / 3), fill: BINDS[word] ?? "var(--edge)" })));
+  if (!lacks) picture.append(svg("text", { x: LEFT - 6, y: y + 9, "text-anchor": "end" }, "binds"));
+  picture.append(svg("rect", { class: "here", y: 0, width: step, height: height - 6, rx: 3 }));
   picture.addEventListener("pointermove", (event) => {
     const k = Math.floor((event.clientX - picture.getBoundingClientRect().left - LEFT) / step);
     if (k >= 0 && k < count && k !== chosen) choose(k);
   });
   box.replaceChildren(picture);
   mark();
+  $("keys").replaceChildren();
+  if (lacks) return;
   const used = [...new Set(found.binding)].map((word) => [`binds: ${word}`, BINDS[word] ?? "var(--edge)"]);
   $("keys").replaceChildren(...legend([["push", "var(--series-0)"], ["compute", "var(--series-1)"], ["pull", "var(--series-2)"], ...used]).childNodes);
 }
