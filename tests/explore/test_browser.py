@@ -10,15 +10,16 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from support.browser import MISSING, PROGRAM, Browser
-from support.explore import make_run
 
 from feddrop.explore import open_explorer
 from feddrop.explore.cell import START, from_toml, solve
+from support.browser import MISSING, PROGRAM, Browser
+from support.explore import make_run
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason=MISSING)
 AXE = Path(__file__).parents[1] / "support" / "axe.min.js"
 HOSTILE = '<img src=x onerror="window.hacked=1">&amp;<script>window.hacked=1</script>'
+CELLS = "[...document.querySelectorAll('%s tbody tr')].map((row) => [...row.cells].map((one) => one.innerText.trim()))"
 STATE = "JSON.parse(decodeURIComponent(location.hash.slice(7)))"
 SETTLED = "document.querySelector('#cell').getAttribute('aria-busy') === 'false'"
 
@@ -73,8 +74,7 @@ def shown(page) -> np.ndarray:
     """The table of numbers: rate, share, push, compute, pull, energy of every device."""
     page.js("document.querySelector('#numbers').open = true")
     page.until("document.querySelectorAll('#numbers tbody tr').length")
-    cells = "[...document.querySelectorAll('#numbers tbody tr')].map((r) => [...r.cells].slice(1, 7).map((c) => c.innerText))"
-    return np.array([[float(text.replace(",", "")) for text in row] for row in page.js(cells)])
+    return np.array([[float(text.replace(",", "")) for text in row[1:7]] for row in page.js(CELLS % "#numbers")])
 
 
 def answer(state) -> np.ndarray:
@@ -110,14 +110,14 @@ def test_a_slider_shows_what_allocate_says(page):
 
 
 def test_every_scheme_and_the_curve(page):
-    rows = page.js("[...document.querySelectorAll('#schemes tbody tr')].map((r) => [...r.cells].map((c) => c.innerText.trim()))")
+    rows = page.js(CELLS % "#schemes")
     found = {one["name"]: one for one in solve(START)["schemes"]}
     assert [float(row[1]) for row in rows] == pytest.approx([one["charged"] for one in found.values()], rel=1e-3)
     page.click("#schemes input[value=equal]")
     state = settled(page)
     assert state["scheme"] == "equal"
     np.testing.assert_allclose(shown(page), answer(state), rtol=1e-4, atol=1e-5)
-    page.js("(() => { const s = document.querySelector('#against'); s.value = 'cell.devices'; s.dispatchEvent(new Event('change')); })()")
+    page.put("#against", "cell.devices")
     page.until("document.querySelector('#curve svg').textContent.includes('Devices')")
     assert page.js("document.querySelectorAll('#curve svg path[stroke]').length") == len(found)
 
@@ -135,7 +135,7 @@ def test_a_device_is_dragged(page):
 
 
 def test_an_infeasible_cell_says_what_it_lacks(page):
-    page.js("(() => { const d = document.querySelector('#radio-deadline_s-number'); d.value = 0.5; d.dispatchEvent(new Event('change')); })()")
+    page.put("#radio-deadline_s-number", 0.5)
     page.until("document.querySelector('#verdict').classList.contains('bad')")
     settled(page)
     told = page.text("#verdict")
@@ -219,7 +219,7 @@ def test_accessible(page, look):
 
 
 def test_many_updates_while_a_slider_moves(page):
-    page.js("(() => { const d = document.querySelector('#cell-devices-number'); d.value = 100; d.dispatchEvent(new Event('change')); })()")
+    page.put("#cell-devices-number", 100)
     page.until("document.querySelectorAll('.device').length === 100")
     settled(page)
     page.events.clear()
@@ -249,7 +249,7 @@ def test_runs_side_by_side(page, server, root):
     page.until("document.querySelectorAll('#list tbody tr').length === 3")
     page.until("document.querySelector('#curves').textContent.includes('2 seeds')")
     assert "base" in page.text("#curves")
-    page.js("(() => { const s = document.querySelector('#axis'); s.value = 'bytes'; s.dispatchEvent(new Event('change')); })()")
+    page.put("#axis", "bytes")
     page.until("document.querySelector('#curves').textContent.includes('sent (MB)')")
     assert page.js("document.querySelector('#grid').width") in (2, 3)
     assert page.text("#compare") == "Compare 3 runs"
@@ -305,7 +305,7 @@ def test_a_live_run_from_first_to_last_round(browser, tmp_path):
 
 
 def test_refused_without_its_token(browser, root):
-    server = serve(root, host="0.0.0.0")  # noqa: S104
+    server = serve(root, host="0.0.0.0")
     try:
         address = f"http://127.0.0.1:{server.server_port}/"
         browser.call("Network.clearBrowserCookies")

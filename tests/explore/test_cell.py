@@ -12,7 +12,6 @@ import tomllib
 
 import numpy as np
 import pytest
-from support.pages import ROOT
 
 import feddrop
 from feddrop.allocation import OBJECTIVES, allocate
@@ -22,6 +21,7 @@ from feddrop.explore import cell
 from feddrop.explore.cell import SHOWN, START, curve, from_toml, settle, solve, tables_of, to_run, to_toml
 from feddrop.explore.server import _json
 from feddrop.radio import build_cell
+from support.pages import ROOT
 
 INDOOR = {"preset": "indoor", "bits_per_parameter": 32}
 STATES = {
@@ -96,7 +96,8 @@ def test_what_a_cell_lacks():
     assert lacks["text"].startswith("No rates and shares meet the deadline")
     assert np.sum(lacks["needs"]) == pytest.approx(lacks["load"])
     assert lacks["load"] > 1
-    enough = {"deadline_s": lacks["deadline_s"], "bandwidth_hz": settle(state, "radio.deadline_s", [1.0])["bandwidth_hz"]}
+    wide = settle(state, "radio.deadline_s", [1.0])["bandwidth_hz"]
+    enough = {"deadline_s": lacks["deadline_s"], "bandwidth_hz": wide}
     for key, value in enough.items():
         assert "lacks" not in chosen({**state, "radio": {**state["radio"], key: value * (1 + 1e-9)}}), key
     left = chosen({**state, "radio": {"deadline_s": 0.9, "policy": "leave-out"}})

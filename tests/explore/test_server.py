@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
-from support.explore import make_run
 
 from feddrop.errors import RunError
 from feddrop.explore import open_explorer
 from feddrop.explore.cell import START
 from feddrop.explore.runs import Runs
+from support.explore import make_run
 
 JSON = {"Content-Type": "application/json"}
 
@@ -101,7 +100,7 @@ def test_bad_requests_are_told_why(server):
 
 
 def test_a_token_is_needed_off_loopback(tmp_path):
-    with serving(tmp_path, host="0.0.0.0") as server:  # noqa: S104
+    with serving(tmp_path, host="0.0.0.0") as server:
         secret = server.token
         assert len(secret) >= 32
         assert server.url.endswith(f"/#token={secret}")
@@ -194,7 +193,7 @@ def test_runs_start_only_if_allowed(root, tmp_path):
     with serving(tmp_path, allow_run=True) as server:  # then a token is needed on loopback, too
         assert server.token
         assert ask(server, "/api/train", {"state": START})[0] == 401
-        assert os.listdir(tmp_path) == []
+        assert not list(tmp_path.iterdir())
 
 
 def test_wrong_roots_and_ports_are_refused(tmp_path, server):

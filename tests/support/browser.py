@@ -1,4 +1,4 @@
-"""A real browser for tests: the system's Chromium, driven over the pipe of its DevTools protocol. No packages needed."""
+"""A real browser for tests: the system's Chromium, driven over the pipe of its DevTools protocol, without packages."""
 
 from __future__ import annotations
 
@@ -140,6 +140,13 @@ class Browser:
             for kind in ("keyDown", "keyUp"):
                 given = {"key": name, "code": "Space" if name == " " else name, "windowsVirtualKeyCode": KEYS[name]}
                 self.call("Input.dispatchKeyEvent", type=kind, **given, **({"text": text} if text else {}))
+
+    def put(self, selector: str, value: object) -> None:
+        """Give a field or a list a value, as if it had been typed or chosen."""
+        self.js(
+            f"(() => {{ const one = document.querySelector({selector!r}); one.value = {json.dumps(value)};"
+            "one.dispatchEvent(new Event('change')); })()"
+        )
 
     def choose(self, selector: str, file: Path) -> None:
         """Choose a file in a file input."""

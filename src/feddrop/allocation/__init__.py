@@ -77,9 +77,7 @@ def allocate(
     return scheme.solve(problem, policy)
 
 
-def scheme_named(
-    name: str, *, seed: int = 0, rate: npt.ArrayLike | None = None, objective: str = "inverse"
-) -> Scheme:
+def scheme_named(name: str, *, seed: int = 0, rate: npt.ArrayLike | None = None, objective: str = "inverse") -> Scheme:
     """Return a scheme by its name in TOML, with default settings.
 
     Args:

@@ -1,8 +1,8 @@
 """The cell page: from the tables of a cell file to what every scheme makes of one round.
 
 A *state* is what ``feddrop allocate`` reads, the tables ``radio``, ``cell`` and ``model``, plus ``scheme``, the scheme
-looked at, ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their samples. A state is all
-that the page holds: its link and its TOML file restore the same picture.
+looked at, ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their
+samples. A state is all that the page holds: its link and its TOML file restore the same picture.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _scheme(name: str, found: CellFile) -> dict[str, Any]:
     if got.cpu_hz is not None and got.tx_power_w is not None:
         clocks, powers = np.where(active, got.cpu_hz, channels.cpu_hz), np.where(active, got.tx_power_w, 1.0)
         channels = replace(channels, cpu_hz=clocks, tx_power_w=powers)
-    value, most = worth(got, radio.objective), float(OBJECTIVES[radio.objective].value(np.asarray(1.0 - radio.max_rate)))
+    value, kept = worth(got, radio.objective), np.asarray(1.0 - radio.max_rate)
+    most = float(OBJECTIVES[radio.objective].value(kept))
     took = cost(found.cell, channels, np.where(active, got.rate, 0.0), got.share, **found.costs)
     return {
         "name": name,
@@ -290,7 +291,7 @@ def from_toml(text: str) -> dict[str, Any]:
     if not isinstance(radio, dict):
         raise ConfigError("the file has no [radio] table. Load a cell, such as examples/cell.toml, or a run.")
     state = deepcopy(START) | {"radio": radio, "shape": {}, "scheme": radio.pop("scheme", "exact")}
-    if "cell" in table or "model" in table and "data" not in table:
+    if "cell" in table or ("model" in table and "data" not in table):
         state |= {key: table[key] for key in ("cell", "model") if key in table}
     else:  # a run, whose data and network are not those of the picture
         data = table.get("data", {})

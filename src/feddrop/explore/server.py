@@ -121,11 +121,11 @@ class Handler(BaseHTTPRequestHandler):
         """Name the server without its versions."""
         return "feddrop"
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Answer a question."""
         self._send(self._answer(GET, b""))
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """Answer a question with a body, or do something."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > LARGEST:

@@ -22,6 +22,11 @@ function fill(node, attributes, children) {
   return node;
 }
 
+/** Set attributes that changed: an unchanged one would still be drawn again. */
+export function set(node, attributes) {
+  for (const [key, value] of Object.entries(attributes)) if (node.getAttribute(key) !== String(value)) node.setAttribute(key, value);
+}
+
 export async function ask(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   const sent = body === undefined ? { signal } : { method: "POST", headers, body: JSON.stringify(body), signal };

@@ -1,6 +1,6 @@
 // The cell: sliders and draggable devices on one side, what every scheme makes of it on the other.
 // The state is all that the page holds. A change asks the server; at most one request is under way.
-import { $, ask, digits, el, measure, say, svg } from "./app.js";
+import { $, ask, digits, el, measure, say, set, svg } from "./app.js";
 import { legend, lines, onWidth } from "./chart.js";
 
 const NAMES = {
@@ -27,7 +27,7 @@ const SLIDERS = [
   { key: "cell.round", label: "Round, its fading", min: 1, max: 200, whole: true },
   { key: "cell.seed", label: "Seed", min: 0, max: 100, whole: true },
 ];
-const STEPS = 400, GOLDEN = Math.PI * (Math.sqrt(5) - 1), SMALLEST = 2;
+const STEPS = 400, GOLDEN = Math.PI * (Math.sqrt(5) - 1);
 let words, state, seen = null, settled = null, chosen = 0, inputs = {};
 let busy = false, wanted = false, changed = 0, timer, resting = null, dragged = null;
 
@@ -250,6 +250,8 @@ function verdict() {
   if (wide) offer(`Bandwidth ${up(wide / 1e6)} MHz`, () => put("radio.bandwidth_hz", 1e6 * up(wide / 1e6)));
   if (lacks.budget_j) offer(`Energy budget ${up(lacks.budget_j + 0.1)} J`, () => put("radio.energy_budget_j", up(lacks.budget_j + 0.1)));
   for (const policy of lacks.policies ?? []) offer(policy === "stretch" ? "Stretch the deadline" : "Leave devices out", () => put("radio.policy", policy));
+  if (wide > 1.0001 * lacks.load * valueOf("radio.bandwidth_hz"))
+    notes.push(el("p", {}, "The bandwidth must grow by more than that factor: under density noise, a wider band has more noise."));
   const load = lacks.load ? ` Together they need ${digits(100 * lacks.load)} % of the band.` : "";
   box.replaceChildren(el("p", { class: "lead" }, `Infeasible.${load}`), el("p", {}, lacks.text), el("div", { class: "row" }, ...remedies), ...notes);
 }
@@ -273,19 +275,12 @@ function disc() {
       svg("circle", { class: "whole" }), svg("circle", { class: "kept" }), svg("title")));
     const [x, y] = at(k, metres), short = lacks?.devices.includes(k), kept = lacks || rate[k] === null ? 0 : 1 - rate[k];
     const out = !lacks && ["left out", "absent"].includes(binding[k]);
-    one.setAttribute("transform", `translate(${x.toFixed(2)} ${y.toFixed(2)})`);
-    one.setAttribute("class", `device${short ? " short" : ""}${out ? " out" : ""}${k === chosen ? " chosen" : ""}`);
-    one.setAttribute("tabindex", k === chosen ? 0 : -1);
-    one.children[0].setAttribute("r", size);
-    one.children[1].setAttribute("r", (size - SMALLEST * 0.25) * Math.sqrt(kept));
-    one.dataset.device = k;
-    if (k !== chosen && k === dragged) choose(k);
     const text = `Device ${k}`;
-    if (one.getAttribute("aria-label") !== text) one.setAttribute("aria-label", text);
-    one.setAttribute("aria-valuenow", Math.round(metres));
-    one.setAttribute("aria-valuetext", k === chosen ? describe(k) : measure(metres, "m"));
-    one.setAttribute("aria-valuemin", Math.round(seen.places.least_m));
-    one.setAttribute("aria-valuemax", Math.round(radius));
+    set(one, { transform: `translate(${x.toFixed(2)} ${y.toFixed(2)})`, tabindex: k === chosen ? 0 : -1, "data-device": k, "aria-label": text,
+      class: `device${short ? " short" : ""}${out ? " out" : ""}${k === chosen ? " chosen" : ""}`, "aria-valuenow": Math.round(metres),
+      "aria-valuemin": Math.round(seen.places.least_m), "aria-valuemax": Math.round(radius), "aria-valuetext": k === chosen ? describe(k) : measure(metres, "m") });
+    set(one.children[0], { r: size });
+    set(one.children[1], { r: ((size - 0.5) * Math.sqrt(kept)).toFixed(2) });
     if (one.children[2].textContent !== text) one.children[2].textContent = text;
   });
   $("device").textContent = describe(chosen);
