@@ -12,6 +12,7 @@ import torch
 from feddrop import data, models
 from feddrop.compare import Comparison, Spent, matched, spent_differences
 from feddrop.config import RunConfig
+from feddrop.config.methods import LEVELS
 from feddrop.seeds import derive, permutation
 from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import lemma2, study
@@ -70,6 +71,7 @@ def measure(scale: Scale) -> dict[str, Any]:
         seed=derive(0, "theory"),
         samples=[scale.theory_batch // DEVICES] * DEVICES,
         rounds=ROUNDS,
+        levels=LEVELS,
         rates=RATES,
         masks=scale.theory_masks,
         probes=scale.theory_masks,
@@ -175,15 +177,15 @@ def _enough(feasible: list[int], rounds: int) -> bool:
 def _lemma1(facts: dict[str, Any]) -> list[Verdict]:
     """Test Lemma 1 on the gradient of a weight-level subnet: bounded variance, proportional to γ/(1-γ)."""
     law = facts["laws"][0]
-    curve, names = law["gradient"], ("measured", "error", "ratio")
+    curve, names = law["gradient"], ("measured", "error", "ratio", "predicted", "predicted_error")
     bound, follows = [], []
     for rate, most, *row in zip(law["rate"], law["lemma1"], *(curve[name] for name in names), strict=True):
-        measured, error, ratio = row
+        measured, error, ratio, predicted, predicted_error = row
         if rate > LARGEST:
             continue
         at = f"weight level, rate {rate:g}"
         bound.append(Comparison(at, certain=measured <= most))
-        relative = float(np.hypot(error / measured, curve["factor"]["error"] / curve["factor"]["value"]))
+        relative = float(np.hypot(error / measured, predicted_error / predicted))
         follows.append(Comparison(at, estimate=(ratio - 1.0, ratio * relative), unit="of the law", tolerance=RIGHT))
     ratios = [most / found for most, found in zip(law["lemma1"], curve["measured"], strict=True)]
     loose = f"by a factor of at least {min(ratios):,.0f}"

@@ -3,6 +3,7 @@
 from feddrop.allocation import Equal as Equal
 from feddrop.allocation import Exact as Exact
 from feddrop.allocation import Fixed as Fixed
+from feddrop.allocation import Ideal as Ideal
 from feddrop.allocation import NoDropout as NoDropout
 from feddrop.allocation import PowerProblem as PowerProblem
 from feddrop.allocation import PrimalDual as PrimalDual

@@ -76,10 +76,14 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool = False) -> str:
     """Return the message for a word that is not allowed, with the nearest one that is."""
     words = sorted(allowed)
-    near = difflib.get_close_matches(str(given), words, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(str(given), words, n=1) or [one for one in _MEANT.get(given, ()) if one in words]
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     custom = ' or "package.module:name"' if or_custom else ""
     return f"{what} is {shortened(given)}; it must be one of {', '.join(map(repr, words))}{custom}.{hint}"
+
+
+_MEANT = {"none": ("no-dropout", "ideal")}
+"""Words that resemble none of the allowed ones, and which may be meant."""
 
 
 def within(what: str, given: float, low: float, high: float) -> float:

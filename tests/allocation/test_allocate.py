@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from feddrop.allocation import (
     Exact,
     FirstMultipliers,
     Fixed,
+    Ideal,
     NoDropout,
     PrimalDual,
     Problem,
@@ -57,7 +58,7 @@ def call(problem, scheme, **more):
 def test_schemes_are_objects_with_names():
     """The table is the one of the configuration; an object and its name give the same allocation."""
     assert tuple(SCHEMES) == radio.SCHEMES
-    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, NoDropout, Fixed]
+    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Fixed, NoDropout, Ideal]
     p = Problem(**SIMPLE)
     for name, kind in SCHEMES.items():
         found = allocate(p, kind(0.5) if kind is Fixed else kind())
@@ -89,7 +90,7 @@ def test_contract(scheme, make):
     assert result.active.all()
     assert not result.left_out.any()
     np.testing.assert_allclose(np.sum(p.weight / (1 - result.rate), axis=-1), result.objective)
-    if scheme == "none":
+    if scheme == "ideal":
         assert result.status is Status.IDEAL
         assert (result.rate == 0).all()
         return
@@ -99,7 +100,7 @@ def test_contract(scheme, make):
     assert (result.share.sum(axis=-1) <= 1).all()
     assert (result.share > 0).all()
     assert (result.rate <= p.max_rate).all()
-    if scheme != "fixed":
+    if scheme not in ("fixed", "no-dropout"):
         np.testing.assert_allclose(1 / (1 - result.rate), smallest_z(q, result.share), rtol=1e-9)
     assert (allocate(q, policy="stretch").objective <= np.asarray(result.objective) * (1 + 1e-9)).all()
 
@@ -109,7 +110,7 @@ def test_a_device_without_samples_still_gets_what_it_needs(scheme):
     p = Problem(**(SIMPLE | {"weight": [0.0, 0.5, 0.5]}))
     result = call(p, scheme)
     assert (result.share > 0).all()
-    if scheme != "none":
+    if scheme != "ideal":
         assert (result.latency_s <= 1.0).all()
 
 
@@ -126,6 +127,100 @@ def test_absent_devices_have_no_part(scheme):
     alone = Problem(**{k: np.asarray(v)[here] if k in names else v for k, v in SIMPLE.items()})
     if scheme != "random":
         np.testing.assert_allclose(result.share[here], call(alone, scheme).share, rtol=1e-6)
+
+
+# Without dropout, and devices that are left out
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: problems("latency", 7, 40, seed=2), lambda: replace(subband(7, 40), budget_j=np.asarray(np.inf))]
+)
+def test_no_dropout_stays_within_the_band_where_the_ideal_does_not(make):
+    p = make()
+    tight = replace(
+        p, deadline_s=0.5 * allocate(replace(p, max_rate=np.asarray(0.0)), policy="stretch").problem.deadline_s
+    )
+    ideal, inside = allocate(tight, "ideal"), allocate(tight, "no-dropout", policy="stretch")
+    assert np.mean(ideal.share.sum(axis=-1) > 1.5) > 0.4  # many others are late even with the whole band
+    assert ideal.status.startswith("ideal: ignores the band")
+    assert (ideal.rate == 0).all()
+    assert (inside.share.sum(axis=-1) <= 1).all()
+    assert (inside.rate == 0).all()
+    assert inside.status is Status.NO_DROPOUT
+    # The round takes as long as the shortest one in which nobody drops anything: the fixed rate 0 is the slow twin.
+    twin = allocate(tight, Fixed(0.0), policy="stretch")
+    np.testing.assert_array_equal(inside.share, twin.share)
+    assert (inside.latency_s.max(axis=-1) > tight.deadline_s.ravel()).all()
+    np.testing.assert_allclose(inside.latency_s.max(axis=-1), inside.problem.deadline_s.ravel(), rtol=1e-6)
+
+
+def test_no_dropout_follows_the_policy():
+    p = Problem(**(SIMPLE | {"deadline_s": 0.8}))
+    with pytest.raises(InfeasibleError, match=r"Without dropout, device 0 needs 0\.667 of the band") as caught:
+        allocate(p, "no-dropout")
+    assert "max_rate" not in str(caught.value)
+    assert "choose the policy 'leave-out' or 'stretch'" in str(caught.value)
+    fewer = allocate(p, NoDropout(), policy="leave-out")
+    assert fewer.left_out.sum() == 1
+    assert (fewer.rate[fewer.active] == 0).all()
+    assert (fewer.latency_s <= 0.8).all()
+    assert fewer.problem.max_rate == 0.9
+    poor = Problem(**(SIMPLE | {"budget_j": [5.0, 1.0, 5.0]}))  # computing alone takes 2 J: no deadline helps
+    with pytest.raises(InfeasibleError, match="device 1 cannot meet its energy budget with any share"):
+        allocate(poor, "no-dropout", policy="stretch")
+
+
+def test_the_old_name_of_the_ideal_says_what_may_be_meant():
+    with pytest.raises(ConfigError, match=r"scheme is 'none'.* Did you mean 'no-dropout' or 'ideal'"):
+        allocate(Problem(**SIMPLE), "none")
+
+
+def crowded(seed=0):
+    """A hundred devices of unequal costs in a band that is too narrow for all, even at the highest rate."""
+    random = np.random.default_rng(seed)
+    return Problem(
+        weight=np.full(100, 0.01),
+        comm_s=random.lognormal(0.0, 1.0, 100),
+        compute_s=0.1,
+        upload_j=0.0,
+        compute_j=0.0,
+        deadline_s=7.0,
+        budget_j=np.inf,
+        max_rate=0.9,
+    )
+
+
+def test_leaving_out_more_devices_never_looks_better():
+    """The objective covers those who take part, so the equal split looks better: it leaves out three times as many."""
+    p = crowded()
+    best, equal = allocate(p, policy="leave-out"), allocate(p, "equal", policy="leave-out")
+    assert 0 < best.left_out.sum() < equal.left_out.sum()
+    assert equal.objective < best.objective
+    assert best.charged_objective < equal.charged_objective
+    assert best.charged_objective == pytest.approx(best.objective + 10 * best.left_out.sum())
+
+
+@pytest.mark.parametrize("max_rate", [0.0, 0.5, 0.9])
+def test_the_charged_objective_goes_by_the_number_left_out_first(max_rate):
+    found = []
+    for deadline_s in (3.0, 5.0, 7.0, 9.0):
+        p = replace(crowded(1), deadline_s=np.asarray(deadline_s), max_rate=np.asarray(max_rate))
+        for scheme in ("exact", "equal", "random", "no-dropout"):
+            found.append(allocate(p, scheme, policy="leave-out"))
+    assert len({int(each.left_out.sum()) for each in found}) > 5
+    for fewer, more in permutations(found, 2):
+        if fewer.left_out.sum() < more.left_out.sum():
+            assert fewer.charged_objective < more.charged_objective
+
+
+def test_every_round_of_a_batch_is_charged_for_its_own_absentees():
+    batch = replace(crowded(), deadline_s=np.array([[7.0], [5.0], [200.0]]))
+    found = allocate(batch, policy="leave-out")
+    absent = found.left_out.sum(axis=-1)
+    assert absent[1] > absent[0] > absent[2] == 0
+    np.testing.assert_allclose(found.charged_objective, found.objective + 10 * absent)
+    assert found.charged_objective[2] == found.objective[2]
+    assert allocate(crowded(), policy="leave-out").charged_objective == pytest.approx(found.charged_objective[0])
 
 
 # Primal-dual: thousands of problems, in batches

@@ -193,7 +193,7 @@ def test_infeasible_rounds_are_explained_and_settled():
     assert stretched.residual <= 1e-8
 
 
-@pytest.mark.parametrize("scheme", ["equal", "random", "fixed", "none"])
+@pytest.mark.parametrize("scheme", ["equal", "random", "fixed", "no-dropout", "ideal"])
 def test_other_schemes_choose_power_and_clock_for_their_shares(scheme):
     p = power_problems("energy", 4, 5, seed=9)
     best = allocate(p)

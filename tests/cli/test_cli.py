@@ -476,7 +476,7 @@ def test_allocate_takes_a_scheme(here):
     for words, said in (
         (["--scheme", "exakt"], "Did you mean 'exact'"),
         (["--seed", "3"], "the scheme 'exact' takes no seed"),
-        (["--scheme", "none", "--policy", "error"], "the scheme 'none' takes no policy"),
+        (["--scheme", "ideal", "--policy", "error"], "the scheme 'ideal' takes no policy"),
         (["--method", "exact"], "--method"),
     ):
         code, _, err = here("allocate", str(EXAMPLES / "problem.toml"), *words)

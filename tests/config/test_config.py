@@ -61,7 +61,7 @@ def test_contradictions_between_sections_are_found_before_the_run(toml, message)
 
 def test_a_section_reports_its_first_problem_only():
     with pytest.raises(ConfigError) as caught:
-        Radio(control=("share", "share"), scheme="none", sight="never")
+        Radio(control=("share", "share"), scheme="ideal", sight="never")
     assert str(caught.value).startswith("radio.control is ['share', 'share']")
 
 

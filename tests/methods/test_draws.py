@@ -15,7 +15,7 @@ from feddrop.simulation.round import push
 from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather
 from feddrop.wire import HEADER_BYTES, parse
-from feddrop.wire.sections import sections_bytes
+from support.mask_code import payload_bytes
 
 WEIGHTS = feddrop.FedDrop(draw="importance", rule="holders", step="plain")
 NETWORK = feddrop.FedDrop(draw="importance", threshold="network", rule="holders", step="plain")
@@ -68,11 +68,13 @@ def test_bytes_are_those_of_the_formula(settings):
     for job in jobs_of(method, params):
         subnet = method.cut(job)
         frame = push(params, subnet, job)
-        specs = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in job.payload.items()}
-        assert len(frame) == HEADER_BYTES + sections_bytes(specs) + 4 * sum(piece.size for piece in subnet.values())
+        sent = payload_bytes(job.payload)
+        assert len(frame) == HEADER_BYTES + sent + 4 * sum(piece.size for piece in subnet.values())
         if method.sizes is not None:
             assert {name: piece.size for name, piece in subnet.items()} == method.sizes(job.rate).kept
-            assert sections_bytes(specs) <= method.sizes(job.rate).push_bytes
+            assert sent <= method.sizes(job.rate).push_bytes
+    if settings is WEIGHTS:  # 624 weights: 78 bytes of bits, at most 50 if 62 are kept and coded; and three thresholds
+        assert [method.sizes(rate).push_bytes for rate in MIXED] == [12 + 80 + 20 + 12] * 3 + [12 + 52 + 20 + 12]
 
 
 @ALL

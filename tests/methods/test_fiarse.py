@@ -22,7 +22,7 @@ from feddrop.simulation.round import push
 from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from feddrop.wire import frame_bytes
-from feddrop.wire.sections import sections_bytes
+from support.mask_code import payload_bytes
 from support.simulation import answered, few, method_of, rounds_of, task_for
 
 TRAIN = Train(lr=0.5, batch_size=16)
@@ -142,12 +142,14 @@ def test_a_threshold_next_to_nothing_is_none(net, small):
 def test_a_mask_travels_down_in_every_round_and_never_up_nor_to_who_holds_all(net, small, threshold):
     task = task_for(net, small, "fiarse", rates=RATES, train=TRAIN, threshold=threshold)
     method, device, whole = method_of(task), Device(task), parameters.from_model(net)
-    bits = sections_bytes({"mask": ("bool", (256 * 24 + 24 * 16 + 16 * 10,))})
+    bits = 12 + (256 * 24 + 24 * 16 + 16 * 10) // 8
     for round_ in (1, 2):
         for job in method.plan({}, whole, round_, dict(enumerate(RATES)), 7):
             subnet = method.cut(job)
             values = frame_bytes({name: piece.size for name, piece in subnet.items()}, "float32")
-            assert len(push(whole, subnet, job)) == values + (bits if job.rate else 0)
+            mask = payload_bytes(job.payload)
+            assert mask == 0 if not job.rate else 0 < mask <= (0.9 * bits if job.rate > 0.7 else bits)
+            assert len(push(whole, subnet, job)) == values + mask
             frame, memory = answered(device, method, whole, job)
             assert (len(frame), memory) == (values, b"")
 

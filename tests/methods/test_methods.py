@@ -29,6 +29,7 @@ from feddrop.simulation.run import Run
 from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather, scatter, to_device_shape
 from feddrop.wire.sections import sections_bytes
+from support.mask_code import payload_bytes
 from support.reference import fedavg
 from support.simulation import TRAIN, Typed, answered, few, method_of, rewritten, rounds_of, task_for, unchanged
 
@@ -173,10 +174,7 @@ def test_frames_hold_the_kept_values_and_the_payload_and_nothing_else(task, dtyp
         (job,) = method.plan(state, whole, round_, {0: RATE}, 7)
         subnet = method.cut(job)
         size = len(push(whole, subnet, job, dtype=dtype))
-        news = {name: tensor for name, tensor in job.payload.items() if name not in job.remembered}
-        known = {name: tensor for name, tensor in job.payload.items() if name in job.remembered}
-        payload = sections_bytes({n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in news.items()})
-        payload += sum(4 + 4 * t.ndim + math.ceil(len(n) / 4) * 4 + 8 for n, t in known.items())
+        payload = payload_bytes(job.payload, job.remembered)
         assert size == wire.frame_bytes({name: piece.size for name, piece in subnet.items()}, dtype) + payload
         whole, state = method.merge(state, whole, iter([(job, unchanged(method, job))]))
 

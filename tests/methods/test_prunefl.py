@@ -22,6 +22,7 @@ from feddrop.simulation.round import pull
 from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
+from support.mask_code import payload_bytes
 from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for
 
 TRAIN = Train(lr=0.1, momentum=0.9, batch_size=16)
@@ -156,15 +157,18 @@ def test_scores_and_masks_travel_only_when_they_must(tiny, digits):
     task = task_for(tiny, few(digits), "prunefl", first_rounds=0, adjust_every=2)
     weights = sum(p.numel() for p in parameters.weights(tiny).values())
     others = sum(w.numel() for w in parameters.from_model(tiny).values()) - weights
-    mask = 12 + 4 * -(-weights // 32)  # head, dimension, name; one bit a weight
+    bits = 12 + 4 * -(-weights // 32)  # head, dimension, name; one bit a weight
     known, due, scores = 12 + 8, 12 + 4, 4 + 4 + 8 + 4 * weights + 4 + 4 + 8 + 4
-    down, up, active = [], [], weights
+    down, up, masks = [], [], [torch.ones(weights, dtype=torch.bool)]
     for result in rounds_of(task):
         (pushed,), (pulled,) = ({getattr(d, name) for d in result.devices} for name in ("push_bytes", "pull_bytes"))
-        down.append(pushed - 64 - 4 * (active + others))
-        up.append(pulled - 64 - 4 * (active + others))
-        active = int(result.state["mask"].sum())
-    assert down == [mask, known + due, mask, known + due]
+        held = 64 + 4 * (int(masks[-1].sum()) + others)
+        down.append(pushed - held)
+        up.append(pulled - held)
+        masks.append(result.state["mask"])
+    full, moved = (payload_bytes({"mask": masks[round_]}) for round_ in (0, 2))
+    assert full == 12 + 12 < moved < bits  # all kept: a gap of 936, 8 + 1 + ⌈(6 + 15)/8⌉ bytes
+    assert down == [full, known + due, moved, known + due]
     assert up == [0, scores, 0, scores]
 
 

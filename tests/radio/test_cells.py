@@ -20,7 +20,7 @@ from feddrop.config import Radio, RunConfig, from_table, to_table
 from feddrop.config.presets import PRESETS, SITES, noise_density
 from feddrop.config.radio import DEVICE_KINDS
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError
-from feddrop.radio import MeasuredGains, build_cell, gains_from, read_arrays
+from feddrop.radio import Cell, MeasuredGains, build_cell, gains_from, read_arrays
 from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
@@ -237,7 +237,7 @@ def test_values_come_from_what_is_given_then_the_preset_then_the_model():
     other = Radio(preset="urban-micro", propagation="inh-open")
     assert (other.base_height_m, other.indoor_share) == (3.0, 0.0)
     alone = Radio(propagation="uma")
-    assert (alone.noise_figure_db, alone.devices, alone.noise) == ((5.0, 7.0), "paper", "density")
+    assert (alone.noise_figure_db, alone.devices, alone.noise) == ((5.0, 7.0), "paper", "subband")
 
 
 def test_the_papers_cell_is_what_it_was():
@@ -437,13 +437,13 @@ def amplitudes(*shape, seed=0):
 def test_sionnas_arrays_by_plain_loops(tmp_path):
     """Uplink ``a`` of 2 rounds, 1 base station with 4 antennas, 3 devices with 2, 5 paths, 6 time steps."""
     a = amplitudes(2, 1, 4, 3, 2, 5, 6)
-    wanted = np.zeros((2, 3))
+    wanted = np.zeros((2, 3, 6))  # every time step keeps its own gain
     for r in range(2):
         for k in range(3):
             for own in range(2):
                 for base in range(4):
                     for t in range(6):
-                        wanted[r, k] += sum(abs(a[r, 0, base, k, own, p, t]) ** 2 for p in range(5)) / 6 / 2
+                        wanted[r, k, t] += sum(abs(a[r, 0, base, k, own, p, t]) ** 2 for p in range(5)) / 2
     np.testing.assert_allclose(gains_from(a, form="cir").uplink, wanted)
     downlink = np.moveaxis(a, (1, 2, 3, 4), (3, 4, 1, 2))  # the base station sends
     np.testing.assert_allclose(gains_from(downlink, form="cir").uplink, wanted)
@@ -457,7 +457,7 @@ def test_a_channel_over_subcarriers_has_the_power_of_its_paths():
     """h_freq = Σ a exp(-2πi f τ) over a whole period of frequencies: the mean of |h|² is Σ|a|²."""
     a, tau = amplitudes(2, 1, 1, 3, 1, 4, 1), np.arange(4.0)
     h = np.einsum("...pt,pn->...tn", a, np.exp(-2j * np.pi * np.outer(tau, np.arange(16)) / 16))
-    np.testing.assert_allclose(gains_from(h, form="ofdm").uplink, gains_from(a, form="cir").uplink)
+    np.testing.assert_allclose(gains_from(h, form="ofdm").uplink.mean(axis=-1), gains_from(a, form="cir").uplink)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_a_channel_over_subcarriers_has_the_power_of_its_paths():
     [
         (np.ones(3), "power", r"shape \[3\]; they must be \[rounds, devices\]"),
         (np.ones((0, 3)), "power", r"shape \[0, 3\]"),
-        (np.ones((2, 3, 1)), "power", r"shape \[2, 3, 1\]"),
+        (np.ones((2, 3, 1, 1)), "power", r"shape \[2, 3, 1, 1\]"),
         (np.array([[1.0, np.nan]]), "power", "uplink gain of device 1 in round 1 is nan"),
         (np.array([[1.0, 0.0]]), "power", "uplink gain of device 1 in round 1 is 0; it must be positive"),
         (np.array([[1.0], [np.inf]]), "power", "device 0 in round 2 is inf"),
@@ -631,3 +631,91 @@ def test_a_preset_runs_and_resumes_to_the_bit(tmp_path):
     devices = [d for record in whole for d in record.devices if d.took_part]
     assert any(d.rate > 0.05 for d in devices)
     assert all(d.latency_s <= 0.1 for d in devices)
+
+
+@pytest.mark.parametrize("noise", ["density", "literal", "subband"])
+def test_rates_are_averaged_over_subcarriers_not_gains(noise):
+    """Rayleigh fading at a mean signal-to-noise ratio of 10: 2.91 bit/s/Hz, where the mean gain would give 3.46."""
+    fading = np.random.default_rng(0).standard_normal((2, 64 * 1024)) / np.sqrt(2)
+    h = 1e-5 * (fading[0] + 1j * fading[1]).reshape(1, 1, 1, 1, 1, 64, 1024)
+    h /= np.sqrt(np.mean(np.abs(h) ** 2)) / 1e-5  # a mean gain of 1e-10
+    band = 1.0 if noise == "literal" else 1e7
+    cell = replace(
+        Cell.paper(1, seed=0, noise=noise, bandwidth_hz=1e7),
+        fading=gains_from(h, form="ofdm"),
+        tx_power_w=np.array([0.1]),
+        downlink_power_w=np.array([0.1]),
+        noise_w_hz=0.1 * 1e-10 / (10 * band),
+    )
+    channels = cell.draw(1, seed=0)
+    by_hand = float(np.mean(np.log2(1 + 10 * np.abs(h) ** 2 / 1e-10)))
+    assert by_hand == pytest.approx(2.91, abs=0.01)
+    assert np.log2(1 + 10) == pytest.approx(3.46, abs=0.01)
+    for rate in cell.bits_per_second(channels, np.ones(1)):
+        assert rate[0] / 1e7 == pytest.approx(by_hand, rel=1e-9)
+    assert channels.uplink.shape == (1,)
+
+
+def test_flat_gains_and_gains_per_resource_agree():
+    flat = np.array([[1e-9, 2e-10], [3e-9, 4e-11]])
+    cell = build_cell(Radio(noise_figure_db=(5.0, 7.0)), 2, 10, seed=0, gains=gains_from(flat))
+    wide = build_cell(
+        Radio(noise_figure_db=(5.0, 7.0)), 2, 10, seed=0, gains=gains_from(np.repeat(flat[..., None], 5, 2))
+    )
+    np.testing.assert_allclose(wide.draw([1, 2, 3], 0).uplink, cell.draw([1, 2, 3], 0).uplink, rtol=1e-12)
+    with pytest.raises(ConfigError, match="uplink gain of device 1 in round 1 is 0; it must be positive"):
+        gains_from(np.array([[[1e-9, 1e-9], [0.0, 0.0]]]))
+
+
+def test_physical_noise_is_the_default_of_real_gains(tmp_path):
+    """Gains, distances, a propagation model or a noise figure bring subband noise; what is given wins."""
+    (tmp_path / "d.csv").write_text("distance_m\n100\n200\n")
+    assert Radio().noise == Radio(path_loss=(1e-3, 1e-4)).noise == Cell.paper(seed=0).noise == "density"
+    real = (
+        {"gains_csv": "g.csv"},
+        {"gains_array": "g.npy"},
+        {"distances_m": (100.0, 200.0)},
+        {"noise_figure_db": (5.0, 7.0)},
+        {"propagation": "umi"},
+    )
+    for given in real:
+        assert Radio(**given).noise == "subband"
+        assert Radio(**given, noise="density").noise == "density"
+        again = Radio(**to_table(Radio(**given)))
+        assert again == Radio(**given)
+    assert replace(Radio(), distances_m=(100.0,)).noise == "subband"
+    assert replace(Radio(noise="density"), distances_m=(100.0,)).noise == "density"
+    quiet = {"noise_w_hz": 1.26e-20}
+    for noise in ("density", "literal"):
+        cell = build_cell(Radio(devices_csv="d.csv", noise=noise, **quiet), 2, 10, seed=0, folder=tmp_path)
+        assert cell.noise == noise
+    assert build_cell(Radio(devices_csv="d.csv", **quiet), 2, 10, seed=0, folder=tmp_path).noise == "subband"
+    gains = np.full((1, 2), 1e-10)
+    assert build_cell(Radio(**quiet), 2, 10, seed=0, gains=gains_from(gains)).noise == "subband"
+    assert build_cell(Radio(noise="density", **quiet), 2, 10, seed=0, gains=gains_from(gains)).noise == "density"
+
+
+@pytest.mark.parametrize(
+    ("settings", "gains", "message"),
+    [
+        ({"noise_figure_db": (5.0, 7.0)}, [[110.0, 1e-9]], "a measured gain is 110, above 1"),
+        ({"path_loss": 100.0}, None, r"mean gain of a device .radio.path_loss. is 100, above 1.* 1e-10"),
+        ({"tx_power_w": (20.0, 23.0)}, None, r"transmits with 2\d.* W .tx_power_w.* If it is in dBm"),
+        ({"tx_power_w": (1.0, 30.0), "dynamic": True, "min_devices": 1}, None, "30 dBm is 1 W"),
+    ],
+)
+def test_values_in_other_units_are_pointed_out(settings, gains, message):
+    with pytest.warns(FeddropWarning, match=message) as told:
+        build_cell(Radio(**settings), 2, 10, seed=0, gains=None if gains is None else gains_from(gains))
+    assert len(told) == 1
+
+
+def test_a_path_loss_with_a_plus_sign_is_pointed_out(tmp_path):
+    (tmp_path / "g.csv").write_text("round,device,uplink_db\n1,0,100\n")
+    with pytest.warns(FeddropWarning, match="a path loss of 100 dB is -100 dB"):
+        build_cell(Radio(gains_csv="g.csv", noise_figure_db=(5.0, 7.0)), 1, 10, seed=0, folder=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (tmp_path / "g.csv").write_text("round,device,uplink_db\n1,0,-100\n")
+        build_cell(Radio(gains_csv="g.csv", noise_figure_db=(5.0, 7.0)), 1, 10, seed=0, folder=tmp_path)
+        build_cell(Radio(tx_power_w=(0.2, 2.0)), 2, 10, seed=0)

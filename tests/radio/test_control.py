@@ -132,7 +132,7 @@ def test_a_run_records_and_shows_power_and_clock(tmp_path):
         ({"control": ("rate", "rate")}, "at most once"),
         ({"control": ("rate", "clock")}, r"radio.control\[1\] is 'clock'"),
         ({"control": ALL, "scheme": "fixed"}, "power and cpu, which radio.scheme = 'fixed' does not choose"),
-        ({"control": ALL, "scheme": "none"}, "radio.scheme = 'none' does not choose"),
+        ({"control": ALL, "scheme": "ideal"}, "radio.scheme = 'ideal' does not choose"),
         ({"control": ("rate", "share", "cpu"), "scheme": "primal-dual"}, "cpu, which radio.scheme = 'primal-dual'"),
         ({"control": ("rate",), "scheme": "random"}, 'lacks "share", so the band is split equally'),
         ({"control": ("rate",), "scheme": "primal-dual"}, 'Add "share"'),

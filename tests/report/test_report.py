@@ -390,7 +390,7 @@ def test_the_verdict_counts_what_is_over_the_limit(folder: Path) -> None:
     said = " ".join(page_of(folder).of("p"))
     assert "Devices exceeded the deadline in 2 of 24 cases (up to 125.00 % used)" in said
     assert "the energy budget" not in said.split("exceeded")[1].split(".")[0]
-    assert "left out of a round 1 time." in said
+    assert "left out of a round 1 time, 0.167 per round on average." in said
     image = np.asarray(report.map_figure(report.read_log(folder), "latency_s").axes[0].images[0].get_array())
     orange = np.all(np.isclose(image[..., :3], maps._rgb(style.OVER)), axis=-1)
     assert np.argwhere(orange).tolist() == [[1, 2], [3, 4]]

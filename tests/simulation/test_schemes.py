@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from feddrop.allocation import Random, allocate
+from feddrop.cli.allocation import allocate as allocate_command
 from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.methods.method import Sizes
+from feddrop.radio.files import load
+from feddrop.report import read_log, write_comparison, write_report
 from feddrop.seeds import derive
 from feddrop.simulation.cell_rates import CellRates, covers
 from feddrop.simulation.participation import Roster
@@ -90,6 +95,60 @@ def test_devices_that_are_left_out_say_so(tmp_path):
         assert len(record["devices"]) == 6
         assert all(d["latency_s"] <= 0.05 for d in record["devices"] if d["status"] == "ok")
         assert all(d["share"] == 0 and d["push_bytes"] == 0 for d in record["devices"] if d["status"] == "left out")
+
+
+def test_absentees_are_charged_in_records_report_and_comparison(tmp_path):
+    """The equal split leaves out more devices. Its objective covers the few that take part; the charge, the rest."""
+    found = {}
+    for scheme in ("exact", "equal"):
+        records = run_with(
+            tmp_path, "radio.deadline_s=0.05", "radio.policy=leave-out", f"radio.scheme={scheme}", name=scheme
+        )
+        for record in records:
+            absent = sum(d["status"] == "left out" for d in record["devices"])
+            assert record["charged_objective"] == pytest.approx(record["objective"] + 10 * absent)
+        found[scheme] = records
+        page = write_report(tmp_path / scheme).read_text()
+        assert ">charged objective</th>" in page
+        assert "per round on average" in page
+    assert all(a["charged_objective"] < b["charged_objective"] for a, b in zip(*found.values(), strict=True))
+    log = read_log(tmp_path / "equal")
+    assert log.left_out.tolist() == [sum(d["status"] == "left out" for d in r["devices"]) for r in found["equal"]]
+    page = write_comparison([tmp_path / "exact", tmp_path / "equal"], tmp_path / "both.html").read_text()
+    for column in ("left out per round", "objective", "charged objective"):
+        assert f">{column}</th>" in page
+    whole = run_with(tmp_path, "radio.deadline_s=5.0", "rounds=1", name="whole")
+    assert "charged_objective" not in whole[0].to_json()
+    assert "charged objective" not in write_report(tmp_path / "whole").read_text()
+
+
+def test_no_dropout_inside_the_cell_and_the_ideal_that_ignores_the_band(tmp_path):
+    ideal = run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=ideal", name="ideal")
+    inside = run_with(
+        tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", "radio.policy=stretch", name="inside"
+    )
+    for free, bound in zip(ideal, inside, strict=True):
+        assert {d["rate"] for d in (*free["devices"], *bound["devices"])} == {0.0}
+        assert sum(d["share"] for d in free["devices"]) > 1.5
+        assert sum(d["share"] for d in bound["devices"]) <= 1
+        assert free["latency_s"] <= 0.2 < bound["latency_s"] <= bound["deadline_s"]
+        assert {d["status"] for d in bound["devices"]} == {"ok"}
+        # Every device takes as long as the round: no other shares are faster.
+        assert min(d["latency_s"] for d in bound["devices"]) == pytest.approx(bound["latency_s"], rel=1e-6)
+        assert free.to_json()["remark"] == "ideal: ignores the band"
+        assert "remark" not in bound.to_json()
+    for name, marked in (("ideal", True), ("inside", False)):
+        page = write_report(tmp_path / name).read_text()
+        assert ("ideal: ignores the band" in page) is marked
+        assert ("times the bandwidth that exists" in page) is marked
+    page = write_comparison([tmp_path / "inside", tmp_path / "ideal"], tmp_path / "both.html").read_text()
+    assert page.count("ideal (ideal: ignores the band)") >= 3  # the subtitle, the table of results, what differs
+    assert "inside (ideal" not in page
+    with pytest.raises(InfeasibleError, match="Without dropout"):
+        run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", name="error")
+    fewer = run_with(tmp_path, "radio.deadline_s=0.2", "radio.scheme=no-dropout", "radio.policy=leave-out", name="out")
+    assert all("left out" in {d["status"] for d in record["devices"]} for record in fewer)
+    assert {d["rate"] for record in fewer for d in record["devices"] if d.took_part} == {0.0}
 
 
 def test_infeasible_cells_are_explained_before_anything_is_trained(tmp_path):
@@ -261,3 +320,60 @@ def test_layer_rates_of_units_cannot_be_promised(tmp_path):
     with pytest.raises(ConfigError, match="no layer rates"):
         run_with(tmp_path, "radio.deadline_s=1.0", "method.level=unit", "method.layer_rates.fc1=0.5")
     assert run_with(tmp_path, "radio.costs=formula", "method.level=unit", "method.layer_rates.fc1=0.5", name="b")
+
+
+def test_the_configuration_says_which_noise_custom_gains_brought(tmp_path):
+    gains = np.full((3, 6), 1e-9)
+    config = RunConfig.from_toml("", [*BASE, "rounds=1", "radio.noise_w_hz=1.26e-20", "radio.deadline_s=5.0"])
+    job = Run(config, tmp_path / "run", gains=gains)
+    assert config.radio.noise == "density"
+    assert job.config.radio.noise == job.prepared.scheme.cell.noise == "subband"
+    assert RunConfig.from_file(tmp_path / "run" / "config.toml").radio.noise == "subband"
+    again = Run(RunConfig.from_file(tmp_path / "run" / "config.toml"), tmp_path / "run", resume=True, gains=gains)
+    assert again.prepared.scheme.cell.noise == "subband"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "deadline_s = 0.4",
+        'deadline_s = 0.4\nscheme = "random"\nmax_rate = 0.6\npolicy = "stretch"',
+        'preset = "urban-micro"\ndeadline_s = 0.1',
+        'deadline_s = 3.0\ncosts = "formula"\ncontrol = ["rate", "share", "power", "cpu"]\nenergy_budget_j = 60.0',
+    ],
+)
+def test_allocate_prints_the_first_round_of_the_run(tmp_path, capsys, lines):
+    file = tmp_path / "run.toml"
+    file.write_text(f"rounds = 1\nseed = 5\n[data]\ndevices = 6\ntrain_limit = 300\n[radio]\n{lines}\n")
+    allocate_command(file, json_=True)
+    printed = json.loads(capsys.readouterr().out)
+    (record,) = run(RunConfig.from_file(file), tmp_path / "run")
+    assert printed["objective"] == record["objective"]
+    assert printed["deadline_s"] == record["deadline_s"]
+    played = {device["device"]: device for device in record["devices"]}
+    assert len(printed["devices"]) == len(played) == 6
+    for device in printed["devices"]:
+        same = played[device["device"]]
+        assert (device["rate"], device["share"]) == (same["rate"], same["share"])
+        assert device["binding"] == (same["binding"] or same["status"])
+        for key in ("tx_power_w", "cpu_hz"):
+            assert device.get(key) == same[key]
+    assert not [one for one in tmp_path.iterdir() if one.name not in ("run.toml", "run")]
+
+
+def test_a_cell_file_draws_the_cell_of_the_run_with_its_seed(tmp_path):
+    """Devices, places, gains and random shares of a round follow from the seed alone, whatever the command."""
+    radio = '[radio]\npreset = "urban-micro"\ndeadline_s = 0.5\ncosts = "formula"\nscheme = "random"\n'
+    data = "rounds = 2\nseed = 7\n[data]\ndevices = 6\ntrain_limit = 300\n"
+    job = Run(RunConfig.from_toml(data + radio), tmp_path / "run")
+    scheme, work = job.prepared.scheme, job.prepared.work
+    for number in (1, 2):
+        (tmp_path / "cell.toml").write_text(
+            f"[cell]\ndevices = 6\nsamples = {list(work.samples)}\nseed = 7\nround = {number}\n"
+            f"[model]\nparameters = {work.parameters}\nforward_flops = {work.flops(None)[0]}\n{radio}"
+        )
+        given, planned = load(tmp_path / "cell.toml"), scheme.decide(number).allocation
+        for name in planned.problem.numbers:
+            np.testing.assert_array_equal(getattr(given.problem, name), getattr(planned.problem, name), err_msg=name)
+        found = allocate(given.problem, Random(given.seed), policy=given.policy)
+        np.testing.assert_array_equal(found.share, planned.share)

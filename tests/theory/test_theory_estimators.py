@@ -16,9 +16,10 @@ from feddrop.errors import ConfigError
 from feddrop.seeds import derive
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter, kept_units
+from feddrop.subnets.importance import Magnitudes
 from feddrop.subnets.piece import gather, scatter
 from feddrop.subnets.units import shrink
-from feddrop.theory import Curve, Estimate, EstimatePoint, curvature, measure_law, slope
+from feddrop.theory import Curve, EstimatePoint, curvature, measure_law, slope
 from feddrop.theory.estimators import chunk_of, signs
 from feddrop.theory.variance import Masks
 
@@ -163,17 +164,27 @@ def test_unit_update_is_what_a_smaller_network_sends(point):
 
 def enumerate_masks(point, level, rate):
     """Every mask ``[P]`` with its probability, written out from the network of the fixture."""
-    if level == "weight":
+    if level != "unit":
         places, keep = [*range(12), *range(15, 21)], 1 - rate
         columns = [[place] for place in places[12:]]  # the second layer: 6 weights; the first is kept for speed
     else:
         keep = math.sqrt(1 - rate)
         columns = [[15 + row * 3 + unit for row in range(2)] for unit in range(3)]
+    q = [keep] * len(columns) if level != "importance" else by_magnitude(point.w[15:21].abs().numpy(), 6 * keep)
     for bits in itertools.product((0, 1), repeat=len(columns)):
         m = torch.ones_like(point.w)
-        for bit, column in zip(bits, columns, strict=True):
-            m[column] = bit / keep
-        yield keep ** sum(bits) * (1 - keep) ** (len(bits) - sum(bits)), m
+        for bit, column, kept in zip(bits, columns, q, strict=True):
+            m[column] = bit / kept
+        yield math.prod(kept if bit else 1 - kept for bit, kept in zip(bits, q, strict=True)), m
+
+
+def by_magnitude(size, count):
+    """q = min(1, |w|/τ) with Σ q = count, by bisection."""
+    low, high = 0.0, size.sum()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, size / middle).sum() > count else (low, middle)
+    return np.minimum(1, size / high).tolist()
 
 
 def second_layer_only(monkeypatch):
@@ -182,13 +193,16 @@ def second_layer_only(monkeypatch):
 
     def limited(self, point, level):
         first(self, point, level)
-        if level == "weight":
+        if level != "unit":
             self.sizes = {"2.weight": 6}
+            self._dropped[:15] = False
+        if level == "importance":
+            self._magnitudes = Magnitudes(point.w[15:21].numpy())
 
     monkeypatch.setattr(Masks, "__init__", limited)
 
 
-@pytest.mark.parametrize("level", ["weight", "unit"])
+@pytest.mark.parametrize("level", ["weight", "unit", "importance"])
 def test_law_is_the_mean_over_all_masks(point, hessian, level, monkeypatch):
     second_layer_only(monkeypatch)
     law = measure_law(point, level, [0.05, 0.25], seed=1, masks=1000, probes=400)
@@ -204,11 +218,16 @@ def test_law_is_the_mean_over_all_masks(point, hessian, level, monkeypatch):
             assert curve.error[i] < 0.2 * square
             assert abs(curve.bias_sq[i] - float(mean.square().sum())) < 4.5 * curve.bias_sq_error[i]
     # The first-order factor: the columns of H diag(w) and of diag(g) + H diag(w), summed within a mask element.
-    columns = [[p] for p in range(15, 21)] if level == "weight" else [[15 + u, 18 + u] for u in range(3)]
+    columns = [[p] for p in range(15, 21)] if level != "unit" else [[15 + u, 18 + u] for u in range(3)]
     jacobian = hessian * point.w
-    for curve, matrix in ((law.gradient, jacobian), (law.update, jacobian + torch.diag(g))):
-        want = sum(float(matrix[:, column].sum(1).square().sum()) for column in columns)
-        assert abs(curve.factor.value - want) < 4 * curve.factor.error
+    for i, rate in enumerate(law.rates.tolist()):
+        spread = [law.variance[i]] * len(columns)
+        if level == "importance":
+            spread = [1 / q - 1 for q in by_magnitude(point.w[15:21].abs().numpy(), 6 * (1 - rate))]
+        for curve, matrix in ((law.gradient, jacobian), (law.update, jacobian + torch.diag(g))):
+            squares = [float(matrix[:, column].sum(1).square().sum()) for column in columns]
+            want = sum(v * square for v, square in zip(spread, squares, strict=True))
+            assert abs(curve.predicted[i] - want) <= 4 * curve.predicted_error[i] + 1e-12 * want
 
 
 def test_first_order_is_true_where_every_weight_matters_little():
@@ -231,8 +250,8 @@ def test_holds_finds_the_longest_run():
         return Curve(
             measured=np.array(ratio),
             error=error * np.array(ratio),
-            factor=Estimate(1.0, 0.0),
             predicted=ones,
+            predicted_error=0 * ones,
             bias_sq=ones,
             bias_sq_error=ones,
         )
@@ -243,12 +262,23 @@ def test_holds_finds_the_longest_run():
     assert curve([1.5, 0.5], 0.0).holds() is None
 
 
-def test_directions_have_the_covariance_of_masks(point):
-    draws = Masks(point, "unit")
-    masks = torch.stack([draws.draw(derive(0, i), 0.3) - 1 for i in range(2500)])
-    found = draws.variance(0.3) * torch.stack([draws.direction(derive(1, i)) for i in range(2500)]).T.cov()
-    torch.testing.assert_close(masks.T.cov(), found, atol=0.04, rtol=0.1)
-    assert float(masks.mean(0).abs().max()) < 0.04
+@pytest.mark.parametrize("level", ["unit", "importance"])
+def test_directions_have_the_covariance_of_masks(point, level):
+    draws, seen = Masks(point, level), point.w if level == "importance" else 1.0  # 1/q is large where w is small
+    masks = seen * torch.stack([draws.draw(derive(0, i), 0.3) - 1 for i in range(2500)])
+    directions = seen * torch.stack([draws.direction(derive(1, i), 0.3) for i in range(2500)])
+    torch.testing.assert_close(masks.T.cov(), draws.variance(0.3) * directions.T.cov(), atol=0.04, rtol=0.1)
+    assert float(masks.mean(0).abs().max()) < 0.06
+
+
+def test_importance_draws_replace_the_odds_by_v(point):
+    """E‖ŵ-w‖² is V(1-γ), less than ‖w‖² γ/(1-γ) over the weights that may be dropped."""
+    draws, weights = Masks(point, "importance"), point.w[[*range(12), *range(15, 21)]]
+    squares = [float((point.w * (draws.draw(derive(0, i), 0.4) - 1)).square().sum()) for i in range(4000)]
+    promised = float(draws.variance(0.4) * point.w.square().sum())
+    assert abs(np.mean(squares) - promised) < 4 * np.std(squares) / math.sqrt(len(squares))
+    assert promised == pytest.approx(Magnitudes(weights.numpy()).variance(18 * 0.6))
+    assert promised < 0.9 * float(weights.square().sum()) * 0.4 / 0.6
 
 
 def test_measured_variance_between_and_beyond_the_rates(point):

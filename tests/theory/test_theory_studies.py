@@ -36,7 +36,7 @@ def found(digits) -> tuple[Study, int]:
 
 
 def test_progress_is_counted(found):
-    assert found[1] == work(24, 15_738, ("weight", "unit"), RATES, 4, 3)
+    assert found[1] == work(24, 15_738, ("weight", "unit", "importance"), RATES, 4, 3)
 
 
 def test_progress_counts_the_samples_of_a_large_network_in_small_chunks():
@@ -62,11 +62,14 @@ def test_study_is_reproducible_and_leaves_the_network_alone(digits):
 
 def test_numbers_hang_together(found):
     result = found[0]
-    weight, unit = result.laws
+    weight, unit, drawn = result.laws
     assert (result.bound(weight) == lemma1(weight.rates, result.constants)).all()
     assert (result.bound(weight) > weight.gradient.measured).all()
     assert (result.bound(unit) > unit.gradient.measured).all()
     assert (result.bound(unit) < result.bound(weight)).all()
+    assert (result.bound(drawn) > drawn.gradient.measured).all()
+    assert (result.bound(drawn) < result.bound(weight)).all()
+    assert result.theta().rate < result.theta(drawn).rate < result.theta(drawn, measured=True).rate
     assert result.constants.smoothness <= result.constants.hessian_norm
     assert 0 < result.theta().rate < result.theta(measured=True).rate <= 0.6 + 1e-9
     assert 0 <= result.best_rate() <= 0.6
@@ -75,7 +78,7 @@ def test_numbers_hang_together(found):
 
 def test_json_is_plain_and_whole(found):
     about = json.loads(json.dumps(found[0].to_json(), allow_nan=False))
-    assert [law["level"] for law in about["laws"]] == ["weight", "unit"]
+    assert [law["level"] for law in about["laws"]] == ["weight", "unit", "importance"]
     assert about["laws"][0]["rate"] == list(RATES)
     assert len(about["laws"][1]["update"]["bias_sq"]) == 3
     assert about["theta"]["decreases"] is True
@@ -84,16 +87,17 @@ def test_json_is_plain_and_whole(found):
 def test_words_name_rates_that_were_measured(found):
     said = found[0].words()
     norm = found[0].slope.grad_norm_sq
-    assert len(said) == 6 + (norm.value < 2 * norm.error)
-    assert all("first order" in line for line in said if "ŵ" in line)
-    assert sum("Lemma 1's bound is" in line for line in said) == 2
+    assert len(said) == 10 + (norm.value < 2 * norm.error)
+    assert sum("first order" in line for line in said) == 6
+    assert sum("Lemma 1's bound is" in line for line in said) == 3
+    assert sum("times smaller than with uniform draws" in line for line in said) == 1
 
 
 def test_picture_shows_every_level(found, tmp_path):
     figure = draw(found[0], "LeNet")
     panels = figure.get_axes()
-    assert [axes.get_title(loc="left") for axes in panels[:2]] == ["weight level", "unit level"]
-    assert [text.get_text() for text in panels[2].get_xticklabels()] == ["0.1", "0.3", "0.5"]
+    assert [axes.get_title(loc="left") for axes in panels[:3]] == ["weight level", "unit level", "importance draws"]
+    assert [text.get_text() for text in panels[3].get_xticklabels()] == ["0.1", "0.3", "0.5"]
     figure.savefig(tmp_path / "law.png")
     assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
 
@@ -222,7 +226,7 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--level", "layer"), "'both', 'unit', 'weight'"),
+        (("--level", "layer"), "'all', 'importance', 'unit', 'weight'"),
         (("--devices", "0"), "from 1 to"),
         (("--rates", "0.5", "0.1"), "increasing"),
         (("--batch", "1"), "from 2 to"),

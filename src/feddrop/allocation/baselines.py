@@ -1,4 +1,4 @@
-"""Schemes to compare the optimum with: given shares with the best rates for them, fixed rates, or no dropout."""
+"""Schemes to compare the optimum with: given shares with the best rates, fixed rates, no dropout, and an ideal."""
 
 from __future__ import annotations
 
@@ -71,13 +71,7 @@ class Fixed:
 
     def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
         """Split the band; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
-        max_rate = problem.max_rate
-        problem, active = settle(replace(problem, max_rate=self._rates(problem)), policy, fixed=True)
-        least, _ = _least(problem, active)
-        share = least * (BAND / total(least))
-        found = finish(problem, share=share, active=active, scheme=self.name, status=Status.FIXED)
-        found = _with_rate(found, np.where(active, problem.max_rate, 1.0))
-        return replace(found, problem=replace(problem, max_rate=max_rate))
+        return _at_rates(problem, self._rates(problem), policy, self.name, Status.FIXED)
 
     def _rates(self, problem: AnyProblem) -> FloatArray:
         try:
@@ -97,13 +91,29 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class NoDropout:
-    """The paper's ideal without dropout: rate 0, and the share that each device needs for it.
+    """No dropout inside the cell: rate 0, with shares in proportion to what each device needs at rate 0.
 
-    The shares may exceed the band: the paper assumes "sufficient bandwidth". A device that would be late or over its
-    budget with any share gets an equal one. No policy applies; the status is ``Status.IDEAL``.
+    Often the band is too narrow for that. The policy then decides: with ``"stretch"`` everyone waits, and these shares
+    give the shortest possible round; with ``"leave-out"`` the fewest devices are left out.
     """
 
-    name: ClassVar[str] = "none"
+    name: ClassVar[str] = "no-dropout"
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Split the band; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        return _at_rates(problem, np.zeros(()), policy, self.name, Status.NO_DROPOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """The paper's ideal without dropout, which ignores the band: rate 0, and the share that each device needs for it.
+
+    The shares may add up to more than the band: the paper assumes "sufficient bandwidth". A device that would be late
+    or over its budget with any share gets an equal one. No policy applies; the status is ``Status.IDEAL``. For no
+    dropout within the band, see :class:`NoDropout`.
+    """
+
+    name: ClassVar[str] = "ideal"
 
     def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:  # noqa: ARG002
         """Give each device its share; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
@@ -113,6 +123,21 @@ class NoDropout:
         share = np.where(active, np.where(np.isinf(need), even, np.maximum(need, even)), 0.0)
         ideal = finish(problem, share=share, active=active, scheme=self.name, status=Status.IDEAL)
         return _with_rate(ideal, np.where(active, 0.0, 1.0))
+
+
+def _at_rates(problem: AnyProblem, rates: FloatArray, policy: str, scheme: str, status: Status) -> Allocation:
+    """Split the band in proportion to what each device needs at its given rate."""
+    max_rate = problem.max_rate
+    problem, active = settle(replace(problem, max_rate=rates), policy, rate=_RATES[status])
+    least, _ = _least(problem, active)
+    share = least * (BAND / total(least))
+    found = finish(problem, share=share, active=active, scheme=scheme, status=status)
+    found = _with_rate(found, np.where(active, problem.max_rate, 1.0))
+    return replace(found, problem=replace(problem, max_rate=max_rate))
+
+
+_RATES = {Status.FIXED: "rate", Status.NO_DROPOUT: "no dropout"}
+"""What :class:`~feddrop.allocation.feasible.Shortfall` calls the rates of a scheme."""
 
 
 def _least(problem: AnyProblem, active: BoolArray) -> tuple[FloatArray, FloatArray]:

@@ -45,7 +45,7 @@ class Shortfall:
         budget_j: smallest feasible energy budget, net of circuit energy, given to every device that has less; inf if
             none is.
         rate: what to raise to allow more dropout: ``"max_rate"``, or the ``"rate"`` of the scheme ``Fixed``; empty if
-            no rate is enough.
+            no rate is enough; ``"no dropout"`` for the scheme ``NoDropout``.
         policies: policies that would find an allocation, except the current one.
         equal: whether the band must be split equally.
     """
@@ -68,7 +68,8 @@ class Shortfall:
         """Return the message with the names of all devices, by number; numbers replace empty names."""
         where = "" if self.round is None else f"Round {self.round} of the batch: "
         split = " when the band is split equally" if self.equal else ""
-        rate = "At the given rate" if self.rate == "rate" else "At the highest rate allowed"
+        rates = {"rate": "At the given rate", "no dropout": "Without dropout"}
+        rate = rates.get(self.rate, "At the highest rate allowed")
         need = "; ".join(
             f"{_called(device, names)} {_need(share, 'energy budget' if word == 'energy' else word)}"
             for device, word, share in zip(self.devices, self.constraints, self.least_share, strict=True)
@@ -93,7 +94,7 @@ class Shortfall:
     def _advice(self) -> str:
         """Return the changes and policies that help."""
         enough = {"the deadline": self.deadline_s, "the bandwidth": self.load, "the energy budget": self.budget_j}
-        rate = {"": [], "rate": ["the rate"]}.get(self.rate, [self.rate])
+        rate = {"": [], "no dropout": [], "rate": ["the rate"]}.get(self.rate, [self.rate])
         change = [name for name, value in enough.items() if not np.isinf(value)]
         change = [*change, *rate] if change else [*rate, "both the deadline and the energy budget"]
         policy = f", or choose the policy {_either([repr(name) for name in self.policies])}" if self.policies else ""
@@ -116,7 +117,7 @@ def fits(problem: AnyProblem, *, equal: bool = False) -> BoolArray:
     return _load(problem.least_share(_top(problem)), everyone(problem), equal) <= FITS
 
 
-def settle(problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = False) -> tuple[AnyKind, BoolArray]:
+def settle(problem: AnyKind, policy: str, *, equal: bool = False, rate: str = "max_rate") -> tuple[AnyKind, BoolArray]:
     """Make a problem feasible by the policy.
 
     Args:
@@ -124,7 +125,7 @@ def settle(problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = 
         policy: ``"error"`` raises InfeasibleError; ``"leave-out"`` leaves out the fewest devices, those that need
             most of the band; ``"stretch"`` uses the smallest feasible deadline of each round.
         equal: whether the band must be split equally.
-        fixed: whether ``max_rate`` holds the rates of the scheme ``Fixed``.
+        rate: what ``max_rate`` holds, see :class:`Shortfall`.
 
     Returns:
         The problem to solve and its active devices, ``[..., num_devices]``.
@@ -146,11 +147,11 @@ def settle(problem: AnyKind, policy: str, *, equal: bool = False, fixed: bool = 
         if not hopeless.any():
             longer = problem.deadline_s * (factor if len(problem.shape) == 2 else factor[0])
             return replace(problem, deadline_s=longer), active
-    raise InfeasibleError(_explain(problem, hopeless, equal, policy=policy, fixed=fixed))
+    raise InfeasibleError(_explain(problem, hopeless, equal, policy=policy, rate=rate))
 
 
 def _explain(
-    problem: AnyProblem, rounds: BoolArray, equal: bool, *, policy: str = "error", fixed: bool = False
+    problem: AnyProblem, rounds: BoolArray, equal: bool, *, policy: str = "error", rate: str = "max_rate"
 ) -> Shortfall:
     """Explain the first of these rounds, ``[..., 1]``; the current policy is not suggested."""
     number = None
@@ -173,7 +174,7 @@ def _explain(
         deadline_s=deadline_s,
         budget_j=_smallest_budget(problem, present, equal),
         # A device with no energy to spend exceeds its budget at any rate.
-        rate="" if (present & (problem.budget_j <= 0)).any() else "rate" if fixed else "max_rate",
+        rate="" if rate != "no dropout" and (present & (problem.budget_j <= 0)).any() else rate,
         policies=[name for name, helps in remedies.items() if helps and name != policy],
         equal=equal,
     )

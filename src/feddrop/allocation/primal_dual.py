@@ -169,7 +169,7 @@ class PrimalDual:
         if not isinstance(problem, Problem):
             raise ConfigError(
                 "The closed forms of the scheme 'primal-dual' hold neither under subband noise nor if power and clock "
-                "are chosen; use the scheme 'exact'."
+                "are chosen; use the scheme 'exact', or set radio.noise = 'density'."
             )
         settled, active = settle(problem, policy)
         p = _scaled(settled, active)

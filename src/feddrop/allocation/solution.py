@@ -13,6 +13,7 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.power_kkt import fit, limits_off
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocation.subband import SubbandProblem
+from feddrop.config.radio import IGNORES_BAND
 
 P1Problem = Problem | SubbandProblem
 AnyProblem = Problem | SubbandProblem | PowerProblem
@@ -30,7 +31,8 @@ class Status(StrEnum):
     UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
     FEASIBLE = "feasible, with the lowest rates for the shares of this scheme"
     FIXED = "feasible, with the given rates"
-    IDEAL = "an ideal without dropout: every device has the band that it needs, even beyond the available band"
+    NO_DROPOUT = "feasible, without dropout"
+    IDEAL = f"{IGNORES_BAND}; without dropout, every device has the band that it needs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Allocation:
         tx_power_w: P in W, likewise.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
         objective: Σ w_k/(1-γ_k) over the active devices, a float or ``[num_rounds]``; their weights are scaled to add
-            up to 1.
+            up to 1. Compare allocations that leave out devices by ``charged_objective``.
         iterations: passes over the devices.
         price: μ, the multiplier of the band, ``[..., 1]``; None for schemes without one.
         history: of the scheme ``PrimalDual``, ``[checks, 4]``: pass, gap, largest violation, band in use.
@@ -109,6 +111,18 @@ class Allocation:
     def energy_j(self) -> FloatArray:
         """Joules to compute and upload, without circuit energy, ``[..., num_devices]``; 0 for inactive devices."""
         return self._used((costs := self.costs).air(self._share)[1] + costs.compute_j)
+
+    @property
+    def charged_objective(self) -> float | FloatArray:
+        """The objective plus 1/(1-θ) for each device that the policy left out, a float or ``[num_rounds]``.
+
+        The objective covers the devices that take part, so it can fall if more are left out. 1/(1-θ) is the most that a
+        round without absentees can cost. Of two allocations for one problem, the one that leaves out fewer devices
+        therefore never has the higher charged objective.
+        """
+        most = np.max(1.0 / (1.0 - np.broadcast_to(self.problem.max_rate, self.problem.shape)), axis=-1)
+        value = self.objective + self.left_out.sum(axis=-1) * most
+        return float(value) if np.ndim(value) == 0 else value
 
     @property
     def binding(self) -> npt.NDArray[np.str_]:

@@ -25,7 +25,7 @@ def theory(
     model: str | None = None,
     data: str | None = None,
     checkpoint: Path | None = None,
-    level: str = "both",
+    level: str = "all",
     rates: Annotated[list[float], Parameter(negative=(), consume_multiple=True, show_default=False)] = [],  # noqa: B006 -- cyclopts copies it
     batch: int = 128,
     masks: int = 24,
@@ -46,13 +46,13 @@ def theory(
     checkpoint:
         Run folder whose newest checkpoint is measured, with the network, data, devices and rounds of that run.
     level:
-        weight, unit or both.
+        Masks: weight, unit, importance (weights drawn by magnitude) or all.
     rates:
         Dropout rates in increasing order. Default: eight from 0.01 to 0.7.
     batch:
         Number of training samples, at least 2.
     masks:
-        Number of masks per rate and level, and of random vectors, at least 2; more reduce the errors.
+        Number of masks per rate and kind of masks, and of random vectors, at least 2; more reduce the errors.
     rounds:
         Number of rounds T, for theta. Default: 100.
     devices:

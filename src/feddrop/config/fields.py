@@ -98,6 +98,12 @@ FROM_PRESET: Any = _FromPreset()
 """The default of a setting whose value comes from a preset."""
 
 
+class Chosen(str):
+    """A word that a preset or another setting chose, not the user; equal to the same plain string."""
+
+    __slots__ = ()
+
+
 def setting(default: Any, *, kw_only: bool = True, **limits: Any) -> Any:
     """Declare a field of a settings class.
 
@@ -127,7 +133,7 @@ class Settings:
         for item, hint in declared(type(self)):
             value = getattr(self, item.name)
             optional = types.NoneType in typing.get_args(hint)
-            if value is not FROM_PRESET and not (optional and value is None):
+            if value is not FROM_PRESET and not isinstance(value, Chosen) and not (optional and value is None):
                 object.__setattr__(self, item.name, convert(value, hint, self.key(item.name)))
         found = chain(self._range_problems(), self.complete(), without_effect(self, strict=True), self.problems())
         if problem := next(found, ""):

@@ -1,7 +1,8 @@
 """Presets of ``[radio]``: cells by name.
 
 A setting has the value that was given; else that of the preset; else, if ``propagation`` names a model of TR 38.901,
-that of the model; else the paper's.
+that of the model; else the paper's. Noise is that of a device's sub-band if gains, distances, a propagation model or a
+noise figure are given, because the paper's whole-band noise belongs to its own gains.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from feddrop.config.fields import FROM_PRESET
+from feddrop.config.fields import FROM_PRESET, Chosen
 
 PAPER_NOISE_W_HZ = 1e-13
 PAPER_CPU_HZ = (0.7 * 7e9, 7e9)
@@ -90,9 +91,14 @@ SITE = ("carrier_hz", "radius_m", "min_distance_m", "base_height_m", "device_hei
 """Settings of the site; 0 without a propagation model."""
 
 
+def chosen_by_user(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user gave, not a preset."""
+    return {key: value for key, value in values.items() if value is not FROM_PRESET and not isinstance(value, Chosen)}
+
+
 def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all settings that presets have a value for; ``FROM_PRESET`` counts as not given."""
-    given = {key: value for key, value in given.items() if value is not FROM_PRESET}
+    """Return the values of all settings that presets have a value for."""
+    given = chosen_by_user(given)
     chosen = {key: value for key, value in given.items() if key in _PAPER}
     preset = PRESETS[given["preset"]]
     measured = given["gains_csv"] or given["gains_array"]
@@ -107,6 +113,9 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
         found["noise_figure_db"] = ()
     elif "noise_w_hz" not in chosen or math.isclose(found["noise_w_hz"], noise_density(figures[0]), rel_tol=1e-9):
         found["noise_w_hz"] = noise_density(figures[0])
+    if "noise" not in chosen:
+        physical = measured or given["distances_m"] or model or found["noise_figure_db"]
+        found["noise"] = Chosen("subband" if physical else found["noise"])
     if "downlink_power_w" in chosen and "base_power_w" not in chosen:
         found["base_power_w"] = 0.0
     return found
@@ -114,7 +123,10 @@ def resolve(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def contradictions(given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Yield one message for each contradiction between the values that were given; :func:`resolve` ``found`` others."""
-    own = {key: value for key, value in PRESETS[given["preset"]].items() if value != _PAPER[key]}
+    preset = PRESETS[given["preset"]].items()
+    own = {
+        key: value for key, value in preset if value != _PAPER[key] and key != "noise"
+    }  # gains decide the noise, too
     if own and all(key in given and given[key] != value for key, value in own.items()):
         yield (
             f"radio.preset is {given['preset']!r}, which has no effect: all its values are overridden. Remove the "

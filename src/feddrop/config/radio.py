@@ -7,9 +7,15 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from feddrop.config.fields import FROM_PRESET, Settings, setting
-from feddrop.config.presets import PRESETS, SITE, SITES, contradictions, resolve
+from feddrop.config.presets import PRESETS, SITE, SITES, chosen_by_user, contradictions, resolve
 
-SCHEMES = ("exact", "primal-dual", "equal", "random", "none", "fixed")
+SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal")
+IDEAL = "ideal"
+IGNORES_BAND = "ideal: ignores the band"
+"""Marks the results of the scheme ``"ideal"``."""
+WITHOUT_DROPOUT = ("no-dropout", IDEAL)
+GIVEN_RATES = ("fixed", *WITHOUT_DROPOUT)
+"""Schemes whose rates do not depend on the cell."""
 OBJECTIVES = ("inverse", "inverse-squared", "linear")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
@@ -20,7 +26,7 @@ DEVICE_KINDS = (
     *("phone-low", "phone-mid", "phone-high", "pi-4", "pi-5", "jetson-nano", "jetson-orin-nano", "esp32", "nordic-m33"),
     *("phone", "board", "microcontroller"),
 )
-_PACED = ("exact", "equal", "random")
+PACED = ("exact", "equal", "random")
 """Schemes that can choose power and clock in addition to rates."""
 
 
@@ -45,7 +51,8 @@ class Radio(Settings):
         base_power_w: total transmit power of the server in W, split evenly over the devices; replaces
             ``downlink_power_w`` unless 0.
         noise: noise variance: ``"density"`` is noise_w_hz times B, ``"literal"`` is the number itself, ``"subband"`` is
-            noise_w_hz times the device's share of B.
+            noise_w_hz times the device's share of B, the default if gains, distances, propagation or a noise figure are
+            given.
         noise_w_hz: noise density in W/Hz; with ``"literal"``, the variance in W.
         noise_figure_db: noise figures of the base station and of a device in dB, relative to -174 dBm/Hz; they replace
             ``noise_w_hz``. Not with ``"literal"``.
@@ -138,8 +145,7 @@ class Radio(Settings):
 
     def complete(self) -> Iterator[str]:
         """Set the fields that come from the preset."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        given = {name: value for name, value in values.items() if value is not FROM_PRESET}
+        given = chosen_by_user({item.name: getattr(self, item.name) for item in fields(self)})
         found = resolve(given)
         yield from contradictions(given, found)
         for name, value in found.items():
@@ -186,10 +192,10 @@ class Radio(Settings):
                 f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
                 "Leave them out, or change the objective."
             )
-        if self.chooses and self.scheme not in _PACED:
+        if self.chooses and self.scheme not in PACED:
             yield (
                 f"radio.control contains {' and '.join(self.chooses)}, which radio.scheme = {self.scheme!r} does not "
-                f"choose. Remove it, or set radio.scheme to one of {', '.join(_PACED)}."
+                f"choose. Remove it, or set radio.scheme to one of {', '.join(PACED)}."
             )
         if "share" not in self.control and self.scheme not in ("exact", "equal"):
             yield (

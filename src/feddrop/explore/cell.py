@@ -23,13 +23,14 @@ from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortf
 from feddrop.allocation.problem import FloatArray
 from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
-from feddrop.config.radio import NOISES
+from feddrop.config.radio import NOISES, PACED
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean, one_of
 from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
 from feddrop.radio.files import CellFile, read_cell
 from feddrop.radio.propagation import MODELS
+from feddrop.seeds import derive
 
 SHOWN = tuple(name for name in SCHEMES if name not in ("primal-dual", "fixed"))
 """The schemes side by side. ``primal-dual`` approaches ``exact``, and ``fixed`` needs a rate."""
@@ -136,8 +137,10 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _schemes(found: CellFile) -> tuple[str, ...]:
-    """Return the schemes of a cell: without a choice of shares, there is one."""
-    return SHOWN if "share" in found.radio.control else ("equal",)
+    """Return the schemes that can choose what the cell leaves open."""
+    if "share" not in found.radio.control:
+        return ("equal",)
+    return tuple(name for name in SHOWN if name in PACED) if found.radio.chooses else SHOWN
 
 
 def _effective(found: CellFile) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def _effective(found: CellFile) -> dict[str, Any]:
         *("bandwidth_hz", "deadline_s", "energy_budget_j", "max_rate", "noise", "objective", "policy", "control"),
         *("radius_m", "propagation", "bits_per_parameter", "path_loss", "distances_m"),
     )
-    values = {key: getattr(found.radio, key) for key in keys}
+    values = {key: getattr(found.radio, key) for key in keys} | {"noise": found.cell.noise}
     return values | {"energy_budget_j": "inf" if math.isinf(values["energy_budget_j"]) else values["energy_budget_j"]}
 
 
@@ -153,7 +156,7 @@ def _places(found: CellFile) -> dict[str, Any]:
     """Return distances and the radius of the disc in m, and which setting a dragged device changes."""
     radio, devices = found.radio, found.cell.devices
     if place := place_of(radio):
-        dropped = place.drop(devices, found.table.seed, radio.distances_m or None)
+        dropped = place.drop(devices, derive(found.table.seed, "cell"), radio.distances_m or None)
         least = max(MODELS[place.model].distance_m[0], 1.0)
         reach = max(place.radius_m or SITES[place.model].radius_m, float(dropped.distance_m.max()))
         place_words = {"sight": dropped.sight, "indoor": dropped.indoor}
@@ -171,7 +174,9 @@ def _scheme(name: str, found: CellFile) -> dict[str, Any]:
     """Return the allocation of a scheme, or what the cell lacks."""
     radio = found.radio
     try:
-        got = allocate(found.problem, scheme_named(name, objective=radio.objective), policy=radio.policy)
+        got = allocate(
+            found.problem, scheme_named(name, seed=found.seed, objective=radio.objective), policy=radio.policy
+        )
     except InfeasibleError as error:
         return {"name": name, "lacks": _lacks(error, found)}
     channels, active = found.channels, got.active
@@ -312,14 +317,17 @@ def calls(state: Mapping[str, Any], found: CellFile) -> dict[str, str]:
     samples = list(table.samples) if isinstance(table.samples, tuple) else table.samples
     costs = ", ".join(f"{key}={value!r}" for key, value in found.costs.items())
     named, more = repr(scheme), ""
+    if scheme == "random":
+        named = f'feddrop.Random(feddrop.derive({table.seed}, "shares", {table.round}))'
     if scheme == "exact" and radio.objective != "inverse":
         named, more = f"feddrop.Exact(OBJECTIVES[{radio.objective!r}])", "from feddrop.allocation import OBJECTIVES\n"
     infinite = "from math import inf\n" if math.isinf(radio.energy_budget_j) and "inf" in repr(radio) else ""
     python = (
         f"{infinite}import feddrop\n{more}from feddrop.radio import build_cell\n\n"
         f"radio = feddrop.{radio!r}\n"
-        f"cell = build_cell(radio, devices={table.devices}, samples={samples!r}, seed={table.seed})\n"
-        f"problem = cell.problem(cell.draw({table.round}, seed={table.seed}), {costs}, choose=radio.chooses)\n"
+        f"cell = build_cell(radio, devices={table.devices}, samples={samples!r}, seed=feddrop.derive({table.seed}, 'cell'))\n"
+        f"channels = cell.draw({table.round}, seed=feddrop.derive({table.seed}, 'channels'))\n"
+        f"problem = cell.problem(channels, {costs}, choose=radio.chooses)\n"
         f"found = feddrop.allocate(problem, {named}, policy=radio.policy)\n"
         "print(found.objective, found.rate, found.share)\n"
     )

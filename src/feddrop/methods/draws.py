@@ -1,8 +1,8 @@
 """How federated dropout draws subnets: uniformly, or by importance.
 
 A uniform draw follows from the seed. An importance draw depends on weights that the device does not have, so its mask
-travels: one bit per weight and one τ per layer (or one in all) at the weight level; the factors of all units, 0 for
-dropped ones, at the unit level. Probabilities never travel: values are scaled by 1/q before they are sent.
+travels: at most one bit per weight, and one τ per layer (or one in all) at the weight level; the factors of all units,
+0 for dropped ones, at the unit level. Probabilities never travel: values are scaled by 1/q before they are sent.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ class ImportantWeights:
         self._sent = {"mask": ("bool", (self._bits,)), "threshold": ("float32", (self._thresholds,))}
         self.sizes: SizesAt = None
         if self._by_layer:
-            self.sizes = lambda rate: Sizes(kept=sizes(rate), push_bytes=sections_bytes(self._sent))
+            self.sizes = lambda rate: self._sizes(sizes(rate))
+
+    def _sizes(self, kept: dict[str, int]) -> Sizes:
+        marked = sum(kept[name] for name in self._layer_of)
+        return Sizes(kept=kept, push_bytes=sections_bytes(self._sent, {"mask": marked}))
 
     @property
     def _thresholds(self) -> int:

@@ -109,7 +109,7 @@ class _Layout(MaskLayout):
         return self.parted(mark_largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
 
     def payload(self, held: Params, rate: float) -> dict[str, Tensor]:
-        """Return the payload for a device of a given rate: one bit per weight, or nothing if it holds them all."""
+        """Return the payload for a device of a given rate: its mask, or nothing if it holds all weights."""
         return {} if self._all(rate) else {"mask": self.joined(self.largest(held, rate))}
 
     def cut(self, job: Job) -> Subnet:
@@ -126,7 +126,8 @@ class _Layout(MaskLayout):
             name: kept_count(math.prod(shape), 1.0 - rate) if name in self.weights else math.prod(shape)
             for name, shape in self._shapes.items()
         }
-        return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}))
+        marked = sum(kept[name] for name in self.weights)
+        return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}, {"mask": marked}))
 
     def thresholds(self, pieces: Subnet, values: Params) -> dict[str, float]:
         """Return θ of every cut weight tensor: the smallest magnitude that the device holds."""

@@ -1,7 +1,7 @@
 """Masks over all weights, shared by methods whose network is sparse.
 
 A mask covers every weight, output layer included; biases, norms and frozen parameters are not masked. It is sent with
-one bit per weight; devices that already have it get a digest.
+at most one bit per weight; devices that already have it get a digest.
 """
 
 from __future__ import annotations

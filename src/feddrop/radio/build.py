@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation.problem import FloatArray
+from feddrop.config.fields import Chosen
 from feddrop.config.presets import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_NOISE_W_HZ, PAPER_TX_POWER_W, noise_density
 from feddrop.config.radio import Radio
 from feddrop.errors import ConfigError, FeddropWarning
@@ -64,13 +66,12 @@ def build_cell(
         raise ConfigError(problem)
     drawn = _draw(radio, devices, seed)
     distances = table.get("distance_m", np.asarray(radio.distances_m))
+    real = bool(distances.size) or gains is not None
+    radio = physical(radio, real)
     fading = _fading(radio, distances, devices, seed, Path(folder), gains)
-    idle = fading.idle(devices) if isinstance(fading, MeasuredGains) else ""
-    for note in filter(None, (noise_note(radio, bool(distances.size) or gains is not None), idle)):
-        warnings.warn(note, FeddropWarning, stacklevel=2)
     changing = Dynamics(min_devices=radio.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
     power = radio.base_power_w / devices if radio.base_power_w else radio.downlink_power_w
-    return Cell(
+    cell = Cell(
         cpu_hz=table.get("cpu_hz", drawn.cpu_hz),
         tx_power_w=table.get("tx_power_w", drawn.tx_power_w),
         cpu_constant=table.get("cpu_constant", drawn.cpu_constant),
@@ -90,6 +91,44 @@ def build_cell(
         least_cpu_hz=drawn.least_cpu_hz,
         dynamics=changing if radio.dynamic else None,
     )
+    for note in _notes(radio, cell, real):
+        warnings.warn(note, FeddropWarning, stacklevel=2)
+    return cell
+
+
+def physical(radio: Radio, real: bool) -> Radio:
+    """Return the section with subband noise if gains are real and the user chose no noise convention."""
+    chosen = isinstance(radio.noise, Chosen) and radio.noise == "density"
+    return replace(radio, noise="subband") if real and chosen else radio
+
+
+def _notes(radio: Radio, cell: Cell, real: bool) -> Iterator[str]:
+    """Yield one line per value that is probably in another unit, or has no effect."""
+    if note := noise_note(radio, real):
+        yield note
+    if isinstance(cell.fading, MeasuredGains):
+        if note := cell.fading.idle(cell.devices):
+            yield note
+        strongest, source = max(float(cell.fading.uplink.max()), float(cell.fading.downlink.max())), "a measured gain"
+    else:
+        strongest, source = float(np.max(cell.fading.path_loss)), "the mean gain of a device (radio.path_loss)"
+    if strongest > 1:
+        yield (
+            f"{source} is {strongest:.4g}, above 1: the device would receive more power than was sent. Gains are power "
+            "gains |h|² that include path loss; in dB they are negative: a path loss of 100 dB is -100 dB, or 1e-10."
+        )
+    most = float(np.max(cell.tx_power_w))
+    if cell.dynamics is not None:
+        most = max(most, float(np.max(cell.dynamics.tx_power_w[1])))
+    if most >= _MOST_TX_POWER_W:
+        yield (
+            f"a device transmits with {most:.4g} W (tx_power_w), more than phones and sensors do. If it is in dBm, "
+            f"convert it: {most:.4g} dBm is {10 ** (min(most, 300.0) / 10 - 3):.2g} W."
+        )
+
+
+_MOST_TX_POWER_W = 5.0
+"""Transmit power of a device from which it is probably in dBm."""
 
 
 def _conflicts(radio: Radio, table: Mapping[str, object], gains: MeasuredGains | None) -> Iterator[str]:
@@ -137,7 +176,7 @@ def noise_note(radio: Radio, real: bool = False) -> str:
         return ""
     return (
         "radio.noise_w_hz is the paper's 1e-13 W/Hz, 74 dB above thermal noise (4e-21), but the gains are real: for a "
-        "receiver with a noise figure of 5 dB, set radio.noise_w_hz = 1.26e-20."
+        "receiver with a noise figure of 5 dB, set radio.noise_w_hz = 1.26e-20, or radio.noise_figure_db = [5, 7]."
     )
 
 

@@ -180,7 +180,28 @@ class Cell:
             part = generator(derive(seed, "devices", number)).random((self.devices, 2))
             cpu_hz = between(self.dynamics.cpu_hz, part[:, 0])
             tx_power_w = between(self.dynamics.tx_power_w, part[:, 1])
-        return Channels(uplink=uplink, downlink=downlink, cpu_hz=cpu_hz, tx_power_w=tx_power_w, present=present)
+        return Channels(
+            uplink=self._effective(uplink, tx_power_w, self.noise_w_hz),
+            downlink=self._effective(downlink, self.downlink_power_w, self._noise_at_devices),
+            cpu_hz=cpu_hz,
+            tx_power_w=tx_power_w,
+            present=present,
+        )
+
+    def _effective(self, gain: FloatArray, power_w: FloatArray, noise_w_hz: float) -> FloatArray:
+        """Return the flat gain with the mean rate of all resources, ``[num_devices]``, from ``[..., resources]``.
+
+        Under subband noise the rate depends on the share, and so does this gain; that of an equal split is used.
+        """
+        if gain.ndim == 1:
+            return gain
+        band = {"density": self.bandwidth_hz, "literal": 1.0, "subband": self.bandwidth_hz / self.devices}[self.noise]
+        unit = power_w / (noise_w_hz * band)  # signal-to-noise ratio of gain 1
+        return np.asarray(np.expm1(np.log1p(gain * unit[:, None]).mean(axis=-1)) / unit)
+
+    @property
+    def _noise_at_devices(self) -> float:
+        return self.noise_w_hz if self.downlink_noise_w_hz is None else self.downlink_noise_w_hz
 
     def bits_per_second(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Return downlink and uplink bits/s at these shares, ``[..., num_devices]`` each (eq. r_downlink, r_k,t)."""
@@ -275,9 +296,8 @@ class Cell:
 
     def _signal_to_noise(self, channels: Channels, band_hz: FloatArray | float) -> tuple[FloatArray, FloatArray]:
         band = 1.0 if self.noise == "literal" else np.asarray(band_hz)
-        at_devices = self.noise_w_hz if self.downlink_noise_w_hz is None else self.downlink_noise_w_hz
         with np.errstate(divide="ignore"):
-            down = channels.downlink * self.downlink_power_w / (at_devices * band)
+            down = channels.downlink * self.downlink_power_w / (self._noise_at_devices * band)
             return down, channels.uplink * channels.tx_power_w / (self.noise_w_hz * band)
 
 

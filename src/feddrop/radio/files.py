@@ -13,8 +13,10 @@ optionally ``least_cpu_hz`` and ``least_tx_power_w``; ``bandwidth_hz`` holds for
 
 A ``.toml`` or ``.json`` file may describe a cell instead: a ``radio`` table (:class:`~feddrop.config.Radio`), a
 ``cell`` table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
-``forward_flops``. Its ``radio.scheme``, ``radio.objective`` and ``radio.policy`` choose the allocation. Costs follow
-the paper's formula: ``radio.costs = "measured"`` needs the frames of a run and is refused.
+``forward_flops``. Its ``radio.scheme``, ``radio.objective`` and ``radio.policy`` choose the allocation. Devices,
+channels and random shares are those of a run with the same seed. Costs follow the paper's formula:
+``radio.costs = "measured"`` needs the frames of a run and is refused. ``feddrop allocate`` also takes the file of a
+run, see :func:`is_run`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
 from feddrop.radio.build import build_cell
 from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.tables import brief, read_table
+from feddrop.seeds import derive
 
 _NEEDED = ("comm_s", "compute_s", "upload_j", "compute_j")
 _OPEN = ("download_s", "cycles", "cpu_hz", "cpu_constant", "upload_bits", "gain_to_noise", "tx_power_w")
@@ -85,6 +88,7 @@ class Given(NamedTuple):
     scheme: str = "exact"  # ``radio.scheme`` of a cell, else ``"exact"``
     policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
     objective: str = "inverse"  # ``radio.objective`` of a cell, else the paper's
+    seed: int = 0  # of random shares: that of a run of the cell, else 0
 
 
 class CellFile(NamedTuple):
@@ -96,6 +100,16 @@ class CellFile(NamedTuple):
     cell: Cell
     channels: Channels  # of round ``table.round``
     problem: AnyProblem
+    seed: int  # of random shares
+
+
+def is_run(path: str | Path) -> bool:
+    """Return whether a TOML file configures a run with a radio, rather than a problem or a cell."""
+    if Path(path).suffix.lower() != ".toml":
+        return False
+    table = parse_toml(read_text(path, "the problem"), repr(str(path)))
+    model = table.get("model", {})
+    return "radio" in table and "cell" not in table and "parameters" not in model and "forward_flops" not in model
 
 
 def load(path: str | Path) -> Given:
@@ -178,8 +192,8 @@ def _numbers(key: str, values: Any) -> FloatArray:
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
     found = read_cell(table, folder)
-    radio = found.radio
-    return Given(found.problem, [""] * found.cell.devices, radio.band_scheme, radio.policy, radio.objective)
+    radio, names = found.radio, [""] * found.cell.devices
+    return Given(found.problem, names, radio.band_scheme, radio.policy, radio.objective, found.seed)
 
 
 def read_cell(table: Mapping[str, Any], folder: str | Path = ".") -> CellFile:
@@ -194,19 +208,19 @@ def read_cell(table: Mapping[str, Any], folder: str | Path = ".") -> CellFile:
     radio, cell, model = (from_table(kind, table.get(name, {}), f"{name}.") for name, kind in _TABLES.items())
     for line in radio.notices():
         warnings.warn(line, FeddropWarning, stacklevel=3)
-    built = build_cell(radio, cell.devices, cell.samples, cell.seed, folder=folder)
+    built = build_cell(radio, cell.devices, cell.samples, derive(cell.seed, "cell"), folder=folder)  # as in a run
     costs = {"parameters": model.parameters, "forward_flops": model.forward_flops}
-    channels = built.draw(cell.round, cell.seed)
+    channels = built.draw(cell.round, derive(cell.seed, "channels"))
     problem = built.problem(channels, **costs, choose=radio.chooses)
-    return CellFile(radio, cell, costs, built, channels, problem)
+    return CellFile(radio, cell, costs, built, channels, problem, derive(cell.seed, "shares", cell.round))
 
 
 def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield one message for each table that does not belong to a cell."""
     if found := [key for key in table if key in _OF_A_RUN]:
         yield (
-            f"the file has {found[0]!r}, which belongs to a run: use `feddrop run`. A cell has the tables [radio], "
-            "[cell] and [model], as in examples/cell.toml."
+            f"the file has {found[0]!r}, which belongs to a run: use `feddrop allocate` or `feddrop run`. A cell has "
+            "the tables [radio], [cell] and [model], as in examples/cell.toml."
         )
     for key, value in table.items():
         one_of("a table of the file", key, _TABLES)
@@ -243,6 +257,8 @@ def as_json(allocation: Allocation, names: Sequence[str]) -> str:
         "scheme": allocation.scheme,
         "status": allocation.status.value,
         "objective": allocation.objective,
+        "charged_objective": allocation.charged_objective,
+        "left_out": int(allocation.left_out.sum()),
         "deadline_s": float(np.max(allocation.problem.deadline_s)),
         "iterations": allocation.iterations,
         "residual": allocation.residual,
@@ -270,11 +286,13 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
     deadline = float(np.max(allocation.problem.deadline_s))
     wanted = deadline if asked is None else float(np.max(asked.deadline_s))
     stretched = f", stretched from {wanted:.4g} s" if wanted != deadline else ""
+    absent = int(allocation.left_out.sum())
+    charged = f" · {absent} left out, charged objective {allocation.charged_objective:.6f}" if absent else ""
     passes = f"{allocation.iterations} {'pass' if allocation.iterations == 1 else 'passes'}"
     lines += [
         "",
         f"scheme {allocation.scheme}: {allocation.status}",
-        f"objective {allocation.objective:.6f} (1 is no dropout) · deadline {deadline:.4g} s{stretched}"
+        f"objective {allocation.objective:.6f} (1 is no dropout){charged} · deadline {deadline:.4g} s{stretched}"
         f" · {passes} · residual {allocation.residual:.1e}",
     ]
     return "\n".join(lines)

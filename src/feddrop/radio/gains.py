@@ -32,8 +32,9 @@ class MeasuredGains:
     """Measured gains, one row per round; after the last row, the first is used again.
 
     Attributes:
-        uplink: power gains, ``[num_rounds, num_devices]``.
-        downlink: power gains, ``[num_rounds, num_devices]``.
+        uplink: power gains, ``[num_rounds, num_devices]``; or ``[num_rounds, num_devices, resources]``, one gain per
+            subcarrier and time step, over which a cell averages rates.
+        downlink: likewise.
     """
 
     uplink: FloatArray
@@ -43,8 +44,10 @@ class MeasuredGains:
         for name in ("uplink", "downlink"):
             gain = _power(getattr(self, name), name)
             object.__setattr__(self, name, gain)
-            good = (gain > 0) & (gain < _MOST)
-            refuse(f"{name} gain", gain, good, f"positive and below {_MOST:g}", gain.shape, first_round=1)
+            each = gain.reshape(*gain.shape[:2], -1)  # one subcarrier may be zero, but not all
+            good = ((each >= 0) & (each < _MOST)).all(axis=-1) & (each.mean(axis=-1) > 0)
+            rule = f"positive and below {_MOST:g}"
+            refuse(f"{name} gain", each.mean(axis=-1), good, rule, each.shape[:2], first_round=1)
         up, down = list(self.uplink.shape), list(self.downlink.shape)
         if up != down:
             raise ConfigError(f"uplink gains have shape {up}, downlink gains {down}; the shapes must be the same.")
@@ -70,7 +73,7 @@ class MeasuredGains:
         return zlib.crc32(self.downlink.tobytes(), zlib.crc32(self.uplink.tobytes()))
 
     def draw(self, devices: int, round: int, seed: int) -> tuple[FloatArray, FloatArray]:  # noqa: A002, ARG002
-        """Return uplink and downlink gains of a round, each ``[num_devices]``; rounds count from 1."""
+        """Return uplink and downlink gains of a round, ``[num_devices]`` or ``[num_devices, resources]`` each."""
         if round < 1:
             raise ConfigError(f"the round is {round}; rounds count from 1.")
         row = (round - 1) % len(self.uplink)
@@ -81,18 +84,19 @@ def gains_from(uplink: npt.ArrayLike, downlink: npt.ArrayLike | None = None, *, 
     """Convert arrays to gains, one row per round.
 
     Sionna's arrays have axes for antennas, paths, time steps or subcarriers. The gain of a link is its power: the sum
-    over paths, the mean over time steps and subcarriers, the sum over the base station's antennas (which are combined),
-    the mean over the device's. Batches are rounds: fix the topology once and call the channel once per round. Nothing
-    is normalised, so the gains include path loss.
+    over paths, the sum over the base station's antennas (which are combined), the mean over the device's. Every time
+    step and subcarrier keeps its own gain: the cell averages *rates* over them, which a mean gain would overstate.
+    Batches are rounds: fix the topology once and call the channel once per round. Nothing is normalised, so the gains
+    include path loss.
 
     Args:
         uplink: gains of the links from the devices, in this form.
         downlink: gains of the links to the devices; None for those of the uplink.
-        form: ``"power"``: |h|², ``[rounds, devices]``; ``"cir"``: complex path amplitudes ``a``,
-            ``[rounds, rx, rx antennas, tx, tx antennas, paths, time steps]``; ``"ofdm"``: complex channel responses
-            ``h_freq``, ``[rounds, rx, rx antennas, tx, tx antennas, time steps, subcarriers]``. Without the first
-            axis, as from ray tracing, they are of one round. The base station is the only receiver of the uplink or
-            the only transmitter; the devices are on the other side.
+        form: ``"power"``: |h|², ``[rounds, devices]`` or ``[rounds, devices, resources]``; ``"cir"``: complex path
+            amplitudes ``a``, ``[rounds, rx, rx antennas, tx, tx antennas, paths, time steps]``; ``"ofdm"``:
+            complex channel responses ``h_freq``, ``[rounds, rx, rx antennas, tx, tx antennas, time steps,
+            subcarriers]``. Without the first axis, as from ray tracing, they are of one round. The base station is the
+            only receiver of the uplink or the only transmitter; the devices are on the other side.
 
     Example:
         >>> import numpy as np
@@ -111,17 +115,20 @@ def gains_from(uplink: npt.ArrayLike, downlink: npt.ArrayLike | None = None, *, 
 
 
 def _link_power(array: npt.ArrayLike, form: str, *, base_receives: bool) -> FloatArray:
-    """Return the power of every device's link in every round, ``[rounds, devices]``."""
+    """Return the power of every device's link in every round, ``[rounds, devices]``, and of every resource if many."""
     amplitude = np.asarray(array)
     if problem := next(_amplitude_problems(amplitude, form), ""):
         raise ConfigError(f"the array of form {form!r} has {problem}")
     amplitude = amplitude if amplitude.ndim == 7 else amplitude[None]
     power = amplitude.real.astype(np.float64) ** 2 + amplitude.imag.astype(np.float64) ** 2
-    power = power.sum(axis=-2) if form == "cir" else power.mean(axis=-2)
-    power = power.mean(axis=-1)  # [rounds, rx, rx antennas, tx, tx antennas]
+    if form == "cir":
+        power = power.sum(axis=-2, keepdims=True)  # over all paths: the mean over frequency
+    power = power.reshape(*power.shape[:5], -1)  # [rounds, rx, rx antennas, tx, tx antennas, resources]
     if amplitude.shape[3] > 1 or (amplitude.shape[1] == 1 and base_receives):
-        return np.asarray(power[:, 0].sum(axis=1).mean(axis=-1))
-    return np.asarray(power[:, :, :, 0].sum(axis=-1).mean(axis=-1))
+        power = power[:, 0].sum(axis=1).mean(axis=2)
+    else:
+        power = power[:, :, :, 0].sum(axis=3).mean(axis=2)
+    return np.asarray(power[..., 0] if power.shape[-1] == 1 else power)
 
 
 def _amplitude_problems(amplitude: npt.NDArray[Any], form: str) -> Iterator[str]:
@@ -141,7 +148,7 @@ def _amplitude_problems(amplitude: npt.NDArray[Any], form: str) -> Iterator[str]
 
 
 def _power(values: Any, name: str) -> FloatArray:
-    """Return power gains as an array of floats, ``[rounds, devices]``."""
+    """Return power gains as an array of floats, ``[rounds, devices]`` or ``[rounds, devices, resources]``."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):
@@ -159,8 +166,8 @@ def _power_problems(array: npt.NDArray[Any]) -> Iterator[str]:
         )
     if array.dtype.kind not in "fiu":
         yield f"have type {array.dtype}; they must be numbers, [rounds, devices]."
-    if array.ndim != 2 or array.size == 0:
-        yield f"have shape {list(array.shape)}; they must be [rounds, devices]."
+    if array.ndim not in (2, 3) or array.size == 0:
+        yield f"have shape {list(array.shape)}; they must be [rounds, devices] or [rounds, devices, resources]."
 
 
 def read_arrays(path: str | Path) -> MeasuredGains:

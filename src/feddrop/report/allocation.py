@@ -10,7 +10,8 @@ import numpy as np
 
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import positive
-from feddrop.allocation.solution import Allocation
+from feddrop.allocation.solution import Allocation, Status
+from feddrop.config.radio import IGNORES_BAND
 from feddrop.errors import ConfigError
 from feddrop.report.style import BINDINGS, GRID, INK, blank_figure
 
@@ -40,7 +41,7 @@ def allocation_figure(allocation: Allocation, names: Sequence[str] = ()) -> Figu
     share, rate, use, *pace = figure.subplots(4 if paced else 3, 1, sharex=True)
     share.bar(place, allocation.share, color=colours, width=0.8)
     share.axhline(1.0 / max(1, int(allocation.active.sum())), color=INK, lw=0.8, ls=":", label="equal split")
-    share.set_ylabel("bandwidth share ρ")
+    share.set_ylabel(f"bandwidth share ρ{f'{chr(10)}({IGNORES_BAND})' * (allocation.status is Status.IDEAL)}")
     rate.bar(place, np.where(allocation.active, allocation.rate, 0.0), color=colours, width=0.8)
     rate.set_ylabel("dropout rate γ")
     use.bar(place - 0.2, allocation.latency_s / p.deadline_s, width=0.4, color=colours)

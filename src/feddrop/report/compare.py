@@ -15,11 +15,12 @@ import numpy as np
 
 from feddrop.errors import RunError
 from feddrop.report.curves import Against, accuracy_figure, loss_figure, metric_figure
-from feddrop.report.groups import Group, differing_settings, grouped
+from feddrop.report.groups import Group, differing_settings, grouped, marked
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, table, write_page
 from feddrop.report.load import read_run_log
 from feddrop.report.quantities import UNKNOWN, how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
-from feddrop.report.runlog import RunLog
+from feddrop.report.radio import CHARGED
+from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.tables import setting_text
 
 TITLES: dict[Against, str] = {"round": "by round", "bytes": "by traffic", "time": "by simulated time"}
@@ -49,6 +50,7 @@ def comparison_page(runs: Sequence[RunLog]) -> Html:
     """Return the comparison page of runs."""
     groups = grouped(runs)
     repeated, (target, about_target) = len(groups) < len(runs), _target(runs)
+    about = f"{about_target} {CHARGED if any(run.left_out.any() for run in runs) else ''}".strip()
     title = f"{how_many(len(groups), 'setting')}, " * repeated + how_many(len(runs), "run")
     lead = "Runs that differ only in their seed are drawn as their mean; the band is one standard deviation."
     every = folded("All runs", _results(_split(groups), target)) if repeated else Html("")
@@ -56,7 +58,7 @@ def comparison_page(runs: Sequence[RunLog]) -> Html:
         f"{title} compared",
         "feddrop comparison",
         " · ".join(group.name + _seeds(group) for group in groups),
-        section("Results", about_target, _results(groups, target), every),
+        section("Results", about, _results(groups, target), every),
         section("Learning", lead if repeated else "", *_figures(groups)),
         section("What differs", _incomparable(groups), _differences(groups)),
     )
@@ -108,7 +110,7 @@ def _seeds(group: Group) -> str:
 
 def _split(groups: Sequence[Group]) -> list[Group]:
     """Return one group per run, drawn like the group it was in."""
-    return [replace(group, name=run.name, runs=(run,)) for group in groups for run in group.runs]
+    return [replace(group, name=marked(run.name, run), runs=(run,)) for group in groups for run in group.runs]
 
 
 def _target(runs: Sequence[RunLog]) -> tuple[float, str]:
@@ -140,6 +142,10 @@ def _results(groups: Sequence[Group], target: float) -> Html:
     if radio:
         columns += [("time", lambda run: _sum(run, "latency_s"), _mean_of(in_seconds))]
         columns += [("energy", lambda run: _sum(run, "energy_j"), _mean_of(in_joules))]
+    if any(run.left_out.any() for run in runs):
+        columns += [("left out per round", lambda run: float(run.left_out.mean()), _mean_of(in_digits))]
+        columns += [("objective", lambda run: _mean(run.by_round["objective"]), _mean_of(in_digits))]
+        columns += [("charged objective", lambda run: _mean(run.charged_objective), _mean_of(in_digits))]
     if np.isfinite(target):
         columns += [
             ("rounds to target", lambda run: float(run.rounds[_reached(run, target) - 1]), _mean_of(mean_count)),
@@ -166,6 +172,10 @@ def _reached(run: RunLog, target: float) -> int:
 def _sum(run: RunLog, key: str, first: int | None = None) -> float:
     values = run.by_round[key][:first]
     return float(np.nansum(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _mean(values: Floats) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _percent(mean: float, deviation: float) -> str:

@@ -91,7 +91,7 @@ def grouped(runs: Sequence[RunLog]) -> list[Group]:
     members: dict[tuple[Identity, int], list[RunLog]] = {}
     for n, run in enumerate(runs):
         members.setdefault(keys[n], []).append(run)
-    names = _numbered([_group_name(group) for group in members.values()])
+    names = _numbered([marked(_group_name(group), group[0]) for group in members.values()])
     groups = [
         Group(name=name, runs=tuple(group), settings=_shown(group[0], found), identity=found)
         for name, ((found, _), group) in zip(names, members.items(), strict=True)
@@ -107,7 +107,8 @@ def _shown(run: RunLog, found: Identity) -> dict[str, Any]:
 
 def one_group_per_run(runs: Sequence[RunLog]) -> list[Group]:
     """Put every run in a separate group, each drawn differently."""
-    return [Group(name=run.name, runs=(run,), settings={}, look=_nth_look(n)) for n, run in enumerate(runs)]
+    names = [marked(run.name, run) for run in runs]
+    return [Group(name=names[n], runs=(run,), settings={}, look=_nth_look(n)) for n, run in enumerate(runs)]
 
 
 def with_looks(groups: Sequence[Group]) -> list[Group]:
@@ -161,6 +162,11 @@ def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
         if len({one.label for one in identities}) > 1:
             found["label"] = [one.label or None for one in identities]
     return found
+
+
+def marked(name: str, run: RunLog) -> str:
+    """Return a name followed by the remark of its run."""
+    return f"{name} ({run.remark})" if run.remark else name
 
 
 def _group_name(runs: Sequence[RunLog]) -> str:

@@ -73,6 +73,8 @@ def describe(run: RunLog) -> Iterable[str]:
         yield f"{run.info['parameters']:,} parameters"
     yield how_many(run.population, "device")
     yield how_many(len(run.rounds), "round")
+    if run.remark:
+        yield run.remark
 
 
 def _name(run: RunLog, key: str, section: str) -> str:

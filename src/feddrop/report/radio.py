@@ -11,7 +11,7 @@ import numpy as np
 from feddrop.report.html import Html, el, figure_panel, section
 from feddrop.report.maps import CONSTRAINTS, TOLERANCE, binding_figure, map_figure, over_limit
 from feddrop.report.plots import device_figure, limit_figure
-from feddrop.report.quantities import how_many, in_percent, in_seconds
+from feddrop.report.quantities import how_many, in_digits, in_percent, in_seconds
 from feddrop.report.runlog import RunLog
 
 COSTS: tuple[tuple[Literal["latency_s", "energy_j"], str, str], ...] = (
@@ -22,6 +22,11 @@ COSTS: tuple[tuple[Literal["latency_s", "energy_j"], str, str], ...] = (
 SETTINGS: tuple[tuple[Literal["tx_power_w", "cpu_hz"], str], ...] = (
     ("tx_power_w", "Transmit power by device"),
     ("cpu_hz", "CPU clock by device"),
+)
+
+
+CHARGED = (
+    "The charged objective adds 1/(1-θ) for each device left out, so that leaving out more devices never looks better."
 )
 
 
@@ -66,9 +71,13 @@ def _verdict(run: RunLog) -> Html:
     lines = [f"{first}{', by the formula' * bool(measured)}."]
     if measured:
         lines.append(f"With measured frames, devices exceeded {' and '.join(measured)}.")
-    left_out = int((run.words["status"] == "left out").sum())
-    if left_out:
-        lines.append(f"Devices were left out of a round {how_many(left_out, 'time')}.")
+    if left_out := int(run.left_out.sum()):
+        mean = f"{in_digits(float(run.left_out.mean()))} per round on average"
+        lines.append(f"Devices were left out of a round {how_many(left_out, 'time')}, {mean}.")
+        lines += _charged(run)
+    if run.remark:
+        most = in_digits(float(np.nansum(run.by_device["share"], axis=1).max()))
+        lines.append(f"{run.remark.capitalize()}: devices use up to {most} times the bandwidth that exists.")
     lines += [*_stretched(run), *_gaps(run)]
     return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
 
@@ -85,6 +94,12 @@ def _uses(run: RunLog, kind: str = "") -> tuple[list[str], list[str]]:
             if over:
                 broken.append(f"{limit} in {over:,} of {how_many(used.size, 'case')} (up to {most} used)")
     return kept, broken
+
+
+def _charged(run: RunLog) -> Iterable[str]:
+    if np.isfinite(run.charged_objective).any():
+        objective, charged = float(np.nanmean(run.by_round["objective"])), float(np.nanmean(run.charged_objective))
+        yield f"Mean objective {in_digits(objective)}, charged objective {in_digits(charged)}. {CHARGED}"
 
 
 def _stretched(run: RunLog) -> Iterable[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.config.radio import IDEAL, IGNORES_BAND
 from feddrop.config.train import GROWN
 from feddrop.errors import clean
 
@@ -22,7 +23,7 @@ Words = npt.NDArray[np.str_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
-    "deadline_s", "val_loss", "val_accuracy",
+    "deadline_s", "val_loss", "val_accuracy", "objective", "charged_objective",
 )  # fmt: skip
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
@@ -87,6 +88,23 @@ class RunLog:
     def label(self) -> str:
         """The label that the user gave the run; empty if none."""
         return clean(self.info.get("label") or "", LONGEST_LABEL)
+
+    @property
+    def remark(self) -> str:
+        """What a reader of any result of the run must know: that its scheme ignores the band; else empty."""
+        radio = self.config.get("radio")
+        return IGNORES_BAND if isinstance(radio, dict) and radio.get("scheme") == IDEAL else ""
+
+    @property
+    def left_out(self) -> Ints:
+        """Number of devices that the policy left out of each round, ``[R]``."""
+        return np.asarray((self.words["status"] == "left out").sum(axis=1))
+
+    @property
+    def charged_objective(self) -> Floats:
+        """The objective plus 1/(1-θ) for each device left out, ``[R]``; NaN without a radio."""
+        charged = self.by_round["charged_objective"]
+        return np.where(np.isfinite(charged), charged, self.by_round["objective"])
 
     @property
     def diverged(self) -> npt.NDArray[np.bool_]:

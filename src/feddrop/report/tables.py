@@ -23,9 +23,11 @@ _WRITE = {"tx_power_w": quantities.in_watts, "cpu_hz": quantities.in_hertz}
 def round_table(run: RunLog) -> Html:
     """Return a table with one row per round."""
     radio = ["latency", "energy"] if run.has_radio else []
+    absent, charged = run.left_out, run.charged_objective
+    costs = ["left out", "objective", "charged objective"] if absent.any() else []
     accuracy = ["accuracy"] if np.isfinite(run.by_round["test_accuracy"]).any() else []
     head = ["round", *accuracy, "test loss", "training loss", *run.metrics]
-    head += [*(["devices"] if run.has_absences else []), "push", "pull", "mean γ", *radio, "wall time"]
+    head += [*(["devices"] if run.has_absences else []), "push", "pull", "mean γ", *radio, *costs, "wall time"]
     rates, there = run.values("rate"), run.active.sum(axis=1)
     rows = []
     for r in _thinned(len(run.rounds)):
@@ -42,6 +44,7 @@ def round_table(run: RunLog) -> Html:
                 in_bytes(at["pull_bytes"]),
                 in_digits(_mean(rates[r])),
                 *([in_seconds(at["latency_s"]), in_joules(at["energy_j"])] if radio else []),
+                *([absent[r], in_digits(at["objective"]), in_digits(charged[r])] if costs else []),
                 in_seconds(at["wall_s"]),
             ]
         )

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, allocate, refit, scheme_named
+from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, Status, allocate, refit, scheme_named
 from feddrop.config import Radio
+from feddrop.config.radio import GIVEN_RATES, IGNORES_BAND, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, MeasuredGains, covering
 from feddrop.radio import cost as radio_cost
@@ -53,6 +54,8 @@ class CellRates:
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
         self._fixed = list(fixed) if fixed is not None else None
+        top = 0.0 if radio.band_scheme in WITHOUT_DROPOUT else radio.max_rate
+        self._tops = np.full(len(work.samples), top) if fixed is None else np.asarray(self._fixed)
         self.cell: Cell = build_cell(radio, len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         dtypes = ERRORS if work.dtype == AUTO else (work.dtype,)
@@ -95,6 +98,8 @@ class CellRates:
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
+            charged_objective=float(allocation.charged_objective) if allocation.left_out.any() else None,
+            remark=IGNORES_BAND if allocation.status is Status.IDEAL else None,
             allocation=allocation,
             channels=chosen,
         )
@@ -106,10 +111,10 @@ class CellRates:
         allocation before, so that the problem stays feasible. Shares that are given or drawn are kept: drawn again
         at lower rates, they would become ever more equal.
         """
-        tops = np.full(len(dtypes), self._radio.max_rate) if self._fixed is None else np.asarray(self._fixed)
+        tops = self._tops
         full = self._full(dtypes, tops)
         first = allocation = self._allocate(round_, self._problem(channels, full))
-        if not self._covers or self._radio.band_scheme == "fixed":
+        if not self._covers or self._radio.band_scheme in GIVEN_RATES:
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
             tops, closer = lower, self._full(dtypes, lower)

@@ -16,6 +16,7 @@ import torch
 
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
+from feddrop.config.radio import GIVEN_RATES
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
@@ -60,7 +61,7 @@ def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
         return
     if radio is None:
         yield f'execution.dtype is "auto", which lets the cell choose, but there is no [radio] section. Add one. {use}'
-    elif radio.costs == "formula" or radio.scheme in ("fixed", "none"):
+    elif radio.costs == "formula" or radio.scheme in GIVEN_RATES:
         why = f"radio.costs is {radio.costs!r}" if radio.costs == "formula" else f"radio.scheme is {radio.scheme!r}"
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
 

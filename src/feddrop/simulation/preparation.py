@@ -104,7 +104,11 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     frozen = parameters.frozen(task.setup.model)
     work = workload(task, method, counted, samples, config.execution.dtype, frozen)
     scheme = build_scheme(config, custom, work, roster, task.setup.rates)
-    fading = scheme.cell.fading if isinstance(scheme, CellRates) else None
+    fading = None
+    if isinstance(scheme, CellRates) and config.radio is not None:
+        fading = scheme.cell.fading
+        if config.radio.noise != scheme.cell.noise:  # custom gains or a table of distances decided it
+            config = replace(config, radio=replace(config.radio, noise=scheme.cell.noise))
     params = parameters.from_model(task.setup.model)
     run = Prepared(
         config=config,

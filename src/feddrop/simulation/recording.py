@@ -61,6 +61,8 @@ def round_record(
         wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
+        charged_objective=plan.charged_objective,
+        remark=plan.remark,
         metrics=_metrics(measured, of_devices) | dict(notes),
         device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
         devices=(

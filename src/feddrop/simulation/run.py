@@ -130,6 +130,7 @@ class Run:
             self._disk.check_free(overwrite=overwrite)
         self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
+        self.config = self.prepared.config
         self._start(recording.facts(self.prepared, command, label), resume=resume, overwrite=overwrite)
 
     def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:

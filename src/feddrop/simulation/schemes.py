@@ -36,7 +36,9 @@ class Plan:
             ``"rate cap"`` or ``"none"``.
         left_out: present devices that the policy left out.
         deadline_s: the deadline in force, in seconds; longer than requested if the policy stretched it.
-        objective: Σ w/(1-γ), which the allocator minimises.
+        objective: Σ w/(1-γ) over the devices that take part, which the allocator minimises.
+        charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
+        remark: what a reader of the record must know, such as that the scheme ignores the band.
         allocation: the allocator's result.
         channels: the conditions of the round, with the chosen powers and clocks.
     """
@@ -50,6 +52,8 @@ class Plan:
     left_out: Sequence[int] = ()
     deadline_s: float | None = None
     objective: float | None = None
+    charged_objective: float | None = None
+    remark: str | None = None
     allocation: Allocation | None = None
     channels: Channels | None = None
 

@@ -134,7 +134,9 @@ class RoundRecord(_Record):
         energy_j: joules of all devices, simulated; None without a radio.
         wall_s: seconds of wall time that the round took.
         deadline_s: the deadline in force; None without a radio.
-        objective: the allocator's objective; None without a radio.
+        objective: the allocator's objective, over the devices that take part; None without a radio.
+        charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
+        remark: ``"ideal: ignores the band"`` for the scheme ``"ideal"``; else None.
         metrics: custom metrics by name.
         device_accuracy: accuracy of every device of the run, if it was measured; None where it is unknown.
         devices: one entry per device that took part or was left out.
@@ -153,11 +155,15 @@ class RoundRecord(_Record):
     wall_s: float | None = None
     deadline_s: float | None = None
     objective: float | None = None
+    charged_objective: float | None = None
+    remark: str | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     device_accuracy: tuple[float | None, ...] = ()
     devices: tuple[DeviceRecord, ...] = ()
 
-    _rare: ClassVar[frozenset[str]] = frozenset({"metrics", "val_loss", "val_accuracy", "device_accuracy"})
+    _rare: ClassVar[frozenset[str]] = frozenset(
+        {"metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark"}
+    )
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
@@ -202,7 +208,7 @@ class RoundRecord(_Record):
         return {key: float(value) for key, value in found.items() if value is not None}
 
 
-_NOT_SCALAR = ("round", "metrics", "device_accuracy", "devices")
+_NOT_SCALAR = ("round", "remark", "metrics", "device_accuracy", "devices")
 
 
 def _malformed(line: Any) -> str:

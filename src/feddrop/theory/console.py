@@ -16,7 +16,6 @@ from torch import nn
 
 from feddrop import models
 from feddrop.config import RunConfig, Subnets
-from feddrop.config.methods import LEVELS
 from feddrop.config.parsing import load_json
 from feddrop.data import Dataset, load_dataset
 from feddrop.errors import ConfigError, RunError, one_of
@@ -29,7 +28,7 @@ from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import EstimatePoint
 from feddrop.theory.studies import RATES, Study, study, work
-from feddrop.theory.variance import Curve
+from feddrop.theory.variance import KINDS, Curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +49,10 @@ def run_study(
 ) -> tuple[Study, str]:
     """Study a network on ``batch`` training samples, show progress, and return the study with a title.
 
-    ``level`` may be ``"both"``, empty ``rates`` are the default ones, and there are as many probes as ``masks``; see
+    ``level`` may be ``"all"``, empty ``rates`` are the default ones, and there are as many probes as ``masks``; see
     :func:`feddrop.theory.study`.
     """
-    levels = LEVELS if one_of("level", level, (*LEVELS, "both")) == "both" else (level,)
+    levels = KINDS if one_of("level", level, (*KINDS, "all")) == "all" else (level,)
     rates = rates or RATES
     dataset = subject.dataset
     chosen = torch.from_numpy(permutation(derive(seed, "theory", "batch"), len(dataset.train_y))[:batch])
@@ -158,6 +157,8 @@ def render(found: Study, title: str) -> RenderableType:
     """Format a study for the terminal; 1st is first order, bias² is that of m∘g(ŵ) relative to the measured value."""
     curve, slope = found.curvature, found.slope
     constants = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    drawn = found.law("importance")
+    by_importance = [("", _theta(found.theta(drawn)), "Lemma 2 with importance draws, V(1-γ)")] if drawn else []
     for symbol, value, meaning in (
         ("A", f"{found.constants.hessian_norm:.4g}", f"Frobenius norm of the Hessian (A² {curve.frobenius_sq})"),
         ("G", f"{found.weight_norm:.4g}", "norm of the parameters"),
@@ -165,6 +166,7 @@ def render(found: Study, title: str) -> RenderableType:
         ("σ²", f"{slope.noise}", "variance of one sample's gradient"),
         ("‖g‖²", f"{slope.grad_norm_sq}", f"squared gradient norm (loss {found.loss:.4g})"),
         ("θ", _theta(found.theta()), f"Lemma 2 of the paper, T = {found.rounds}, K = {len(found.samples)}"),
+        *by_importance,
         ("", _theta(found.theta(measured=True), found), "the same, measured variance, independent devices"),
         ("γ*", f"{found.best_rate():.3g}", "best uniform rate by Theorem 1 (seconds ∝ 1-γ)"),
         ("", _up_to(found.best_rate(measured=True), found), "the same, measured variance"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from feddrop.errors import ConfigError
 from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure
 from feddrop.theory.bounds import Floats, odds
+from feddrop.theory.variance import NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ _TOLERANCE = 0.2
 
 
 def draw(study: Study, title: str = "") -> Figure:
-    """Draw the variance law, one column per level.
+    """Draw the variance law, one column per kind of masks.
 
     Top: measured (two standard errors), first order (dashed) and Lemma 1 (dotted), on logarithmic axes. Bottom:
     measured over first order; in the band, first order holds within 20 %.
@@ -63,7 +64,7 @@ def draw(study: Study, title: str = "") -> Figure:
 def _squares(axes: Axes, x: Floats, law: Law, bound: Floats) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_title(f"{law.level} level", loc="left", fontsize=TEXT + 1, color=INK, pad=8)
+    axes.set_title(NAMES[law.level], loc="left", fontsize=TEXT + 1, color=INK, pad=8)
     axes.plot(x, bound, color=INK, linewidth=1.6, linestyle=(0, (1, 1.6)), label="Lemma 1, (AG)² × mask variance")
     for key, curve in _curves(law):
         axes.plot(x, curve.predicted, color=_COLOURS[key], linewidth=1.2, linestyle=(0, (5, 2.5)))

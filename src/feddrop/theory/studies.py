@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.config.methods import LEVELS
 from feddrop.theory.bounds import Constants, Floats, Theta, best_rate, theta
 from feddrop.theory.estimators import Curvature, EstimatePoint, Slope, Tick, chunk_of, curvature, no_tick, slope
-from feddrop.theory.variance import Curve, Law, measure_law
+from feddrop.theory.variance import KINDS, NAMES, Curve, Law, measure_law
 
 RATES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 _STEPS = 20
@@ -54,56 +53,75 @@ class Study:
         )
 
     def bound(self, law: Law) -> Floats:
-        """Return Lemma 1's bound at the law's rates, ``[R]``; at the unit level, with that level's mask variance."""
+        """Return Lemma 1's bound at the law's rates, ``[R]``: (AG)² v, which is A² V(1-γ) for importance draws."""
         constants = self.constants
         return (constants.hessian_norm * constants.weight_norm) ** 2 * law.variance
 
-    def theta(self, *, measured: bool = False) -> Theta:
+    def law(self, level: str) -> Law | None:
+        """Return the law of a level; None if it was not measured."""
+        return next((law for law in self.laws if law.level == level), None)
+
+    def theta(self, law: Law | None = None, *, measured: bool = False) -> Theta:
         """Return θ from Lemma 2.
 
         Args:
-            measured: use the measured variance of updates (of the first level) instead of Lemma 1's bound, and
-                independent devices; θ is then at most the largest measured rate.
+            law: whose masks; by default those of the first law. Lemma 1 as in the paper is that of the weight level.
+            measured: use the measured variance of updates instead of Lemma 1's bound, and independent devices; θ is
+                then at most the largest measured rate.
         """
         return theta(
-            self._constants(measured),
+            self._constants(measured, law),
             samples=self.samples,
             grad_norm_sq=self.slope.grad_norm_sq.value,
             rounds=self.rounds,
             independent=measured,
         )
 
-    def best_rate(self, *, measured: bool = False) -> float:
+    def best_rate(self, law: Law | None = None, *, measured: bool = False) -> float:
         """Return the best uniform rate by Theorem 1 if the time of a round is proportional to 1-γ, and F* = 0.
 
         Args:
+            law: whose masks; by default those of the first law.
             measured: use the measured variance of updates; the rate is then at most the largest measured rate.
         """
         found = best_rate(
             lambda rates: 1 - rates,
-            self._constants(measured),
+            self._constants(measured, law),
             samples=self.samples,
             loss_gap=self.loss,
             budget_s=1.0,
-            max_rate=float(self.laws[0].rates[-1]),
+            max_rate=float((law or self.laws[0]).rates[-1]),
         )
         return found.rate
 
-    def _constants(self, measured: bool) -> Constants:
-        return replace(self.constants, variance=self.laws[0].sent) if measured else self.constants
+    def _constants(self, measured: bool, law: Law | None) -> Constants:
+        if measured:
+            return replace(self.constants, variance=(law or self.laws[0]).sent)
+        if law is None or law.level == "weight":
+            return self.constants
+        scale = (self.constants.hessian_norm * self.constants.weight_norm) ** 2
+        return replace(self.constants, variance=lambda rate: scale * law.variance_at(rate))
 
     def words(self) -> list[str]:
         """Return sentences on the validity of first order, the looseness of Lemma 1, the reliability of θ, notes."""
         said = []
         for law in self.laws:
-            said.append(f"{law.level} level, g(ŵ): {_where(law, law.gradient)}")
-            said.append(f"{law.level} level, m∘g(ŵ): {_where(law, law.update)}")
+            name = NAMES[law.level]
+            said.append(f"{name}, g(ŵ): {_where(law, law.gradient)}")
+            said.append(f"{name}, m∘g(ŵ): {_where(law, law.update)}")
             low = float(self.bound(law)[0] / law.gradient.measured[0])
             high = float(self.bound(law)[-1] / law.gradient.measured[-1])
             more = f", {high:,.0f} times at {law.rates[-1]:g}" if len(law.rates) > 1 else ""
             said.append(
-                f"{law.level} level: Lemma 1's bound is {low:,.0f} times the measured value at rate {law.rates[0]:g}"
-                f"{more}."
+                f"{name}: Lemma 1's bound is {low:,.0f} times the measured value at rate {law.rates[0]:g}{more}."
+            )
+        uniform, drawn = self.law("weight"), self.law("importance")
+        if uniform is not None and drawn is not None:
+            less = uniform.update.measured / drawn.update.measured
+            said.append(
+                f"importance draws: the variance of m∘g(ŵ) is {less[0]:.3g} times smaller than with uniform draws at "
+                f"rate {drawn.rates[0]:g}, {less[-1]:.3g} times at {drawn.rates[-1]:g}; V(1-γ) promises "
+                f"{uniform.variance[0] / drawn.variance[0]:.3g} and {uniform.variance[-1] / drawn.variance[-1]:.3g}."
             )
         if self.slope.grad_norm_sq.value < 2 * self.slope.grad_norm_sq.error:
             said.append("‖g‖² is not significantly above 0 on this batch, so θ is unreliable: use a larger batch.")
@@ -131,6 +149,8 @@ class Study:
             "laws": [
                 {
                     "level": law.level,
+                    "theta": _plain_theta(self.theta(law)),
+                    "theta_measured": _plain_theta(self.theta(law, measured=True)),
                     "rate": law.rates.tolist(),
                     "variance": law.variance.tolist(),
                     "lemma1": self.bound(law).tolist(),
@@ -146,7 +166,8 @@ class Study:
 def work(samples: int, parameters: int, levels: Sequence[str], rates: Sequence[float], masks: int, probes: int) -> int:
     """Return how often :func:`study` calls ``tick``."""
     chunks = math.ceil(samples / chunk_of(parameters))
-    return 1 + chunks + _STEPS + probes + len(levels) * (probes + len(rates) * masks)
+    directions = sum(_directions(level, probes) * (len(rates) if level == "importance" else 1) for level in levels)
+    return 1 + chunks + _STEPS + probes + directions + len(levels) * len(rates) * masks
 
 
 def study(
@@ -155,7 +176,7 @@ def study(
     seed: int,
     samples: npt.ArrayLike,
     rounds: int,
-    levels: Sequence[str] = LEVELS,
+    levels: Sequence[str] = KINDS,
     rates: Sequence[float] = RATES,
     masks: int = 24,
     probes: int = 24,
@@ -168,13 +189,16 @@ def study(
         seed: seed of masks and probes.
         samples: |D_k|, ``[K]``, for Lemma 2.
         rounds: T, for Lemma 2.
-        levels: ``"weight"``, ``"unit"`` or both.
+        levels: kinds of masks: ``"weight"``, ``"unit"``, ``"importance"``.
         rates: γ, increasing, in (0, 1).
         masks: number of masks per rate and level.
         probes: number of random vectors per stochastic estimate.
         tick: progress callback, called at most :func:`work` times.
     """
-    laws = tuple(measure_law(point, level, rates, seed=seed, masks=masks, probes=probes, tick=tick) for level in levels)
+    laws = tuple(
+        measure_law(point, level, rates, seed=seed, masks=masks, probes=_directions(level, probes), tick=tick)
+        for level in levels
+    )
     return Study(
         loss=float(point.value(point.w)),
         slope=slope(point, tick=tick),
@@ -184,6 +208,11 @@ def study(
         samples=tuple(int(count) for count in np.asarray(samples)),
         rounds=rounds,
     )
+
+
+def _directions(level: str, probes: int) -> int:
+    """Return the number of random directions: a quarter for importance draws, which need them at every rate."""
+    return max(2, probes // 4) if level == "importance" else probes
 
 
 def _where(law: Law, curve: Curve, tolerance: float = 0.2) -> str:
@@ -209,10 +238,10 @@ def _plain_theta(found: Theta) -> dict[str, Any]:
 def _plain_curve(law: Law, curve: Curve) -> dict[str, Any]:
     fine = curve.holds()
     return {
-        "factor": curve.factor._asdict(),
         "measured": curve.measured.tolist(),
         "error": curve.error.tolist(),
         "predicted": curve.predicted.tolist(),
+        "predicted_error": curve.predicted_error.tolist(),
         "ratio": curve.ratio.tolist(),
         "bias_sq": curve.bias_sq.tolist(),
         "bias_sq_error": [value if math.isfinite(value) else None for value in curve.bias_sq_error.tolist()],

@@ -11,56 +11,84 @@ has little effect, and few are dropped together.
 
 At the unit level, a fraction sqrt(1-γ) of the units is kept, a unit's value is scaled by 1/sqrt(1-γ), and all weights
 that read it share one mask element. So v = 1/sqrt(1-γ) - 1.
+
+With importance draws, weight j is kept with probability q_j = min(1, |w_j|/τ) and scaled by 1/q_j. Its element has the
+variance 1/q_j - 1, Lemma 1's ‖w‖² γ/(1-γ) becomes V(1-γ) (:mod:`feddrop.subnets.importance`), and the directions of
+the first-order prediction depend on the rate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddrop.config.methods import LEVELS
 from feddrop.errors import ConfigError, one_of
-from feddrop.seeds import derive
+from feddrop.seeds import derive, philox_words
 from feddrop.subnets.blueprint import Blueprint
+from feddrop.subnets.importance import Magnitudes, probabilities
 from feddrop.subnets.masks import check_rate, kept_positions
 from feddrop.subnets.units import Axis
 from feddrop.theory.bounds import Floats, odds, unit_odds
 from feddrop.theory.estimators import Estimate, EstimatePoint, Tick, mean_of, no_tick, signs
 
+NAMES = {"weight": "weight level", "unit": "unit level", "importance": "importance draws"}
+"""Kinds of masks: weights or units, kept with equal probability, or weights kept by their magnitude."""
+KINDS = tuple(NAMES)
 _BLOCKS = 8  # sums from which the bias is estimated; memory does not grow with the number of masks
 
 
 class Masks:
-    """Bernoulli masks (eq. Eq:DropoutMask) of one level, as vectors ``[P]`` that multiply all parameters.
+    """Bernoulli masks (eq. Eq:DropoutMask) of one kind, as vectors ``[P]`` that multiply all parameters.
 
     At the weight level they equal those of :func:`feddrop.subnets.cut.cutter` for the same seed and
     ``count="bernoulli"``. At the unit level, a fraction √(1-γ) of each layer's units is kept, as in the paper; the
     cutter keeps slightly fewer to reach the size 1-γ. Biases are kept. At the unit level, the mask applies to the
-    weights that read a unit; those that produce a dropped unit then have no effect and no gradient.
+    weights that read a unit; those that produce a dropped unit then have no effect and no gradient. Importance draws
+    have one threshold τ for the network.
     """
 
     def __init__(self, point: EstimatePoint, level: str) -> None:
         blueprint = Blueprint(point.model, point.input_shape)
-        self._point, self.level = point, one_of("level", level, LEVELS)
+        self._point, self.level = point, one_of("level", level, KINDS)
         self._readers: dict[str, tuple[Axis, ...]] = {}
-        if level == "weight":
+        if level != "unit":
             self.sizes = {name: math.prod(blueprint.shapes[name]) for name in blueprint.weights}
+            self._dropped = point.join({name: point.w.new_ones(size) for name, size in self.sizes.items()}) > 0
+            if level == "importance":
+                self._magnitudes = Magnitudes(point.w[self._dropped].cpu().numpy())
         else:
             self.sizes = dict(blueprint.units.groups)
             readers = {n: tuple(a for a in axes if a.role == "in") for n, axes in blueprint.units.axes.items()}
             self._readers = {name: axes for name, axes in readers.items() if axes and name in point.shapes}
 
     def variance(self, rate: float | Floats) -> Floats:
-        """Return the variance v of a mask element; same shape as ``rate``."""
+        """Return the variance v of a mask element, of importance draws V(1-γ)/G²; same shape as ``rate``."""
+        if self.level == "importance":
+            keep = self._magnitudes.size * (1.0 - np.asarray(rate, np.float64))
+            total = float(self._point.w.square().sum())
+            return np.vectorize(self._magnitudes.variance, otypes=[float])(keep) / total
         return unit_odds(rate) if self.level == "unit" else odds(rate)
+
+    def _q(self, rate: float) -> Floats:
+        """Return the probabilities of an importance draw, ``[P]``; 1 for parameters that are never dropped."""
+        q = np.ones(len(self._point.w))
+        chosen = self._dropped.cpu().numpy()
+        weights = self._point.w[self._dropped].cpu().numpy()
+        found = probabilities(weights, self._magnitudes.threshold(len(weights) * (1.0 - check_rate(rate))))
+        q[chosen] = np.where(weights == 0.0, 1.0, found)  # a weight of 0 adds nothing, kept or not
+        return q
 
     def draw(self, seed: int, rate: float) -> Tensor:
         """Draw a mask m, ``[P]``, of mean 1."""
+        if self.level == "importance":
+            q = self._q(rate)
+            kept = philox_words(derive(seed, "importance"), len(q)) < q * 2.0**32
+            return torch.from_numpy(kept / q).to(self._point.w)
         keep = 1.0 - check_rate(rate)
         keep = math.sqrt(keep) if self.level == "unit" else keep
         values = {}
@@ -77,8 +105,15 @@ class Masks:
                 blank[name] = blank[name] * self._along(name, axis, values)
         return self._point.join(blank)
 
-    def direction(self, seed: int) -> Tensor:
-        """Draw signs z, ``[P]``, such that m - 1 has v times their covariance; 0 for parameters never dropped."""
+    def direction(self, seed: int, rate: float) -> Tensor:
+        """Draw z, ``[P]``, such that m - 1 has v times its covariance; 0 for parameters never dropped.
+
+        Uniform masks have random signs z, at any rate.
+        """
+        if self.level == "importance":
+            q = self._q(rate)
+            spread = torch.from_numpy(np.sqrt((1.0 / q - 1.0) / self.variance(rate))).to(self._point.w)
+            return spread * signs(derive(seed, "importance"), len(q), self._point.w)
         values = {name: signs(derive(seed, name), size, self._point.w) for name, size in self.sizes.items()}
         if self.level == "weight":
             return self._point.join(values)
@@ -100,16 +135,16 @@ class Curve:
     Attributes:
         measured: mean over masks.
         error: its standard error.
-        factor: the first-order prediction at v = 1.
         predicted: the first-order prediction.
+        predicted_error: its standard error.
         bias_sq: squared distance of the *mean* from the full network's gradient; Lemma 1 assumes 0.
         bias_sq_error: its standard error.
     """
 
     measured: Floats
     error: Floats
-    factor: Estimate
     predicted: Floats
+    predicted_error: Floats
     bias_sq: Floats
     bias_sq_error: Floats
 
@@ -121,7 +156,7 @@ class Curve:
     @property
     def ratio_error(self) -> Floats:
         """Standard error of the ratio, ``[R]``."""
-        return self.ratio * np.hypot(self.error / self.measured, self.factor.error / self.factor.value)
+        return self.ratio * np.hypot(self.error / self.measured, self.predicted_error / self.predicted)
 
     def holds(self, tolerance: float = 0.2) -> slice | None:
         """Return the longest run of adjacent rates at which the prediction holds within ``tolerance``.
@@ -136,12 +171,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """The variance law of one level.
+    """The variance law of one kind of masks.
 
     Attributes:
-        level: ``"weight"`` or ``"unit"``.
+        level: one of KINDS.
         rates: γ, ``[R]``.
-        variance: v, the variance of a mask element, ``[R]``.
+        variance: v, the variance of a mask element, ``[R]``; of importance draws V(1-γ)/G².
+        variance_at: v at any rate.
         gradient: curve of g(ŵ), which Lemma 1 bounds.
         update: curve of m∘g(ŵ), which a device sends.
     """
@@ -149,6 +185,7 @@ class Law:
     level: str
     rates: Floats
     variance: Floats
+    variance_at: Callable[[Floats], Floats]
     gradient: Curve
     update: Curve
 
@@ -159,8 +196,8 @@ class Law:
         """
         known, wanted = odds(self.rates), odds(rate)
         with np.errstate(divide="ignore"):  # log 0 = -inf lies below the measured rates
-            factor = np.interp(np.log(wanted), np.log(known), self.update.measured / known)
-        return np.where(wanted <= known[-1], factor * wanted, np.inf)
+            ratio = np.interp(np.log(wanted), np.log(known), self.update.measured / known)
+        return np.where(wanted <= known[-1], ratio * wanted, np.inf)
 
 
 def measure_law(
@@ -173,15 +210,15 @@ def measure_law(
     probes: int = 24,
     tick: Tick = no_tick,
 ) -> Law:
-    """Measure the variance law at one level.
+    """Measure the variance law of one kind of masks.
 
     Args:
         point: network and batch.
-        level: ``"weight"`` or ``"unit"``.
+        level: ``"weight"``, ``"unit"`` or ``"importance"``.
         rates: γ, increasing, in (0, 1).
         seed: seed of masks and probes.
         masks: number of masks per rate, at least 2.
-        probes: number of random vectors for the first-order prediction, at least 2.
+        probes: number of random vectors for the first-order prediction, at least 2; of importance draws, per rate.
         tick: called after every gradient and every Hessian-vector product.
     """
     grid = np.array(rates, np.float64)
@@ -190,15 +227,11 @@ def measure_law(
     if masks < 2 or probes < 2:
         raise ConfigError(f"masks is {masks} and probes is {probes}; both must be at least 2.")
     draws, full = Masks(point, level), point.gradient()
-    predictions: tuple[list[float], list[float]] = ([], [])
-    for i in range(probes):
-        z = draws.direction(derive(seed, "direction", i))
-        moved = point.hessian_times(point.w * z)
-        for found, vector in zip(predictions, (moved, moved + z * full), strict=True):
-            found.append(float(vector.square().sum()))
-        tick()
     rows: tuple[list[_Row], list[_Row]] = ([], [])
+    factors: tuple[Estimate, Estimate] | None = None
     for rate in grid.tolist():
+        if factors is None or level == "importance":
+            factors = _factors(point, draws, full, rate, seed=seed, probes=probes, tick=tick)
         spreads = _Spread(point.w, masks), _Spread(point.w, masks)
         for i in range(masks):
             m = draws.draw(derive(seed, "mask", repr(rate), i), rate)
@@ -206,14 +239,28 @@ def measure_law(
             for spread, vector in zip(spreads, (gradient - full, m * gradient - full), strict=True):
                 spread.add(vector)
             tick()
-        for row, spread in zip(rows, spreads, strict=True):
-            row.append((spread.mean_square(), spread.squared_mean()))
+        for row, spread, factor in zip(rows, spreads, factors, strict=True):
+            row.append((spread.mean_square(), spread.squared_mean(), factor))
     variance = draws.variance(grid)
-    curves = [_curve(row, mean_of(found), variance) for row, found in zip(rows, predictions, strict=True)]
-    return Law(level=level, rates=grid, variance=variance, gradient=curves[0], update=curves[1])
+    gradient, update = (_curve(row, variance) for row in rows)
+    return Law(level=level, rates=grid, variance=variance, variance_at=draws.variance, gradient=gradient, update=update)
 
 
-_Row = tuple[Estimate, Estimate]  # mean square and squared mean at one rate
+_Row = tuple[Estimate, Estimate, Estimate]  # at one rate: mean square, squared mean, first order at v = 1
+
+
+def _factors(
+    point: EstimatePoint, draws: Masks, full: Tensor, rate: float, *, seed: int, probes: int, tick: Tick
+) -> tuple[Estimate, Estimate]:
+    """Return the first-order predictions of g(ŵ) and m∘g(ŵ) at v = 1."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for i in range(probes):
+        z = draws.direction(derive(seed, "direction", i), rate)
+        moved = point.hessian_times(point.w * z)
+        for squares, vector in zip(found, (moved, moved + z * full), strict=True):
+            squares.append(float(vector.square().sum()))
+        tick()
+    return mean_of(found[0]), mean_of(found[1])
 
 
 class _Spread:
@@ -245,13 +292,13 @@ class _Spread:
         return Estimate(float(value), float(np.sqrt((blocks - 1) / blocks * np.square(without - without.mean()).sum())))
 
 
-def _curve(rows: list[_Row], factor: Estimate, variance: Floats) -> Curve:
-    table = np.array(rows)  # [R, 2, value and error]
+def _curve(rows: list[_Row], variance: Floats) -> Curve:
+    table = np.array(rows)  # [R, 3, value and error]
     return Curve(
         measured=table[:, 0, 0],
         error=table[:, 0, 1],
-        factor=factor,
-        predicted=factor.value * variance,
+        predicted=table[:, 2, 0] * variance,
+        predicted_error=table[:, 2, 1] * variance,
         bias_sq=table[:, 1, 0],
         bias_sq_error=table[:, 1, 1],
     )

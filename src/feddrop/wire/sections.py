@@ -1,8 +1,9 @@
 """Named tensors as bytes: the payload sections of a frame and a device's memory, specified in ``docs/frames.md``.
 
 A section consists of a head (name length, dtype, number of dimensions), the dimensions, the name and the data, each
-padded with zeros to a multiple of 4 bytes. Booleans are packed eight per byte. For a tensor that the receiver
-remembers, a section holds a digest instead of the data.
+padded with zeros to a multiple of 4 bytes. Booleans are packed eight per byte or coded as the gaps between true or
+between false entries, whichever is shortest. For a tensor that the receiver remembers, a section holds a digest instead
+of the data.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import FrameError, shortened
+from feddrop.wire import gaps
 
 DTYPES = {
     "bool": torch.bool,
@@ -32,7 +34,8 @@ MOST_DIMENSIONS = 16
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 _HEAD = struct.Struct("<HBB")
-_REMEMBERED = 0x80
+_DTYPE, _REMEMBERED, _TRUE_GAPS, _FALSE_GAPS = 0x1F, 0x80, 0x40, 0x20
+_FORMS = (0, _REMEMBERED, _TRUE_GAPS, _FALSE_GAPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +46,18 @@ class Section:
         dtype: name of the tensor's dtype.
         shape: shape of the tensor.
         data: the tensor's bytes, or their digest if ``remembered``.
-        remembered: whether the receiver has the tensor in its memory.
+        form: how the data are stored: as they are, as a digest, or as gaps between true or false entries.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
-    remembered: bool
+    form: int = 0
+
+    @property
+    def remembered(self) -> bool:
+        """Whether the receiver has the tensor in its memory."""
+        return self.form == _REMEMBERED
 
     def tensor(self, known: Tensor | None = None) -> Tensor:
         """Return the tensor, checked; ``known`` is the tensor of this name in the receiver's memory."""
@@ -58,6 +66,9 @@ class Section:
                 raise FrameError("the device remembers another tensor than the server expects. Send it again.")
             return known
         count = math.prod(self.shape)
+        if self.form:
+            mask = gaps.read_gaps(self.data, count)
+            return torch.from_numpy(mask if self.form == _TRUE_GAPS else ~mask).reshape(self.shape)
         if self.dtype == "bool":
             raw = np.frombuffer(self.data, np.uint8)
             if count % 8 and raw[-1] & ((1 << (8 - count % 8)) - 1):
@@ -69,12 +80,20 @@ class Section:
         return tensor.to(DTYPES[self.dtype]).reshape(self.shape)
 
 
-def sections_bytes(specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
-    """Return the size in bytes of sections with these names, dtypes and shapes."""
-    return sum(
-        _HEAD.size + 4 * len(shape) + _padded(len(name.encode())) + _padded(_length(dtype, shape))
-        for name, (dtype, shape) in specs.items()
-    )
+def sections_bytes(specs: Mapping[str, tuple[str, tuple[int, ...]]], marked: Mapping[str, int] | None = None) -> int:
+    """Return the size in bytes of sections with these names, dtypes and shapes; booleans may turn out shorter.
+
+    Args:
+        specs: dtype and shape by name.
+        marked: number of true entries, or more, of boolean tensors for which it is known; lowers the bound.
+    """
+    total = 0
+    for name, (dtype, shape) in specs.items():
+        most = _length(dtype, shape)
+        if marked and name in marked:
+            most = gaps.most_bytes(math.prod(shape), marked[name])
+        total += _HEAD.size + 4 * len(shape) + _padded(len(name.encode())) + _padded(most)
+    return total
 
 
 def pack_sections(tensors: Mapping[str, Tensor], remembered: Collection[str] = ()) -> bytes:
@@ -85,9 +104,12 @@ def pack_sections(tensors: Mapping[str, Tensor], remembered: Collection[str] = (
             raise FrameError(f"payload {shortened(name)} {problem}")
         dtype, shape = _spec(tensor)
         data, text = _raw(tensor), name.encode()
-        code = _CODES[dtype]
+        form = 0
         if name in remembered:
-            data, code = _digest(data), code | _REMEMBERED
+            data, form = _digest(data), _REMEMBERED
+        elif dtype == "bool":
+            data, form = _shortest(tensor, data)
+        code = _CODES[dtype] | form
         parts += [_HEAD.pack(len(text), code, len(shape)), struct.pack(f"<{len(shape)}I", *shape)]
         parts += [text.ljust(_padded(len(text)), b"\0"), data.ljust(_padded(len(data)), b"\0")]
     return b"".join(parts)
@@ -127,18 +149,26 @@ def read_sections(view: memoryview, at: int, count: int) -> tuple[dict[str, Sect
         dims, at = _take(view, at, 4 * rank)
         shape = struct.unpack(f"<{rank}I", dims)
         text, at = _take(view, at, length)
-        remembered, code = bool(code & _REMEMBERED), code & ~_REMEMBERED
-        if code >= len(DTYPES) or not _storable(shape):
-            raise FrameError(f"a section has dtype {code} and shape {shape[:MOST_DIMENSIONS]}; {_SHAPE_LIMIT}.")
+        form, code = code & ~_DTYPE, code & _DTYPE
+        if (
+            code >= len(DTYPES)
+            or form not in (_FORMS if code == _CODES["bool"] else _FORMS[:2])
+            or not _storable(shape)
+        ):
+            wrong = f"dtype {code}, form {form:#x} and shape {shape[:MOST_DIMENSIONS]}"
+            raise FrameError(f"a section has {wrong}; {_SHAPE_LIMIT}.")
         dtype = list(DTYPES)[code]
-        data, at = _take(view, at, DIGEST_BYTES if remembered else _length(dtype, shape))
+        length = DIGEST_BYTES if form == _REMEMBERED else _length(dtype, shape)
+        if form in (_TRUE_GAPS, _FALSE_GAPS):
+            length = gaps.HEAD.size + gaps.HEAD.unpack(_take(view, at, gaps.HEAD.size)[0])[1]
+        data, at = _take(view, at, length)
         try:
             name = bytes(text).decode()
         except UnicodeDecodeError:
             raise FrameError("the name of a section is not UTF-8.") from None
         if name in found:
             raise FrameError(f"two sections are named {shortened(name)}.")
-        found[name] = Section(dtype=dtype, shape=shape, data=data, remembered=remembered)
+        found[name] = Section(dtype=dtype, shape=shape, data=data, form=form)
     return found, at
 
 
@@ -168,6 +198,16 @@ def _spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 def _raw(tensor: Tensor) -> bytes:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return np.packbits(flat.numpy()).tobytes() if flat.dtype == torch.bool else flat.numpy().tobytes()
+
+
+def _shortest(mask: Tensor, bits: bytes) -> tuple[bytes, int]:
+    """Return the shortest form of a mask: bits, or the gaps of the rarer or else of the other value."""
+    flat, best = mask.detach().to("cpu").reshape(-1).numpy(), (bits, 0)
+    forms = [(flat, _TRUE_GAPS), (~flat, _FALSE_GAPS)]
+    for marked, form in forms if 2 * int(np.count_nonzero(flat)) <= flat.size else reversed(forms):
+        data = gaps.code_gaps(marked, shorter_than=len(best[0]))
+        best = best if data is None else (data, form)
+    return best
 
 
 def _digest(data: bytes) -> bytes:

@@ -5,7 +5,7 @@ import { legend, lines, onWidth } from "./chart.js";
 
 const NAMES = {
   exact: "Exact optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
-  none: "Ideal", ideal: "Ideal",
+  ideal: "Ideal",
 };
 const BINDS = {
   deadline: "var(--series-4)", energy: "var(--series-5)", "deadline+energy": "var(--series-3)", "rate cap": "var(--bad)",
