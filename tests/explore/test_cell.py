@@ -103,7 +103,9 @@ def test_what_a_cell_lacks():
     enough = {"deadline_s": lacks["deadline_s"], "bandwidth_hz": wide}
     for key, value in enough.items():
         assert "lacks" not in chosen({**state, "radio": {**state["radio"], key: value * (1 + 1e-9)}}), key
-    left = chosen({**state, "radio": {"deadline_s": 0.9, "policy": "leave-out"}})
+    without = chosen({**state, "scheme": "no-dropout"})["lacks"]
+    assert np.sum(without["needs"]) == pytest.approx(without["load"])
+    left = chosen({**state, "radio": {"deadline_s": 0.5, "policy": "leave-out"}})
     assert left["left_out"] > 0
     assert math.isnan(left["rate"][left["binding"].index("left out")])
 

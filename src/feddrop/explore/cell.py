@@ -23,7 +23,7 @@ from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortf
 from feddrop.allocation.problem import FloatArray
 from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
-from feddrop.config.radio import NOISES, PACED
+from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean, one_of
 from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
@@ -178,7 +178,7 @@ def _scheme(name: str, found: CellFile) -> dict[str, Any]:
             found.problem, scheme_named(name, seed=found.seed, objective=radio.objective), policy=radio.policy
         )
     except InfeasibleError as error:
-        return {"name": name, "lacks": _lacks(error, found)}
+        return {"name": name, "lacks": _lacks(error, found, 0.0 if name in WITHOUT_DROPOUT else radio.max_rate)}
     channels, active = found.channels, got.active
     if got.cpu_hz is not None and got.tx_power_w is not None:
         clocks, powers = np.where(active, got.cpu_hz, channels.cpu_hz), np.where(active, got.tx_power_w, 1.0)
@@ -221,14 +221,14 @@ def worth(got: Allocation, objective: str) -> float:
     return float(np.sum(measure.weights(weight / weight.sum()) * measure.value(kept)))
 
 
-def _lacks(error: InfeasibleError, found: CellFile) -> dict[str, Any]:
-    """Return why a cell is infeasible, and the share of the band that each device needs at the highest rate."""
+def _lacks(error: InfeasibleError, found: CellFile, rate: float) -> dict[str, Any]:
+    """Return why a cell is infeasible, and the share of the band that each device needs at this rate."""
     short = error.args[0]
     if not isinstance(short, Shortfall):
         return {"text": str(error), "devices": []}
     keys = ("devices", "constraints", "least_share", "load", "deadline_s", "budget_j", "policies")
     enough = {key: value for key in keys if (value := getattr(short, key)) != math.inf}
-    needs = found.problem.least_share(1.0 / (1.0 - found.problem.max_rate))
+    needs = found.problem.least_share(np.asarray(1.0 / (1.0 - rate)))
     return {"text": short.text(), "needs": needs} | enough | {"least_share": np.asarray(short.least_share)}
 
 
@@ -325,7 +325,8 @@ def calls(state: Mapping[str, Any], found: CellFile) -> dict[str, str]:
     python = (
         f"{infinite}import feddrop\n{more}from feddrop.radio import build_cell\n\n"
         f"radio = feddrop.{radio!r}\n"
-        f"cell = build_cell(radio, devices={table.devices}, samples={samples!r}, seed=feddrop.derive({table.seed}, 'cell'))\n"
+        f"seed = feddrop.derive({table.seed}, 'cell')\n"
+        f"cell = build_cell(radio, devices={table.devices}, samples={samples!r}, seed=seed)\n"
         f"channels = cell.draw({table.round}, seed=feddrop.derive({table.seed}, 'channels'))\n"
         f"problem = cell.problem(channels, {costs}, choose=radio.chooses)\n"
         f"found = feddrop.allocate(problem, {named}, policy=radio.policy)\n"

@@ -252,7 +252,7 @@ function verdict() {
   for (const policy of lacks.policies ?? []) offer(policy === "stretch" ? "Stretch the deadline" : "Leave devices out", () => put("radio.policy", policy));
   if (wide > 1.0001 * lacks.load * valueOf("radio.bandwidth_hz"))
     notes.push(el("p", {}, "The bandwidth must grow by more than that factor: under density noise, a wider band has more noise."));
-  const load = lacks.load ? ` Together they need ${digits(100 * lacks.load)} % of the band.` : "";
+  const load = lacks.load ? ` ${state.scheme === "equal" ? "An equal split needs" : "Together, the devices need"} ${digits(100 * lacks.load)} % of the band.` : "";
   box.replaceChildren(el("p", { class: "lead" }, `Infeasible.${load}`), el("p", {}, lacks.text), el("div", { class: "row" }, ...remedies), ...notes);
 }
 
@@ -369,7 +369,7 @@ const LEFT = 54, ROWS = [["Latency", 150, "s"], ["Energy", 84, "J"], ["Rate", 58
 function bars() {
   const found = scheme(), box = $("columns"), width = Math.max(260, box.clientWidth), count = seen.devices.samples.length;
   $("bars-title").textContent = `Every device, ${NAMES[found.name] ?? found.name}`;
-  const lacks = found.lacks, rows = lacks ? [[`Share of the band needed at rate θ: ${lacks.load ? measure(lacks.load, "%") : "too much"} in all`, 150, "%"]] : ROWS;
+  const lacks = found.lacks, rows = lacks ? [[`Share of the band needed ${found.name === "no-dropout" ? "without dropout" : "at rate θ"}`, 150, "%"]] : ROWS;
   const step = (width - LEFT - 4) / count, thick = step > 5 ? step * 0.78 : step;
   const height = rows.reduce((sum, [, tall]) => sum + tall + GAP, 0) + 16;
   const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": "Latency, energy, rate and share of every device; the numbers are in the table below" });
