@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,7 +21,7 @@ from feddrop.report.page import run_page
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.storage import export
 
-MOST_RUNS, DEEPEST, MOST_CELLS = 1_000, 6, 40_000
+MOST_FOLDERS, DEEPEST, MOST_CELLS = 10_000, 6, 40_000
 AXES: dict[str, Callable[[RunLog], Floats]] = {
     "rounds": lambda run: run.rounds.astype(np.float64),
     "bytes": lambda run: np.cumsum(run.traffic),
@@ -54,14 +54,12 @@ class Runs:
     def names(self) -> list[str]:
         """Return the run folders, relative to the root, newest first."""
         found = []
-        for folder, inside, files in os.walk(self.root, followlinks=False):
+        for folder, inside, files in islice(os.walk(self.root, followlinks=False), MOST_FOLDERS):
             depth = len(Path(folder).relative_to(self.root).parts)
             inside[:] = sorted(name for name in inside if not name.startswith(".")) if depth < DEEPEST else []
             if "run.json" in files:
                 inside.clear()
                 found.append(Path(folder))
-            if len(found) >= MOST_RUNS:
-                break
         found.sort(key=lambda path: _stamp(path)[0], reverse=True)
         return [path.relative_to(self.root).as_posix() for path in found]
 
@@ -80,31 +78,25 @@ class Runs:
         known = self._known.get(name)
         if known is None or known[0] != stamp:
             try:
-                read: RunLog | str = read_run_log(folder, RunLog)
-                read = read if read.label else replace(read, name=name)
+                log = read_run_log(folder, RunLog)
+                known = (stamp, log if log.label else replace(log, name=name))
             except FeddropError as error:
-                read = str(error)
-            known = self._known[name] = (stamp, read)
+                known = (stamp, str(error))
+            self._known[name] = known
         if isinstance(known[1], str):
             raise RunError(known[1])
         return known[1]
 
     def overview(self, at_work: Mapping[str, str]) -> dict[str, Any]:
         """Return one row per run; ``at_work`` tells what the explorer's own processes are doing."""
-        names = self.names()
-        rows, logs = [], {}
-        for name in names:
+        rows = []
+        for name in self.names():
             row: dict[str, Any] = {"name": name, "work": at_work.get(name, "")}
             try:
-                row["age_s"] = time.time() - _stamp(self.folder(name))[0] / 1e9
-                logs[name] = self.log(name)
-                row |= _row(logs[name])
+                row |= _row(self.log(name))
             except FeddropError as error:
                 row["error"] = clean(error, 300)
             rows.append(row)
-        of = {id(run): n for n, group in enumerate(grouped(list(logs.values()))) for run in group.runs}
-        for row in rows:
-            row["group"] = of.get(id(logs.get(row["name"])))
         pages = sorted(self.root.glob("*.html")) + sorted(self.root.glob("*/comparison.html"))
         inside = [one for one in pages if one.resolve().is_relative_to(self.root)]
         return {"runs": rows, "pages": [one.relative_to(self.root).as_posix() for one in inside]}

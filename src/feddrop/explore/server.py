@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -212,8 +213,10 @@ def _json(content: Mapping[str, Any]) -> Reply:
 
 def _listed(values: Any) -> Any:
     """Return an array as a list, with None for NaN and infinity."""
-    finite = np.isfinite(values) if values.dtype.kind == "f" else True
-    return values.tolist() if np.all(finite) else np.where(finite, values, None).tolist()
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        values = values.astype(object)
+        values[~finite] = None
+    return values.tolist()
 
 
 def _error(status: int, text: str) -> Reply:
@@ -230,7 +233,7 @@ def _one(given: Mapping[str, Any], key: str) -> str:
 def _words(app: Explorer, _: Mapping[str, Any]) -> Reply:
     """Return what the page offers."""
     runs = {"axes": list(AXES), "quantities": QUANTITIES, "mapped": MAPPED, "root": app.runs.root.name}
-    return _json(cell.choices() | runs | {"allow_run": app.jobs.allowed})
+    return _json(cell.choices() | runs | {"allow_run": app.jobs.allowed, "parquet": find_spec("pyarrow") is not None})
 
 
 def _login(app: Explorer, _: Mapping[str, Any]) -> Reply:

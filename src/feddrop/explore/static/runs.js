@@ -20,7 +20,7 @@ async function poll() {
       if (!error && !met.has(name) && chosen.size < 6) chosen.add(name);
       if (!error) met.add(name);
     }
-    const now = JSON.stringify([rows.map(({ age_s: _, ...row }) => row), answer.pages, [...chosen], $("filter").value]);
+    const now = JSON.stringify([rows, answer.pages, [...chosen], $("filter").value]);
     if (now !== listed) { listed = now; list(answer.pages); await draw(); }
   } catch (error) { say(error.message); }
   if (shown) timer = setTimeout(poll, EVERY);
@@ -40,6 +40,7 @@ function list(pages) {
     if (row.error) return el("tr", {}, name, el("td", { class: "wrong", colspan: 7 }, row.error));
     const open = el("td", {}, link("Report", `/page?${query([["run", row.name]])}`, row.name), " ", link("CSV", `/table?${query([["run", row.name]])}`, row.name), " ",
       link("Devices", `/table?${query([["run", row.name], ["devices", "1"]])}`, row.name));
+    if (words.parquet) open.append(" ", link("Parquet", `/table?${query([["run", row.name], ["as", "parquet"], ["devices", "1"]])}`, row.name));
     const act = (text, path) => open.append(" ", el("button", { type: "button", "aria-label": `${text} ${row.name}`, onclick: async () => {
       try { await ask(path, { run: row.name }); poll(); } catch (error) { say(error.message); }
     } }, text));
