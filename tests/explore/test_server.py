@@ -183,6 +183,11 @@ def test_a_run_is_read_again_only_if_it_changed(tmp_path):
     assert len(runs.log("one").rounds) == 1 < len(first.rounds)
 
 
+def test_a_run_that_cannot_start_is_told(tmp_path):
+    rows = Runs(tmp_path).overview({"cell-1": "running", "cell-2": "failed: error: no rates"})["runs"]
+    assert rows == [{"name": "cell-1", "error": "starting"}, {"name": "cell-2", "error": "failed: error: no rates"}]
+
+
 def test_runs_start_only_if_allowed(root, tmp_path):
     with serving(root) as server:
         for path, body in (("train", {"state": START}), ("resume", {"run": "base-seed1"}), ("stop", {"run": "x"})):

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.errors import ConfigError, FeddropError, RunError, clean, one_of
-from feddrop.report.compare import comparison_page
+from feddrop.errors import FeddropError, RunError, clean, one_of
+from feddrop.report import write_comparison, write_report
 from feddrop.report.groups import Group, grouped
 from feddrop.report.load import read_run_log
-from feddrop.report.page import run_page
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.storage import export
 
@@ -88,9 +87,11 @@ class Runs:
         return known[1]
 
     def overview(self, at_work: Mapping[str, str]) -> dict[str, Any]:
-        """Return one row per run; ``at_work`` tells what the explorer's own processes are doing."""
-        rows = []
-        for name in self.names():
+        """Return one row per run, and the pages beside them; ``at_work`` tells what the explorer's processes do."""
+        names = self.names()
+        begun = {name: work for name, work in at_work.items() if name not in names}  # no folder yet, or never one
+        rows = [{"name": name, "error": "starting" if work == "running" else work} for name, work in begun.items()]
+        for name in names:
             row: dict[str, Any] = {"name": name, "work": at_work.get(name, "")}
             try:
                 row |= _row(self.log(name))
@@ -123,11 +124,11 @@ class Runs:
 
     def page(self, names: Sequence[str]) -> bytes:
         """Return the report of one run, or the comparison of several."""
-        logs = [self.log(name) for name in names]
-        if not logs:
-            raise ConfigError("no run is chosen; choose one or more.")
-        with _DRAWING:
-            return (run_page(logs[0]) if len(logs) == 1 else comparison_page(logs)).encode()
+        folders = [self.folder(name) for name in names]
+        with _DRAWING, tempfile.TemporaryDirectory() as made:
+            out = Path(made) / "page.html"
+            page = write_report(folders[0], out) if len(folders) == 1 else write_comparison(folders, out)
+            return page.read_bytes()
 
     def written_page(self, name: str) -> bytes:
         """Return a page that ``feddrop report`` or ``feddrop compare`` wrote below the root."""

@@ -192,7 +192,7 @@ function listen() {
     train: async () => { const { name } = await ask("/api/train", { state }); say(`Started ${name}.`); location.hash = "#/runs"; } };
   for (const [id, act] of Object.entries(files)) $(id).addEventListener("click", async () => {
     clearTimeout(timer);
-    try { if (busy || !settled || resting) await settle(); await act(); } catch (error) { say(error.message); }
+    try { await settle(); await act(); } catch (error) { say(error.message); }
   });
   onWidth($("columns"), () => { if (seen) bars(); });
   onWidth($("curve"), () => curve());
