@@ -145,6 +145,8 @@ def test_nothing_outside_the_root_is_read(root, tmp_path):
     inside = root / "linked"
     inside.mkdir()
     (inside / "run.json").symlink_to(outside / "run.json")
+    deeper = root / "deeper" / "other" / "checkpoints" / "linked"
+    deeper.symlink_to(outside / "run.json")
     (root / "folder").symlink_to(outside, target_is_directory=True)
     (root / "page.html").symlink_to(outside / "report.html")
     try:
@@ -153,11 +155,21 @@ def test_nothing_outside_the_root_is_read(root, tmp_path):
             wrong = next(row for row in answer["runs"] if row["name"] == "linked")
             assert "links out of it" in wrong["error"]
             assert "page.html" not in answer["pages"]
-            for name in ("../outside", str(outside), "folder", "linked", "..", "base-seed1/../../outside", "\0"):
+            for name in (
+                "../outside",
+                str(outside),
+                "folder",
+                "linked",
+                "deeper/other",
+                "..",
+                "base-seed1/../../outside",
+                "\0",
+            ):
                 for path in ("/table?run=", "/page?run=", "/page?page=", "/api/map?field=rate&run="):
                     assert ask(server, path + quote(name, safe=""))[0] == 400, name
     finally:
         (inside / "run.json").unlink()
+        deeper.unlink()
         inside.rmdir()
         (root / "folder").unlink()
         (root / "page.html").unlink()

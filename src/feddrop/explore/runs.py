@@ -66,7 +66,8 @@ class Runs:
         """Return the folder of a run; a RunError if it is no run folder below the root, or links out of it."""
         path = (self.root / str(name)).resolve()
         inside = path.is_relative_to(self.root) and (path / "run.json").is_file()
-        if not inside or any(not one.resolve().is_relative_to(self.root) for one in path.iterdir()):
+        links = [one for one in (*path.glob("*"), *path.glob("*/*")) if one.is_symlink()] if inside else []
+        if not inside or any(not one.resolve().is_relative_to(self.root) for one in links):
             raise RunError(f"{clean(name, 80)!r} is no run folder below the root, or has links out of it.")
         return path
 

@@ -4,7 +4,7 @@ import { $, ask, digits, el, measure, say, set, svg } from "./app.js";
 import { legend, lines, onWidth } from "./chart.js";
 
 const NAMES = {
-  exact: "Exact optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
+  exact: "Optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
   ideal: "Ideal",
 };
 const BINDS = {
