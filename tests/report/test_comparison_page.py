@@ -189,7 +189,7 @@ def test_figures_at_journal_width(logs: list[RunLog], tmp_path: Path) -> None:
 
 def test_ten_curves_share_no_colour_dash_or_marker() -> None:
     x = np.arange(5.0)
-    curves = [journal.Curve(f"arm {n}", style.SERIES[n], x, x + n, 0 * x) for n in range(10)]
+    curves = [journal.PrintedCurve(f"arm {n}", style.SERIES[n], x, x + n, 0 * x) for n in range(10)]
     lines = journal.draw(curves, 3.5, "x", "y").axes[0].lines
     for looks in (
         [line.get_color() for line in lines],
