@@ -63,6 +63,7 @@ from feddrop.methods.method import Spec as Spec
 from feddrop.methods.method import Update as Update
 from feddrop.methods.method import plan_jobs as plan_jobs
 from feddrop.methods.method import train_subnet as train_subnet
+from feddrop.methods.sizes import device_network as device_network
 from feddrop.models import alexnet as alexnet
 from feddrop.models import lenet as lenet
 from feddrop.models import lstm as lstm

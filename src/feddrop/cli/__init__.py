@@ -14,7 +14,7 @@ from cyclopts import App
 
 from feddrop.cli.allocation import allocate
 from feddrop.cli.failures import guarded
-from feddrop.cli.results import data, export, report
+from feddrop.cli.results import check, data, export, report
 from feddrop.cli.runs import resume, run
 from feddrop.cli.settings import config
 from feddrop.cli.studies import theory
@@ -28,7 +28,7 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # handled by guarded()
 )
-for command in (run, resume, sweep, compare, report, export, config, data, allocate, theory):
+for command in (run, resume, sweep, compare, report, export, check, config, data, allocate, theory):
     app.command(command)
 
 

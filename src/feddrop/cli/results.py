@@ -1,4 +1,4 @@
-"""``feddrop report``, ``feddrop export`` and ``feddrop data``."""
+"""``feddrop report``, ``feddrop export``, ``feddrop check`` and ``feddrop data``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,24 @@ def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -
     from feddrop.storage import export as write
 
     say(f"Table: {write(folder, out, devices=devices)}")
+
+
+def check(folder: Path, /) -> None:
+    """Print which files of a run are whole and which are not; exit with 1 if any is damaged.
+
+    Parameters
+    ----------
+    folder:
+        Run folder.
+    """
+    from feddrop.storage import RunFolder
+    from feddrop.storage.verification import inspect
+
+    findings = list(inspect(RunFolder(folder)))
+    for one in findings:
+        say(f"{'damaged' if one.problem else 'whole':8} {one.name}  {one.problem or one.note}".rstrip())
+    if damaged := sum(1 for one in findings if one.problem):
+        raise SystemExit(f"{damaged} of {len(findings)} files are damaged.")
 
 
 def data(name: str, *, path: Path | None = None, download: Annotated[bool, FLAG] = False, json_: Json = False) -> None:

@@ -122,7 +122,7 @@ class Sizes:
 
 
 class Method(NamedTuple):
-    """The functions of a method; the last four are optional.
+    """The functions of a method; the last five are optional.
 
     Attributes:
         init: ``params -> state``.
@@ -138,6 +138,8 @@ class Method(NamedTuple):
         settle: ``(state, params) -> params``: masks the parameters after a server step, for methods whose network is
             sparse itself.
         notes: ``state -> numbers`` for the record of the round.
+        at: ``(state, params, round, rate, seed) -> network``: the sub-model of a device of some rate, in evaluation
+            mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
     """
 
     init: Callable[[Params], State]
@@ -149,6 +151,7 @@ class Method(NamedTuple):
     answer: Callable[[Job, Payload], Subnet] | None = None
     settle: Callable[[State, Params], Params] | None = None
     notes: Callable[[State], Mapping[str, float]] | None = None
+    at: Callable[[State, Params, int, float, int], nn.Module] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,10 +207,11 @@ class Device:
         """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
-    def evaluate(self, chunk: Chunk) -> Measured:
+    def evaluate(self, chunk: Chunk, network: nn.Module | None = None) -> Measured:
         """Return summed loss and measures over a chunk, and for the metrics the outputs.
 
-        Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
+        The loaded parameters are measured, or another network of the task, such as a sub-model. Random layers are
+        seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
         task, (part, start) = self.task, chunk
         measures, classes = {"loss": task.setup.loss, **task.measures}, task.class_shares.shape[1]
@@ -224,7 +225,8 @@ class Device:
 
         with self._own_draws():
             self._seed(derive(task.setup.seed, part, start))
-            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, keep if part == "test" else None)
+            model = self.model if network is None else network
+            sums, size = evaluate(model, self._test_batches(*chunk), measures, keep if part == "test" else None)
         if part == "test":
             sums |= {f"{_RIGHT}{number}": float(count) for number, count in enumerate(right.tolist())}
         return Measured(sums, size, joined(kept) if kept else None)

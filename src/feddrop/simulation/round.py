@@ -17,6 +17,7 @@ from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
+from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import Subnet, scaled, without
 from feddrop.wire import Header
@@ -89,6 +90,7 @@ def run_round(
     guard: Guard | None = None,
     min_devices: int = 1,
     frozen: Set[str] = frozenset(),
+    untrained: Untrained | None = None,
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
 
@@ -106,6 +108,7 @@ def run_round(
         guard: watches the updates.
         min_devices: fewest usable updates; fewer are a RunError.
         frozen: names of parameters that are not trained: devices have them, so they are not sent.
+        untrained: the parameters that no device has held so far; those of every usable update are removed.
     """
     jobs = list(method.plan(state, params, round_, rates, seed))
     memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
@@ -118,6 +121,8 @@ def run_round(
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
             if update is not None:
+                if untrained is not None:
+                    untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
         _check_enough(list(devices.values()), min_devices, round_)
 

@@ -1,7 +1,7 @@
 """A run from start to end. Every round is saved, and a stopped run resumes to the same bits.
 
 A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (one line
-per round), ``checkpoints/`` and ``report.html``.
+per round), ``devices/`` (a table with one row per device per round), ``checkpoints/`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
@@ -27,14 +27,19 @@ from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
 from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
+from feddrop.methods.sizes import sub_model
+from feddrop.models import copy_model
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
+from feddrop.simulation.sizes import measure_sizes
+from feddrop.simulation.untrained import Untrained
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
-from feddrop.subnets.parameters import Params
+from feddrop.storage.records import UNTRAINED
+from feddrop.subnets.parameters import Params, load_into
 
 log = logging.getLogger("feddrop")
 
@@ -142,6 +147,8 @@ class Run:
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
         self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
+        sparse = ready.method.settle is not None  # what no device holds is not part of the network
+        self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
         self._memories = self._disk.memories
         with self._disk.locked():
             if resume:
@@ -158,6 +165,21 @@ class Run:
     def about(self) -> dict[str, Any]:
         """The contents of ``run.json``."""
         return self._disk.about()
+
+    def model(self, rate: float | None = None, *, draw: int = 0) -> nn.Module:
+        """Return the network as it is now, or the sub-model of a device of some rate, in evaluation mode.
+
+        Args:
+            rate: dropout rate γ of a device; None for the full network.
+            draw: which random subnet, for methods that draw them.
+        """
+        if rate is None:
+            network = copy_model(self.prepared.model, self.config.seed)
+            load_into(network, self.params)
+            return network.eval()
+        return sub_model(
+            self.prepared.method, self.state, self.params, max(1, self.round), rate, self.config.seed, draw
+        )
 
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
@@ -178,7 +200,7 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, setup = copy.copy(self._guard), ready.task.setup
+        guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
         means = setup.means if config.server.mean != "mean" else 0
         plan = ready.scheme.decide(round_)
         result = run_round(
@@ -195,6 +217,7 @@ class Run:
             guard=guard,
             min_devices=config.server.min_devices,
             frozen=ready.frozen,
+            untrained=untrained,
         )
         if round_ == 1 and config.server.mean != "mean" and setup.means == means:
             raise RunError(preflight.unused_mean(config))
@@ -204,12 +227,16 @@ class Run:
         after = self._settled(after, state)
         evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
         measured = executor.evaluate(after) if evaluated else {}
+        sizes = measure_sizes(ready, state, after, round_) if evaluated else {}
         costs = ready.scheme.costs(plan, result.devices)
-        notes = ready.method.notes(state) if ready.method.notes else {}
+        notes = {**(ready.method.notes(state) if ready.method.notes else {}), **sizes}
+        notes |= {UNTRAINED: untrained.share} if untrained.left else {}
         wall_s = time.perf_counter() - started
         record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        self._disk.save(record, _groups(after, state, step, guard))
+        saved = recording.recorded(record, config)
+        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
+        self._untrained = untrained
         if record.diverged:
             text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
             log.warning(text, record.round, record.test_loss)
@@ -227,10 +254,11 @@ class Run:
         """Continue from a checkpoint, or from the start."""
         if found is None:
             return
-        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard)
+        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained)
         now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
         self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
+        self._untrained = self._untrained.return_to(kept.get(UNTRAINED, {}))
         self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
 
     def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
@@ -241,10 +269,12 @@ class Run:
         return {name: loaded[name] for name in like}
 
 
-def _groups(params: Params, state: State, step: Params, guard: Guard) -> dict[str, dict[str, Tensor]]:
+def _groups(
+    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained
+) -> dict[str, dict[str, Tensor]]:
     """Return what a checkpoint holds to continue from; device memories are saved beside it."""
     median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
-    return {"params": params, "state": state, "server": step, "guard": median}
+    return {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
 
 
 def run(

@@ -36,7 +36,7 @@ FIXED = {
 """Facts that must be the same on resume, and what was exchanged if they are not."""
 
 FREE = (
-    *("rounds", "data.path", "callbacks"),
+    *("rounds", "record_devices", "data.path", "callbacks"),
     *(f"execution.{name}" for name in ("executor", "workers", "timeout_s", "address", "cpus", "gpus")),
 )
 """Settings and sections that may change on resume, because they do not alter what a round computes. ``rounds`` is free
@@ -151,6 +151,20 @@ def check_config(
     check_rounds(config, done, folder)
     check_files(before, config, folder)
     return changed
+
+
+def check_text(text: str, before: str, folder: object) -> None:
+    """Raise if ``config.toml`` differs from the copy in ``run.json`` in a setting that shapes the run."""
+    try:
+        same = text == before or flat(tomllib.loads(text)) == flat(tomllib.loads(before))
+    except (ValueError, RecursionError):  # reported by whoever parses it
+        return
+    if not same:
+        from feddrop.config import RunConfig
+
+        config = RunConfig.from_toml(text)
+        changed = _changes({"config": before}, config, clean(folder))
+        refuse({key: pair for key, pair in changed.items() if not _is_free(key, config) and key != "rounds"}, folder)
 
 
 def refuse(changed: Mapping[str, tuple[Any, Any]], folder: object, why: str = "") -> None:

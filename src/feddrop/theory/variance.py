@@ -70,8 +70,8 @@ class Masks:
         """Return the variance v of a mask element, of importance draws V(1-γ)/G²; same shape as ``rate``."""
         if self.level == "importance":
             keep = self._magnitudes.size * (1.0 - np.asarray(rate, np.float64))
-            total = float(self._point.w.square().sum())
-            return np.vectorize(self._magnitudes.variance, otypes=[float])(keep) / total
+            found = [self._magnitudes.variance(count) for count in keep.ravel().tolist()]
+            return np.reshape(found, keep.shape) / float(self._point.w.square().sum())
         return unit_odds(rate) if self.level == "unit" else odds(rate)
 
     def _q(self, rate: float) -> Floats:
@@ -87,8 +87,8 @@ class Masks:
         """Draw a mask m, ``[P]``, of mean 1."""
         if self.level == "importance":
             q = self._q(rate)
-            kept = philox_words(derive(seed, "importance"), len(q)) < q * 2.0**32
-            return torch.from_numpy(kept / q).to(self._point.w)
+            chosen = philox_words(derive(seed, "importance"), len(q)) < q * 2.0**32
+            return torch.from_numpy(chosen / q).to(self._point.w)
         keep = 1.0 - check_rate(rate)
         keep = math.sqrt(keep) if self.level == "unit" else keep
         values = {}
@@ -125,7 +125,7 @@ class Masks:
         shape = self._point.shapes[name]
         along = [1] * len(shape)
         along[axis.dim] = -1
-        return values[axis.group].repeat_interleave(axis.block).view(along).expand(shape)
+        return values[axis.group].repeat_interleave(axis.block).repeat(axis.repeats).view(along).expand(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +242,10 @@ def measure_law(
         for row, spread, factor in zip(rows, spreads, factors, strict=True):
             row.append((spread.mean_square(), spread.squared_mean(), factor))
     variance = draws.variance(grid)
-    gradient, update = (_curve(row, variance) for row in rows)
-    return Law(level=level, rates=grid, variance=variance, variance_at=draws.variance, gradient=gradient, update=update)
+    sides = [_curve(row, variance) for row in rows]
+    return Law(
+        level=level, rates=grid, variance=variance, variance_at=draws.variance, gradient=sides[0], update=sides[1]
+    )
 
 
 _Row = tuple[Estimate, Estimate, Estimate]  # at one rate: mean square, squared mean, first order at v = 1
