@@ -33,7 +33,7 @@ def serving(root, **options):
 
 def ask(server, path, body=None, **headers):
     """The status, the headers and the body of an answer."""
-    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     sent = {key.replace("_", "-"): value for key, value in headers.items()}
     if body is None:
         link.request("GET", path, headers=sent)
@@ -94,7 +94,7 @@ def test_bad_requests_are_told_why(server):
         status, _, told = ask(server, "/api/cell", body)
         assert status == 400, body[:20]
         assert json.loads(told)["error"]
-    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     link.request("POST", "/api/cell", headers={**JSON, "Content-Length": str(10**9)})
     assert link.getresponse().status == 413
 
