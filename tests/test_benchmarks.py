@@ -21,6 +21,16 @@ def test_small(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_attacks_in_small(tmp_path):
+    command = [sys.executable, FOLDER / "attacks.py", "--small"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| 2 of 10: backdoor")]
+    assert [len(row) for row in rows] == [6]
+    assert not list(tmp_path.iterdir())
+
+
 def test_check_power_counts_a_reference_that_stopped_short_apart(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     check_power = pytest.importorskip("check_power")

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 # Folders and files right below feddrop/, in import order: each imports itself and those before it.
 ORDER = (
     *("errors", "seeds", "config", "allocation", "radio", "subnets", "wire", "models", "data", "learning", "methods"),
-    *("storage", "compare", "report", "executors", "simulation", "flower", "explore", "sweeps", "theory", "cli"),
+    *("storage", "comparison", "report", "executors", "simulation", "flower", "explore", "sweeps", "theory", "cli"),
     "__main__",
 )
 # Folders that import neither package, directly or through others.

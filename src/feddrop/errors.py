@@ -100,7 +100,7 @@ def named_object(name: str, what: str) -> Any:
         found = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f'{what} is {name!r}, which cannot be imported: {error}. Write "package.module:name", where the module is '
             "installed or in the current folder."

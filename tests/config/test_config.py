@@ -11,7 +11,7 @@ import feddrop.config
 from feddrop import Data, Model, Participation, Radio, Server, Train
 from feddrop.config import METHODS, RunConfig, method_named
 from feddrop.config.run import sections_of
-from feddrop.errors import ConfigError
+from feddrop.errors import ConfigError, named_object
 from feddrop.simulation.preflight import check_config
 from feddrop.simulation.schemes import read_rates
 from support.bad_toml import BAD_TOML
@@ -254,3 +254,16 @@ def test_what_another_setting_leaves_without_effect_is_a_line(toml, said):
     lines = RunConfig.from_toml(toml).notices()
     assert len(lines) == bool(said)
     assert said in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method=../x:y", r"method.name is '../x:y', which cannot be imported"),
+        ("train.lr=1e308", r"train.lr is 1e\+308; it must be .*1e\+30"),
+        ("train.weight_decay=1e308", r"train.weight_decay is 1e\+308"),
+    ],
+)
+def test_values_that_python_or_torch_would_refuse(override, message):
+    with pytest.raises(ConfigError, match=message):
+        named_object(RunConfig.from_toml("", [override]).method.factory, "method.name")

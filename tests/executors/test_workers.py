@@ -6,6 +6,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +23,11 @@ import torch
 from torch import nn
 
 from feddrop.errors import RunError
-from feddrop.executors import Processes, shared, worker
+from feddrop.executors import Processes, actor, pool, shared, worker
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
+from feddrop.sweeps.engine import _trainer_seeing
 from support.executors import RATES, assert_same, remembering, rounds_with, serially, task_for
 from support.workers import Deadly, children, descendants, gone
 
@@ -285,3 +288,18 @@ def test_however_a_run_ends_its_workers_are_gone_and_nothing_is_left(tmp_path, w
         parent.kill()
         for pid in descendants(parent.pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_says_what_to_do_gets_no_other_advice():
+    """A folder that a machine lacks is not a missing package."""
+    worker = SimpleNamespace(ready=False, failures=0)
+    with pytest.raises(RunError, match=r"^node 2 has no runs/: all machines must share a sweep's folder$"):
+        pool.result(
+            worker, False, RunError("node 2 has no runs/: all machines must share a sweep's folder"), "Install it."
+        )
+    with pytest.raises(RunError, match=r"cannot rebuild .* KeyError: 3. Install it.$"):
+        pool.result(worker, False, "KeyError: 3.", "Install it.")
+    probe = Path("/nowhere/.ray-1")
+    answer = actor.Actor().start([], actor.versions(), pickle.dumps(_trainer_seeing), str(probe))
+    assert not answer[0]
+    assert isinstance(answer[1], RunError)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import traceback
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,61 @@ def test_twenty_lines_turn_own_data_and_network_into_a_device(tmp_path):
     run = train(grid, settings, model=network, dataset=held_out)
     assert run.records[-1].test_accuracy > 0.8
     assert run.about["samples"] == [40, 40, 40]
+
+
+def test_inputs_that_only_the_server_normalises_are_refused(tmp_path):
+    """Nodes train on values as given; a server that scales its test set would report a wrong accuracy."""
+
+    def mine(context):
+        x = np.random.default_rng(context.node_config["partition-id"]).normal(5, 3, size=(40, 6)).astype(np.float32)
+        return x, (x.sum(1) > 30).astype(np.int64)
+
+    def network(seed):
+        return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+    class At:
+        node_config = {"partition-id": 99}  # noqa: RUF012
+
+    x, y = mine(At)
+    settings = {"rounds": 1, "rate": 0.3, "data.devices": 3, "flower.poll_s": 0.01}
+    for normalise in (True, False):
+        held_out = feddrop.from_arrays(x[:20], y[:20], x, y, normalise=normalise)
+        settings["flower.out"] = str(tmp_path / str(normalise))
+        grid = FakeGrid(client_app(mine, model=network), settings, nodes(tmp_path / str(normalise), 3))
+        if normalise:
+            with pytest.raises(feddrop.RunError, match=r"its inputs are as given, the server's normalised"):
+                train(grid, settings, model=network, dataset=held_out)
+        else:
+            assert len(train(grid, settings, model=network, dataset=held_out).records) == 1
+
+
+def test_bytes_and_updates_that_never_were_are_not_counted(tmp_path, caplog):
+    """A device without a node gets no frame, and sends no update."""
+    settings_ = {"flower.join_s": 0.2, "flower.min_nodes": 3}
+    grid, settings = federation(tmp_path, settings_, configs=nodes(tmp_path, 3))
+    with caplog.at_level(logging.INFO, "feddrop"):
+        run = train(grid, settings)
+    assert "dead: no node" in str(statuses(run))
+    assert sum(record.push_bytes for record in run.records) == grid.frames[0]
+    dead = [device for record in run.records for device in record.devices if device.status.startswith("dead")]
+    assert len(dead) == run.round
+    assert all(device.push_bytes == 0 for device in dead)
+    assert f"done: {run.round} rounds, {3 * run.round} updates" in caplog.text
+
+
+def test_an_expected_error_is_no_traceback(tmp_path, monkeypatch):
+    """As when the folder holds another run: Flower logs the exception, of which only the message is of use."""
+
+    def refused(*_, **__):
+        raise feddrop.RunError("holds a run already. Set flower.out to another folder.")
+
+    monkeypatch.setattr("feddrop.flower.server.train", refused)
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+    with pytest.raises(feddrop.RunError) as caught:
+        server_app()(None, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "File" not in shown
+    assert "Set flower.out" in shown
 
 
 def harm(kind, message, reply):
@@ -479,7 +535,7 @@ def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
     began = time.perf_counter()
     _log_summary(run, SimpleNamespace(refused={(1, "late"): 2, (3, "late"): 1}))
     assert time.perf_counter() - began < 5.0  # 50,000 of 100,000 are late: all pairs would take minutes
-    assert "done: 1000 rounds, 100000 updates; left out: device 1: 1000, device 3: 1000" in caplog.text
+    assert "done: 1000 rounds, 50000 updates; left out: device 1: 1000, device 3: 1000" in caplog.text
     assert caplog.text.rstrip().endswith("(late 3)")
 
 

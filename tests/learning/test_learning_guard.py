@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from feddrop.config import RunConfig
+from feddrop.config import RunConfig, Server
 from feddrop.errors import RunError
 from feddrop.executors import Serial
-from feddrop.learning.guard import Guard, distances, size_of
+from feddrop.learning.guard import Guard, size_of
+from feddrop.learning.robust import distances
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, Subnet, full_piece
+from support.hostile import Attack, WithHostile, ones
 from support.simulation import few
 
 
@@ -24,14 +26,33 @@ class Sent:
     device: int
     values: dict[str, torch.Tensor]
     subnet: Subnet = field(default_factory=lambda: {"w": full_piece((4,))})
+    num_samples: int = 1
+    weight: float = 1.0
+
+
+class Notes(dict[int, dict[str, object]]):
+    """What a guard found, by device."""
+
+    def __call__(self, device: int, **found: object) -> None:
+        self[device] = self.get(device, {}) | found
+
+    def of(self, kind: str) -> dict[int, object]:
+        return {device: found[kind] for device, found in self.items() if kind in found}
+
+
+BEFORE = {"w": torch.ones(4)}
+
+
+def guard(median: float = math.nan, **settings) -> Guard:
+    return Guard(Server(**settings), median=median)
 
 
 def watched(guard: Guard, *sizes: float):
     """Let updates of these sizes pass; return what passed, by device, and what was marked."""
-    marks: dict[int, str] = {}
+    notes = Notes()
     updates = [(None, Sent(device, {"w": torch.full((4,), size)})) for device, size in enumerate(sizes)]
-    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), marks.__setitem__)}
-    return passed, marks
+    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), BEFORE, 1, notes)}
+    return passed, notes.of("suspicious")
 
 
 def test_size_is_a_root_mean_square():
@@ -48,38 +69,39 @@ def test_size_is_in_the_units_of_the_network():
 
 
 def test_what_stands_out_is_marked_and_used():
-    guard = Guard()
-    passed, marks = watched(guard, 1.0, 2.0, 3.0)
-    assert (marks, guard.median) == ({}, 2.0)
-    passed, marks = watched(guard, 1.0, 50.0, 2.0)
+    guarded = guard()
+    passed, marks = watched(guarded, 1.0, 2.0, 3.0)
+    assert (marks, guarded.median) == ({}, 2.0)
+    passed, marks = watched(guarded, 1.0, 50.0, 2.0)
     assert passed == {0: 1.0, 1: 50.0, 2: 2.0}
-    assert marks == {1: "25 × as large as the last round's median"}
-    assert guard.median == 2.0
+    assert marks == {1: "almost certain: 25 × as large as the last round's median (limit 7)"}
+    assert guarded.median == 2.0
 
 
 def test_the_first_round_is_compared_with_itself():
     """By then the update has been used; it is marked all the same."""
-    passed, marks = watched(Guard(), 1.0, 500.0, 2.0, 3.0, 1.5)
-    assert passed[1] == 500.0
-    assert marks == {1: "250 × as large as the round's median"}
+    passed, marks = watched(guard(), 1.0, 50.0, 2.0, 3.0, 1.5)
+    assert passed[1] == 50.0
+    assert marks.keys() == {1}
+    assert "25 × as large as the round's median" in marks[1]
 
 
 def test_where_all_move_far_at_once_nobody_stands_out():
     """As when FedDST moves its masks. A few that come alone are compared with the round before."""
-    _, marks = watched(Guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
-    assert marks == {3: "8.89 × as large as the round's median"}
-    assert watched(Guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
-    assert watched(Guard(median=0.0), 13.0, 14.0)[1] == {}
+    _, marks = watched(guard(median=1.0), 13.0, 12.0, 14.0, 120.0)
+    assert marks == {3: "possible: 8.89 × as large as the round's median (limit 7)"}
+    assert watched(guard(median=1.0), 13.0, 14.0)[1].keys() == {0, 1}
+    assert watched(guard(median=0.0), 13.0, 14.0)[1] == {}
 
 
 def test_where_all_move_far_at_once_nobody_is_clipped():
     """Clipping all would undo what FedDST's readjustment did, and train nobody."""
-    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
+    passed, marks = watched(guard(clip=2.0, median=1.0), 13.0, 12.0, 14.0, 120.0)
     assert passed == {0: 13.0, 1: 12.0, 2: 14.0, 3: pytest.approx(27.0)}
-    assert marks == {3: "8.89 × as large as the round's median; clipped to 2 ×"}
-    passed, marks = watched(Guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
+    assert marks == {3: "possible: 8.89 × as large as the round's median (limit 7); clipped to 2 ×"}
+    passed, marks = watched(guard(clip=2.0, median=1.0), 13.0, 14.0)  # two, of which one may be hostile
     assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
-    assert watched(Guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
+    assert watched(guard(clip=2.0, median=0.0), 13.0, 14.0, 40.0)[1].keys() == {2}
 
 
 def test_what_is_not_clipped_passes_at_once():
@@ -91,30 +113,30 @@ def test_what_is_not_clipped_passes_at_once():
             yield None, Sent(device, {"w": torch.full((4,), size)})
 
     asked: list[int] = []
-    passing = Guard(clip=2.0, median=1.0).watch(sent(asked), lambda *_: None)
+    passing = guard(clip=2.0, median=1.0).watch(sent(asked), BEFORE, 1, Notes())
     assert [(next(passing)[1].device, list(asked)) for _ in range(3)] == [(0, [0]), (2, [0, 1, 2]), (1, [0, 1, 2])]
 
 
 def test_clipping_is_against_the_median_of_the_last_round():
-    guard = Guard(clip=2.0)
-    passed, marks = watched(guard, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
+    guarded = guard(clip=2.0)
+    passed, marks = watched(guarded, 1.0, 100.0, 1.0)  # the first round is held, and compared with itself
     assert passed == {0: 1.0, 1: pytest.approx(2.0), 2: 1.0}
     assert "clipped to 2 ×" in marks[1]
-    passed, marks = watched(guard, 3.0, 3.0)
+    passed, marks = watched(guarded, 3.0, 3.0)
     assert passed == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}
     assert list(marks) == [0, 1]
-    assert guard.median == 3.0  # of what was sent, not of what was used: sizes may grow again
+    assert guarded.median == 3.0  # of what was sent, not of what was used: sizes may grow again
 
 
 def test_a_resumed_guard_goes_on_with_the_median():
-    passed, _ = watched(Guard(clip=1.5, median=2.0), 10.0, 1.0, 1.0)
+    passed, _ = watched(guard(clip=1.5, median=2.0), 10.0, 1.0, 1.0)
     assert passed[0] == pytest.approx(3.0)
 
 
 def test_a_round_of_nothing_is_nothing():
-    guard = Guard(clip=2.0, median=4.0)
-    assert watched(guard) == ({}, {})
-    assert guard.median == 4.0
+    guarded = guard(clip=2.0, median=4.0)
+    assert watched(guarded) == ({}, {})
+    assert guarded.median == 4.0
 
 
 def plain_distances(updates):
@@ -165,11 +187,11 @@ def test_multi_krum_is_a_plain_loop(count, hostile):
     apart = plain_distances([(one.subnet, one.values) for one in updates])
     scores = [sum(sorted(d for j, d in enumerate(apart[i]) if j != i)[: count - hostile - 2]) for i in range(count)]
     kept = sorted(sorted(range(count), key=lambda i: scores[i])[: count - hostile])
-    marks: dict[int, str] = {}
-    passed = Guard(krum=hostile).watch(((None, one) for one in updates), marks.__setitem__)
+    notes = Notes()
+    passed = guard(krum=hostile).watch(((None, one) for one in updates), BEFORE, 1, notes)
     assert [one.device for _, one in passed] == kept
     assert 1 not in kept
-    left_out = {device for device, why in marks.items() if "multi-Krum" in why}
+    left_out = {device for device, why in notes.of("suspicious").items() if "multi-Krum" in why}
     assert left_out == set(range(count)) - set(kept)
 
 
@@ -178,13 +200,13 @@ def test_multi_krum_does_not_take_a_high_rate_for_a_hostile_device():
     plain, high = full_piece((4,)), Piece(shape=(4,), index=np.arange(4), sub_shape=(4,), scale=10.0)
     moves = ((1.0, plain), (1.1, plain), (-3.0, plain), (0.9, plain), (10.5, high))  # the third goes the other way
     updates = [Sent(d, {"w": torch.full((4,), move)}, {"w": piece}) for d, (move, piece) in enumerate(moves)]
-    passed = Guard(krum=1).watch(((None, one) for one in updates), lambda *_: None)
+    passed = guard(krum=1).watch(((None, one) for one in updates), BEFORE, 1, Notes())
     assert [one.device for _, one in passed] == [0, 1, 3, 4]
 
 
 def test_krum_needs_enough_devices():
     with pytest.raises(RunError, match=r"server\.krum is 2, which needs at least 7 updates per round, but there are 3"):
-        watched(Guard(krum=2), 1.0, 1.0, 1.0)
+        watched(guard(krum=2), 1.0, 1.0, 1.0)
 
 
 # Ten devices, one of them hostile
@@ -194,6 +216,13 @@ seed = 1
 rounds = 6
 data = { devices = 10 }
 train = { lr = 0.2, batch_size = 16 }
+"""
+LENET = """
+seed = 1
+rounds = 5
+data = { devices = 10, train_limit = 900 }
+model = { width = 0.5 }
+train = { lr = 0.1, momentum = 0.5, batch_size = 16 }
 """
 ATTACKS = {
     "huge": lambda values, _: {name: torch.full_like(value, 9e5) for name, value in values.items()},
@@ -206,6 +235,10 @@ SETTINGS = {
     "trimmed": {"server.mean": "trimmed", "server.trim": 0.2},
     "median": {"server.mean": "median"},
     "krum": {"server.krum": 1},
+    "geometric": {"server.mean": "geometric"},
+    "centered": {"server.mean": "centered"},
+    "fltrust": {"server.mean": "fltrust", "data.validation": 0.15},
+    "filter": {"server.filter": "true"},
 }
 
 
@@ -214,7 +247,7 @@ class WithEnemy(Serial):
 
     def __init__(self, task, attack):
         super().__init__(task)
-        self._attack, self._chance, self._sent = ATTACKS[attack], torch.Generator().manual_seed(7), []
+        self._attack, self._chance = ATTACKS[attack], torch.Generator().manual_seed(7)
         inner = self._device.method
 
         def local(*given):
@@ -246,33 +279,58 @@ def marked(records):
 
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "mean"])
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ["reversed", "noise"])
 def test_the_model_survives_one_hostile_device(tmp_path, digits, attack, setting):
     records = attacked(tmp_path / "run", digits, attack, setting)
-    assert records[-1]["test_accuracy"] > 0.75
+    assert records[-1]["test_accuracy"] > (0.7 if setting == "fltrust" else 0.75)  # it has fewer samples
     assert all(device["status"] == "ok" for record in records for device in record["devices"])
-    if setting in ("clip", "krum"):
+    if setting in ("clip", "krum", "filter"):
         assert {(round_, 3) for round_ in range(1, 7)} <= marked(records)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("setting", ["mean", "krum", "filter"])
+def test_an_absurd_update_is_refused(tmp_path, digits, setting):
+    """One of them ended a run under the mean: the next round failed, and so did every resume."""
+    records = attacked(tmp_path / "run", digits, "huge", setting)
+    assert records[-1]["test_accuracy"] > 0.75
+    for record in records:
+        assert [device["device"] for device in record["devices"] if device["status"] != "ok"] == [3]
+        assert "median: absurd" in record["devices"][3]["status"]
+        assert record["devices"][3]["update_size"] == pytest.approx(9e5, rel=1e-4)
+        assert record["devices"][3]["loss"] is None
+
+
+@pytest.mark.parametrize("attack", ["reversed", "noise"])
 def test_the_mean_is_ruined_and_says_by_whom(tmp_path, digits, attack):
-    records = attacked(tmp_path / "run", digits, attack, "mean", rounds=1 if attack == "huge" else 6)
+    records = attacked(tmp_path / "run", digits, attack, "mean")
     assert records[-1]["test_accuracy"] < 0.7
     found = marked(records)
     assert {device for _, device in found} == {3}
     assert len(found) >= len(records) - 1  # a reversed update may look small beside those of a round that it upset
 
 
-def test_a_ruined_network_is_an_error_not_ok(tmp_path, digits):
-    with pytest.raises(RunError, match="diverged"):
+def test_a_ruined_network_is_an_error_that_names_the_device_and_the_way_back(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr("feddrop.learning.guard.ABSURD", math.inf)
+    with pytest.raises(RunError, match=r"diverged.*In round 1, .*device 3 \(almost certain: .*--back 1"):
         attacked(tmp_path / "run", digits, "huge", "mean")
 
 
-@pytest.mark.parametrize("setting", ["clip", "median", "krum"])
+@pytest.mark.parametrize("rate", [0.3, 0.5])
+@pytest.mark.parametrize("setting", ["trimmed", "median"])
+def test_entries_with_few_holders_do_not_ruin_lenet(tmp_path, digits, monkeypatch, setting, rate):
+    """At these rates, one or two devices hold some entries; they were believed."""
+    monkeypatch.setattr("feddrop.learning.guard.ABSURD", math.inf)
+    settings = [f"server.{key}" for key in ("mean=" + setting, "trim=0.1")[: 2 if setting == "trimmed" else 1]]
+    config = RunConfig.from_toml(LENET, [f"rate={rate}", *settings])
+    huge = Attack(times=9e5, forge=ones)
+    records = list(Run(config, tmp_path / "run", executor=lambda task: WithHostile(task, huge, [3])))
+    assert records[-1]["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("setting", ["clip", "median", "krum", "geometric", "centered"])
 @pytest.mark.parametrize(("method", "rate"), [("feddrop", 0.2), ("heterofl", 0.3), ("feddst", 0.3)])
 def test_robust_settings_go_with_other_methods(tmp_path, digits, method, rate, setting):
-    records = attacked(tmp_path / "run", digits, "huge", setting, method, rate)
+    records = attacked(tmp_path / "run", digits, "reversed", setting, method, rate)
     assert records[-1]["test_accuracy"] > 0.6
 
 

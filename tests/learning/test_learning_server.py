@@ -196,7 +196,13 @@ def test_means_are_plain_loops(kind, over, devices):
                 weights.sum() if over == "all" else weights[held].sum()
             )
             continue
-        cut = max(1, math.floor(0.2 * len(values) + 1e-9)) if len(values) >= 3 else 0
+        hostile = (devices - 1) // 2  # of all devices, however few hold the entry
+        if kind == "trimmed":
+            hostile = min(hostile, max(1, math.floor(0.2 * devices + 1e-9)))
+        if len(values) < 2 * hostile + 1:
+            limit = 3 * sorted(np.sqrt(np.nanmean(table**2, axis=1)))[(devices - 1) // 2]
+            values = np.clip(values, -limit, limit)
+        cut = min(hostile, (len(values) - 1) // 2)
         middle = np.median(values) if kind == "median" else values[cut : len(values) - cut].mean()
         wanted[entry] = middle * (weights[held].sum() / weights.sum() if over == "all" else 1.0)
     got = mean.mean()["w"].numpy().reshape(-1)
@@ -225,12 +231,38 @@ def test_weights_are_any_numbers_and_none_at_all_is_no_change(over):
 
 @pytest.mark.parametrize("kind", ["trimmed", "median"])
 @pytest.mark.parametrize("holders", [1, 2, 3, 5, 9, 10, 11])
-def test_one_of_three_holders_or_more_moves_nothing(kind, holders):
+def test_one_of_three_devices_or_more_moves_nothing(kind, holders):
     """With the default trim, too, which is a tenth. Of one or two, nobody can tell the wrong one."""
     mean = Mean({"w": torch.zeros(1)}, Server(mean=kind), over="holders")
     for value in [1e6] + [1.0] * (holders - 1):
         mean.add("w", torch.tensor([value]), full_piece((1,)), 1.0)
     assert (float(mean.mean()["w"]) == 1.0) == (holders >= 3)
+
+
+@pytest.mark.parametrize("kind", ["trimmed", "median"])
+def test_an_entry_with_one_or_two_holders_is_clipped(kind):
+    """Nobody can tell which of two is wrong, so what they send is limited to what the others' values are like."""
+    mean = Mean({"w": torch.zeros(4)}, Server(mean=kind), over="holders")
+    for index, values in (
+        ([0, 1], [9e5, 9e5]),
+        ([1, 2], [1.0, 1.0]),
+        ([2, 3], [1.0, 1.0]),
+        ([2, 3], [1.0, 1.0]),
+        ([2, 3], [1.0, 1.0]),
+    ):
+        mean.add("w", torch.tensor(values), Piece(shape=(4,), index=np.array(index), sub_shape=(4,)), 1.0)
+    assert mean.mean()["w"].tolist() == [3.0, 2.0, 1.0, 1.0]  # 3, (3 + 1)/2, 1, 1
+
+
+def test_trim_is_a_share_of_the_devices_not_of_the_holders():
+    """Of ten devices two are hostile; all of them may be among the seven that hold an entry."""
+    mean = Mean({"w": torch.zeros(2)}, Server(mean="trimmed", trim=0.2), over="holders")
+    for device in range(10):
+        held = [0, 1] if device < 7 else [1]
+        value = 1e3 if device < 2 else 1.0
+        piece = Piece(shape=(2,), index=np.array(held), sub_shape=(2,))
+        mean.add("w", torch.full((len(held),), value), piece, 1.0)
+    assert mean.mean()["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["mean", "trimmed", "median"])

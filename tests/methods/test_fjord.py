@@ -12,7 +12,8 @@ import feddrop
 from feddrop.config import FjORD, RunConfig, Train
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError, RunError
-from feddrop.methods.fjord import at_width
+from feddrop.methods.fjord import _Fjord, at_width
+from feddrop.methods.method import Setup
 from feddrop.seeds import derive, permutation, philox_words
 from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull
@@ -186,6 +187,31 @@ def test_every_width_is_a_network_with_its_own_statistics(tmp_path, digits):
     assert apart(network(job.state, 0.3)) < 0.75 * apart(network({}, 0.3))
     with pytest.raises(ConfigError, match="one of"):
         at_width(setup, own, job.params, job.state, 0.5)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_narrow_widths_of_a_recurrent_layer_are_its_first_units(kind):
+    """A minibatch at a width runs the network of that width, gates included, and only its weights get gradients."""
+
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = kind(4, 10, 2, batch_first=True, bidirectional=True), nn.Linear(20, 3)
+
+        def forward(self, x):
+            return self.out(self.rnn(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    config = FjORD(widths=(0.4, 1.0))
+    setup = Setup(model=Rows(), example=torch.zeros(1, 5, 4), rounds=1)
+    fjord, x = _Fjord(setup, config), torch.randn(6, 5, 4)
+    out = fjord._outputs(setup.model, 0, 1, x)
+    small = at_width(setup, config, parameters.from_model(setup.model), {}, 0.4)
+    assert small.rnn.hidden_size == 4
+    torch.testing.assert_close(out, small(x))
+    out.sum().backward()
+    gradient = setup.model.rnn.weight_hh_l1.grad.unflatten(0, (-1, 10))
+    assert gradient[:, :4, :4].count_nonzero() == gradient.count_nonzero() > 0
 
 
 def test_statistics_travel_beside_the_values_and_are_counted(tiny, digits):

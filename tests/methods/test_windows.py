@@ -187,6 +187,59 @@ def test_units_that_are_all_alike_give_what_the_whole_network_gives(digits, name
     assert cut.loss == pytest.approx(whole.loss, rel=1e-4)
 
 
+class AlikeSequence(nn.Module):
+    """A recurrent layer or attention over the rows of an image in which all units are alike."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.fc = nn.Linear(12 * (1 + getattr(layer, "bidirectional", False)), 10)
+        with torch.no_grad():
+            for name, p in self.named_parameters():
+                if name.startswith("layer.") and "out_proj" not in name:
+                    gates = p.unflatten(0, (-1, 12))[:, :1]
+                    reads_units = p.ndim == 2 and ("hh" in name or "_l1" in name)
+                    p.copy_(
+                        (gates[..., :1] if reads_units else gates).expand(p.unflatten(0, (-1, 12)).shape).flatten(0, 1)
+                    )
+                elif p.ndim == 2:
+                    p.copy_(p[:, :1].expand(p.shape))
+
+    def forward(self, x):
+        x = x.reshape(-1, 16, 16)
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.fc(self.layer(x[..., :12], x[..., :12], x[..., :12])[0].mean(1))
+        return self.fc(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("two", [False, True])
+def test_recurrent_units_that_are_all_alike_give_what_the_whole_layer_gives(digits, name, kind, two):
+    torch.manual_seed(3)
+    model = AlikeSequence(kind(16, 12, 2, batch_first=True, bidirectional=two))
+    (_, whole), (values, cut) = (at_once(copy.deepcopy(model), digits, name, rate) for rate in (0.0, 0.5))
+    assert values["layer.weight_hh_l0"].shape[1] < 12
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_heads_of_torchs_attention_are_divided_like_those_of_linear_layers(digits):
+    """Queries, keys and values are each divided by the share of heads that is kept."""
+    torch.manual_seed(3)
+    values, update = at_once(AlikeSequence(nn.MultiheadAttention(12, 4, batch_first=True)), digits, "heterofl", 0.5)
+    heads, width = len(values["layer.in_proj_bias"]) // 9, len(values["layer.out_proj.bias"])
+    batch = Batch(digits)
+    x = batch.x.reshape(-1, 16, 16)[..., :12]
+    packed = (x @ values["layer.in_proj_weight"].T + values["layer.in_proj_bias"]) * 4 / heads
+    q, k, v = packed.unflatten(-1, (3, heads, 3)).permute(2, 0, 3, 1, 4)
+    h = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    h = (h @ values["layer.out_proj.weight"].T + values["layer.out_proj.bias"]).mean(1) * 12 / width
+    out = h @ values["fc.weight"].T + values["fc.bias"]
+    assert heads < 4
+    assert width < 12
+    assert update.loss == pytest.approx(float(nn.functional.cross_entropy(out, batch.y)), rel=1e-5)
+
+
 class Siamese(nn.Module):
     """Two layers that share their weight and make the same units."""
 

@@ -518,6 +518,7 @@ def zipped(name, data):
     [
         ("g.npy", as_npy(np.array([{"a": 1}], dtype=object)), "Python objects, which are never unpickled"),
         ("g.npz", as_npz(uplink=np.array([None])), "never unpickled"),
+        ("g.npy", b"\x93NUMPY\x01\x00\x0b\x00{'descr': (\n", "cannot read the gains"),
         ("g.npy", pickle.dumps([1.0]), "cannot read the gains"),
         ("g.npy", b"", "cannot read the gains"),
         ("g.npy", as_npy(np.ones((2, 2)))[:-3], "cannot read the gains"),

@@ -42,7 +42,7 @@ def test_a_run_leaves_what_it_says(tmp_path):
     config = RunConfig.from_toml("", SMALL)
     records = run(config, tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.toml", "run.json", "metrics.jsonl", "checkpoints", "report.html"}
+    assert names == {"config.toml", "run.json", "metrics.jsonl", "devices", "checkpoints", "report.html"}
     assert 2 <= len(list((tmp_path / "run" / "checkpoints").iterdir())) <= 3  # the last two, and the best
     assert RunConfig.from_file(tmp_path / "run" / "config.toml") == config
     keys = "round train_loss test_loss test_accuracy push_bytes pull_bytes latency_s energy_j wall_s devices"

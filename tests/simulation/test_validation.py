@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +12,7 @@ from feddrop.data import partition_dataset, validation_samples
 from feddrop.errors import ConfigError
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.recovery import best_round
+from support.runs import write_metrics
 
 
 def config(*settings):
@@ -70,7 +69,7 @@ def test_the_best_round_is_that_of_the_validation_samples(tmp_path):
     rounds = [RoundRecord(round=n, test_accuracy=test, val_accuracy=val) for n, (test, val) in enumerate(pairs, 1)]
     assert [record.score for record in rounds] == [0.0, 0.5]
     assert RoundRecord(round=1, test_accuracy=0.9, val_loss=2.0).score == -2.0
-    assert RoundRecord.from_json(rounds[0].to_json()) == rounds[0]
+    assert RoundRecord.from_json(rounds[0].to_line()) == rounds[0]
     assert "val_accuracy" in rounds[0].to_json()
     assert best_round(rounds) == (0.5, 2)
 
@@ -89,7 +88,7 @@ def test_the_report_names_the_round_that_validation_chose(tmp_path):
     lines = [record.to_json() for record in disk.records()]
     for line, test, val in zip(lines, (0.9, 0.5, 0.6), (0.1, 0.7, 0.2), strict=True):
         line |= {"test_accuracy": test, "val_accuracy": val}
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_metrics(tmp_path / "run", lines)
     log = report.read_log(tmp_path / "run")
     assert log.accuracy == (0.6, 0.5, 2)
     assert any("best 50.0" in text.get_text() for text in report.accuracy_figure(log).axes[0].texts)

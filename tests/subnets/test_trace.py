@@ -273,6 +273,20 @@ def conv_net(function, width: int = 8) -> nn.Module:
 
 
 @pytest.mark.parametrize(
+    ("function", "width", "units"),
+    [
+        (lambda x: x.permute(0, 2, 3, 1), 128, 8),  # channels last: all units, once per position
+        (lambda x: x.chunk(2, 1)[0], 64, 4),
+        (lambda x: torch.mul(*x.chunk(2, 1)), 64, 4),
+        (lambda x: sum(x.chunk(4, 1)), 32, 2),
+    ],
+)
+def test_units_that_repeat_are_cut_in_every_repetition(function, width, units):
+    torch.manual_seed(0)
+    assert assert_same(conv_net(function, width), (3, 4, 4)).groups == {"conv": units}
+
+
+@pytest.mark.parametrize(
     ("model", "words"),
     [
         (conv_net(lambda x: torch.softmax(x, 1), 128), ("'conv'", "_softmax", "'odd'")),
@@ -284,9 +298,9 @@ def conv_net(function, width: int = 8) -> nn.Module:
         (conv_net(lambda x: x.mean(1), 16), ("'conv'", "mean", "'odd'")),
         (conv_net(lambda x: x - x.max(), 128), ("'conv'", "max", "'odd'")),
         (conv_net(lambda x: torch.cat([x, x], 1), 256), ("'conv'", "cat", "'odd'")),
-        (conv_net(lambda x: x.chunk(2, 1)[0], 64), ("'conv'", "split", "'odd'")),
+        (conv_net(lambda x: x.split(4, 1)[0], 64), ("fewer units", "'conv'")),
+        (conv_net(lambda x: x.split([3, 5], 1)[0], 48), ("'conv'", "split", "'odd'")),
         (conv_net(lambda x: f.pad(x, (0, 0, 0, 0, 1, -1)), 128), ("'conv'", "constant_pad_nd", "'odd'")),
-        (conv_net(lambda x: x.permute(0, 2, 3, 1), 128), ("'conv'", "addmm", "'fc'")),
         (conv_net(lambda x: f.channel_shuffle(x, 2), 128), ("'conv'", "channel_shuffle", "'odd'")),
         (conv_net(lambda x: f.pixel_shuffle(x, 2), 128), ("'conv'", "'odd'")),
         (conv_net(lambda x: f.glu(x, 1), 64), ("'conv'", "glu", "'odd'")),

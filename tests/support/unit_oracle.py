@@ -51,8 +51,9 @@ def masked(model: nn.Module, graph: UnitGraph, kept: dict[str, Index]) -> nn.Mod
         for axis in graph.axes[name]:
             units = graph.groups[axis.group]
             view = tensor.data.transpose(0, axis.dim)
-            for unit in set(range(units)) - set(kept[axis.group].tolist()):
-                rows = slice(unit * axis.block, (unit + 1) * axis.block)
+            dropped = set(range(units)) - set(kept[axis.group].tolist())
+            for start in (r * units + unit for r in range(axis.repeats) for unit in dropped):
+                rows = slice(start * axis.block, (start + 1) * axis.block)
                 view[rows] = 0 if axis.role == "in" else torch.rand(view[rows].shape, generator=noise).double()
             if axis.role == "in":
                 tensor.data.mul_(units / len(kept[axis.group]))

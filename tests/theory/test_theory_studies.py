@@ -228,6 +228,7 @@ def test_too_many_devices_are_named_before_anything_is_measured(monkeypatch):
     [
         (("--level", "layer"), "'all', 'importance', 'unit', 'weight'"),
         (("--devices", "0"), "from 1 to"),
+        (("--model", "resnet18"), r"model is 'resnet18'; it must be one of 'alexnet', 'lenet', 'mlp'"),
         (("--rates", "0.5", "0.1"), "increasing"),
         (("--batch", "1"), "from 2 to"),
         (

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from feddrop.cli.output import Screen, safe
 from feddrop.report.quantities import in_hertz, in_watts
-from feddrop.storage.records import LATE
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
@@ -124,8 +123,7 @@ def line(record: Record, rounds: int) -> str:
     cells += [
         f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
     ]
-    odd = ((_refused(record), "refused"), (_suspicious(record), "suspicious"))
-    cells += [f"{count} {word}" for count, word in odd if count]
+    cells += [f"{record.counts[word]} {word}" for word in ("refused", "suspicious") if word in record.counts]
     return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
 
 
@@ -176,10 +174,8 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("test loss", value("test_loss", "{:.4f}"), 3),
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
-        *column("refused", lambda r: str(_refused(r)) if _refused(r) else None, 3),
-        *column("late", lambda r: str(_late(r)) if _late(r) else None, 3),
-        *column("suspicious", lambda r: str(_suspicious(r)) if _suspicious(r) else None, 3),
-        *column("rate", lambda r: f"{sum(_rates(r)) / len(_rates(r)):.2f}" if _rates(r) else None, 8),
+        *(found for word in ("refused", "late", "suspicious") for found in column(word, _count(word), 3)),
+        *column("rate", value("mean_rate", "{:.2f}"), 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
         *column("down", lambda r: _size(r["push_bytes"]), 10),
         *column("up", lambda r: _size(r["pull_bytes"]), 11),
@@ -191,16 +187,8 @@ def _columns(records: Sequence[Record]) -> list[Column]:
     ]
 
 
-def _refused(record: Record) -> int:
-    return sum(device["status"] not in ("ok", LATE, "left out") for device in record["devices"])
-
-
-def _late(record: Record) -> int:
-    return sum(device["status"] == LATE for device in record["devices"])
-
-
-def _suspicious(record: Record) -> int:
-    return sum(bool(device.get("suspicious")) for device in record["devices"])
+def _count(word: str) -> Callable[[Record], str | None]:
+    return lambda record: str(record.counts[word]) if word in record.counts else None
 
 
 def _rates(record: Record) -> list[float]:

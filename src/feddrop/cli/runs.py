@@ -66,6 +66,7 @@ def run(
 def resume(
     folder: Path,
     *,
+    back: int = 0,
     set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
     json_: Json = False,
 ) -> None:
@@ -75,6 +76,8 @@ def resume(
     ----------
     folder:
         Run folder.
+    back:
+        Number of last rounds to repeat, for example after a hostile update; the last two checkpoints are kept.
     set_:
         Change a setting that does not affect the result of a round, e.g. --set execution.workers=4 or --set rounds=200;
         may be repeated. The change is saved.
@@ -88,7 +91,7 @@ def resume(
     _require_python(folder)
     if set_:
         settings = RunConfig.from_toml(settings.to_toml(), set_)
-    _drive(lambda: Run(settings, folder, resume=True), folder, json_)
+    _drive(lambda: Run(settings, folder, resume=True, back=back), folder, json_)
 
 
 def _shorthands(changes: list[str], **given: str | None) -> list[str]:

@@ -28,7 +28,14 @@ log = logging.getLogger("feddrop")
 
 RATE = 0.3
 """The rate if none is given."""
-_OTHERS = {"base": "sweep", "grid": "sweep", "variants": "sweep", "device": "allocate", "cell": "allocate"}
+_OTHERS = {
+    "compare": "compare",
+    "base": "sweep",
+    "grid": "sweep",
+    "variants": "sweep",
+    "device": "allocate",
+    "cell": "allocate",
+}
 """Keys of the files for other commands."""
 
 
@@ -45,6 +52,9 @@ class RunConfig(Settings):
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         eval_devices: whether to measure the accuracy of every device too: on the test set, with the classes weighted as
             in the device's training samples.
+        eval_rates: rates γ at which the sub-models that devices hold are evaluated too, besides the full network.
+        record_devices: how many devices per round are recorded, drawn at random; ``"all"`` for every device. The totals
+            of a round always cover all devices.
         method: the learning method and its settings; in TOML, a name, or a table with a name and settings.
         data: the data set and its partition.
         model: the network.
@@ -67,6 +77,8 @@ class RunConfig(Settings):
     rate: float | tuple[float, ...] | str | None = setting(None, ge=0, lt=1, file=True)
     eval_every: int = setting(1, ge=1)
     eval_devices: bool = setting(False)
+    eval_rates: tuple[float, ...] = setting((), ge=0, lt=1)
+    record_devices: int | str = setting("all", ge=1, words=("all",))
     method: MethodSettings = setting(FedDrop())
     data: Data = setting(Data())
     model: Model = setting(Model())
@@ -114,7 +126,7 @@ class RunConfig(Settings):
             locate(table, Path(folder))
         # Sections before their keys, in whatever order they are given.
         for override in sorted(overrides, key=lambda one: one.partition("=")[0].count(".")):
-            _override(table, override)
+            apply_override(table, override)
         return from_table(cls, table, others=_OTHERS)
 
     def located(self) -> RunConfig:
@@ -181,7 +193,7 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-def _override(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
     """Apply one ``section.key=value``; the value is TOML, or a bare word."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():

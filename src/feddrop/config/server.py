@@ -9,7 +9,9 @@ from feddrop.config.fields import Settings, setting
 
 OPTIMIZERS = ("average", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 ADAPTIVE = OPTIMIZERS[2:]
-MEANS = ("mean", "trimmed", "median")
+MEANS = ("mean", "trimmed", "median", "geometric", "centered", "fltrust")
+BY_ENTRY = ("trimmed", "median")
+"""Means that are taken entry by entry; the others weigh whole updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -23,15 +25,25 @@ class Server(Settings):
         momentum: momentum of fedavgm; β₁ of the adaptive optimizers.
         beta2: β₂ of fedadam and fedyogi.
         tau: adaptivity τ of the adaptive optimizers; smaller is more adaptive.
-        mean: ``"mean"`` is weighted by samples. ``"trimmed"`` and ``"median"`` are computed per entry with one vote per
-            device; they resist hostile devices and hold all updates of a round in memory.
-        trim: for ``"trimmed"``: fraction of the values cut at either end, rounded down, but at least one value if three
-            or more devices hold the entry; 0 cuts none. An entry held by one or two devices is their mean (also with
+        mean: ``"mean"`` is weighted by samples. The others resist hostile devices, give every device one vote and hold
+            all updates of a round in memory. ``"trimmed"`` and ``"median"`` are taken entry by entry;
+            ``"geometric"`` is the geometric median of the updates; ``"centered"`` clips their distances to the median
+            of the round (centered clipping); ``"fltrust"`` weighs them by their cosine with an update that the server
+            computes on the samples of ``data.validation``, of which a hundred are enough.
+        trim: for ``"trimmed"``: share of the devices whose values are cut at either end of every entry, rounded down
+            but at least one device; 0 cuts none. Set it to the share of devices that may be hostile. What too few
+            devices hold for that is clipped to 3 times the usual size of the tensor's changes (also with
             ``"median"``).
         clip: largest update norm, as a multiple of the previous round's median norm, or of this round's if that is
             larger and there are at least three updates; 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum closest together are used
-            (multi-Krum); 0 uses all.
+            (multi-Krum); 0 uses all. It needs K ≥ 2·krum + 3. If more devices collude than this number, theirs are
+            the closest together and honest ones are left out, which is worse than the mean: set it too high rather
+            than too low.
+        filter: whether to leave out updates that are marked as suspicious by their size, direction or distance from
+            the others; holds all updates of a round in memory.
+        max_samples: largest number of samples that a device's update counts for; 1 gives all devices the same weight;
+            0 for no limit. Set it if devices report their own numbers of samples.
         min_devices: smallest number of usable updates per round; a round with fewer stops the run with an error.
 
     Example:
@@ -51,4 +63,16 @@ class Server(Settings):
     trim: float = setting(0.1, ge=0, lt=0.5, only_with={"mean": ("trimmed",)})
     clip: float = setting(0.0, ge=1, zero=True)
     krum: int = setting(0, ge=0)
+    filter: bool = setting(False)
+    max_samples: int = setting(0, ge=0)
     min_devices: int = setting(1, ge=1)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether settings take effect only in methods that average with the server's mean."""
+        return self.mean != "mean" or self.max_samples > 0
+
+    @property
+    def advice(self) -> str:
+        """What to do if training diverges."""
+        return "Lower train.lr." if self.optimizer == "average" else "Lower server.lr or train.lr."

@@ -13,6 +13,8 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "l1", "bce")
 GROWN = 1000.0
 """A loss has diverged if it grows to this many times its previous value and is not small."""
+LARGEST = 1e30
+"""The largest factor of a step: products with weights must fit into float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -37,13 +39,13 @@ class Train(Settings):
     section: ClassVar[str] = "train"
 
     optimizer: str = setting("sgd", choices=OPTIMIZERS)
-    lr: float = setting(0.1, gt=0)
+    lr: float = setting(0.1, gt=0, le=LARGEST)
     schedule: str = setting("constant", choices=SCHEDULES)
     lr_end: float = setting(0.0, ge=0, only_with={"schedule": ("cosine", "linear")})
     momentum: float = setting(0.0, ge=0, lt=1, only_with={"optimizer": ("sgd",)})
-    weight_decay: float = setting(0.0, ge=0)
+    weight_decay: float = setting(0.0, ge=0, le=LARGEST)
     clip_norm: float = setting(0.0, ge=0)
-    proximal: float = setting(0.0, ge=0)
+    proximal: float = setting(0.0, ge=0, le=LARGEST)
     batch_size: int = setting(32, ge=1)
     epochs: int = setting(1, ge=1)
     loss: str = setting("", choices=("", *LOSSES), custom=True)

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from feddrop.errors import RunError
+from feddrop.errors import FeddropError, RunError
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import START_S, WorkerLostError, result
 
@@ -37,6 +37,8 @@ class Actor:
             return False, f"{socket.gethostname()} has {here}, but the run was started with {wanted}."
         try:
             self._function = pickle.loads(build)(*arguments)  # noqa: S301 -- from the server that started us
+        except FeddropError as error:
+            return False, error
         except Exception as error:
             return False, f"{type(error).__name__}: {error}."
         return True, os.getpid()

@@ -26,6 +26,7 @@ class Reply(NamedTuple):
         seconds: computation time, by the device's clock.
         elapsed: seconds from sending to receiving, by the server's clock; 0 if unknown.
         forgot: whether the device lost its memory.
+        sent: whether the frame was sent to the device.
     """
 
     frame: bytes = b""
@@ -34,6 +35,7 @@ class Reply(NamedTuple):
     seconds: float = 0.0
     elapsed: float = 0.0
     forgot: bool = False
+    sent: bool = True
 
 
 class Measured(NamedTuple):

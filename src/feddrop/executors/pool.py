@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from feddrop.errors import RunError
+from feddrop.errors import FeddropError, RunError
 
 TRIES = 3
 """Attempts per call, each on a fresh worker, before it is given up."""
@@ -204,6 +204,8 @@ def result(worker: Worker, good: bool, value: Any, advice: str) -> Any:
 
     If the call failed, or the worker could not start, a RunError with ``advice`` is raised.
     """
+    if isinstance(value, FeddropError):  # it says what to do
+        raise value
     if not good:
         failed = f"failed:\n{value}"
         start_failed = f"cannot rebuild the network, loss, metrics or method: {value} {advice}"

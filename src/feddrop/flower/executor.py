@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from flwr.app import Message, MessageType
+from flwr.common.constant import ErrorCode
 
 from feddrop.errors import FrameError, clean
 from feddrop.executors import Parcel, Reply
@@ -27,6 +28,8 @@ log = logging.getLogger("feddrop")
 
 LATER = 4.0
 """Timeouts after which the server stops looking for a dropped reply; until then it logs how late the reply was."""
+_NOT_REACHED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Errors of the SuperLink that mean that a message did not reach its node."""
 WINDOW = 64
 """Replies requested at a time, in turn; the others stay with the SuperLink meanwhile."""
 
@@ -83,13 +86,14 @@ class Messenger:
     def _send(self, parcel: Parcel, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
         node = self._fleet.nodes.get(parcel.device)
         if node is None:
-            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is connected for it")
+            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is connected for it", sent=False)
             return
         content = pack(parcel.frame, memory=parcel.memory.decode())
         message = Message(content, node.node_id, MessageType.TRAIN, ttl=LATER * self._config.timeout_s)
         number = next(iter(self._grid.push_messages([message])), None)
         if not number:
-            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: the SuperLink did not accept its message")
+            error = "dead: the SuperLink did not accept its message"
+            replies[parcel.device] = Reply(memory=parcel.memory, error=error, sent=False)
             return
         sent = Sent(device=parcel.device, node_id=node.node_id, at=time.monotonic(), memory=parcel.memory)
         waiting[number] = sent
@@ -118,7 +122,8 @@ class Messenger:
         """Return the reply that a message holds, or why it is dropped."""
         if message.has_error():
             reason = clean(message.error.reason or "no reason given", LONGEST)
-            return Reply(memory=sent.memory, error=f"dead: {reason} (error {message.error.code})")
+            reached = message.error.code not in _NOT_REACHED
+            return Reply(memory=sent.memory, error=f"dead: {reason} (error {message.error.code})", sent=reached)
         if message.metadata.src_node_id != sent.node_id:
             other = message.metadata.src_node_id
             return Reply(memory=sent.memory, error=f"malformed: node {other} replied instead of node {sent.node_id}")

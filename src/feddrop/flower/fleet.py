@@ -52,7 +52,7 @@ class Fleet:
         self.refused: Counter[tuple[int, str]] = Counter()
         self._least = config.min_nodes or devices
         self._known: dict[int, FleetNode] = {}  # by Flower's number, including disconnected nodes
-        self._network = ""
+        self._network = self._inputs = ""
         self._asked: dict[str, tuple[int, float]] = {}  # node and time, by message number
         self._tries: Counter[int] = Counter()
 
@@ -91,9 +91,12 @@ class Fleet:
             for answer in self.grid.pull_messages(list(self._asked)):
                 self._take(answer)
 
-    def hold_to(self, network: str) -> None:
-        """From now on, accept only nodes that train the server's network; RunError if too few connected ones do."""
-        self._network, reason = network, ""
+    def hold_to(self, network: str, inputs: str = "") -> None:
+        """From now on, accept only nodes that train the server's network on inputs treated as the server's are.
+
+        RunError if too few connected ones do.
+        """
+        self._network, self._inputs, reason = network, inputs, ""
         for node in list(self._known.values()):
             if unfit := self._unfit(node):
                 reason = f"device {node.introduction.device} (node {node.node_id}) cannot take part: {unfit}"
@@ -147,6 +150,12 @@ class Fleet:
             return f"device numbers are 0 to {devices - 1} (data.devices)."
         if self._network and node.introduction.network != self._network:
             return "its network or version of feddrop differs from the server's. Install the same app on both."
+        theirs = node.introduction.inputs
+        if self._inputs and theirs and theirs != self._inputs:
+            return (
+                f"its inputs are {theirs}, the server's {self._inputs}, so the test accuracy would be wrong. Scale "
+                "both in the same way and pass normalise=False to from_arrays, or let from_arrays normalise both."
+            )
         held = self.samples[device]
         if held and held != node.introduction.samples:
             return f"it reports {node.introduction.samples} samples; device {device} started this run with {held}."

@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
 from feddrop.config.fields import Settings, setting
+from feddrop.data import Dataset
 from feddrop.errors import ConfigError, FrameError, clean, shortened
 from feddrop.subnets import parameters
 from feddrop.wire.frame import VERSION
@@ -53,6 +54,12 @@ def network_digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def treatment(dataset: Dataset) -> str:
+    """Return whether the inputs of a data set are ``"normalised"`` or ``"as given"``; empty if that is unknown."""
+    known = [step for step in dataset.preprocessing if step is not None]
+    return "" if not known else "normalised" if any(step.mean for step in known) else "as given"
+
+
 def largest_frame(model: nn.Module) -> int:
     """Return an upper bound on the bytes of a network's frames: all values, and as much again for payload."""
     return (1 << 16) + 8 * sum(math.prod(shape) for shape in parameters.shapes(model).values())
@@ -66,6 +73,7 @@ class Introduction(Settings):
         device: device number.
         samples: number of training samples.
         network: :func:`network_digest` of its network.
+        inputs: :func:`treatment` of its data.
         flops_per_s: computing speed in FLOP/s.
         down_bps: download speed in bit/s.
         up_bps: upload speed in bit/s.
@@ -77,6 +85,7 @@ class Introduction(Settings):
     device: int = setting(MISSING, ge=0, lt=2**31)
     samples: int = setting(MISSING, ge=1, lt=2**31)
     network: str = setting(MISSING)
+    inputs: str = setting("")
     flops_per_s: float = setting(0.0, ge=0)
     down_bps: float = setting(0.0, ge=0)
     up_bps: float = setting(0.0, ge=0)

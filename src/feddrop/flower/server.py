@@ -19,11 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 from feddrop.config import RunConfig
 from feddrop.config.parsing import load_json
 from feddrop.data import Dataset
-from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.errors import ConfigError, FeddropError, RunError, shortened
 from feddrop.flower.config import FleetConfig, read_settings
 from feddrop.flower.executor import Messenger
 from feddrop.flower.fleet import Fleet
-from feddrop.flower.messages import network_digest
+from feddrop.flower.messages import network_digest, treatment
 from feddrop.flower.planning import NodeRates
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
@@ -72,7 +72,11 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _log_to_stderr()
-        train(grid, context.run_config, callbacks=callbacks, **custom.given())
+        try:
+            train(grid, context.run_config, callbacks=callbacks, **custom.given())
+        except FeddropError:
+            sys.tracebacklimit = 0  # Flower logs the error; its message says what to do
+            raise
 
     return app
 
@@ -139,7 +143,7 @@ def train(
     )
     samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
-    fleet.hold_to(network_digest(run.prepared.model))
+    fleet.hold_to(network_digest(run.prepared.model), treatment(run.prepared.dataset))
     _train_rounds(run, fleet, planners)
     write_report(run.folder)
     _log_summary(run, fleet)
@@ -208,7 +212,7 @@ def _log_summary(run: Run, fleet: Fleet) -> None:
         reasons[reason] += count
     counted = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     left_out += f" ({counted})" if counted else ""
-    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries), left_out)
+    log.info("done: %d rounds, %d updates; left out: %s", run.round, len(entries) - out.total(), left_out)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,136 +1,172 @@
-"""Mark updates that stand out, and optionally clip them or leave them out.
+"""Watch the updates of a round: mark what stands out, refuse what is absurd, and defend the mean as ``[server]`` says.
 
 The size of an update is the root mean square of its values, each divided by the scale of its piece, so that subnets of
-different rates can be compared. Distances between updates are scaled in the same way.
+different rates can be compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from feddrop.config import Server
+from feddrop.config.server import BY_ENTRY
 from feddrop.errors import RunError
-from feddrop.subnets.piece import Subnet, scatter
+from feddrop.learning import robust
+from feddrop.learning.suspicion import A_FEW, Seen
+from feddrop.subnets.parameters import Params
 
 LARGEST = 1e6
 """The largest change of a weight that is accepted; larger ones would overflow the network."""
-
-STANDS_OUT = 7.0
-"""An update this many times larger than the median of the last round and of its own is marked as suspicious. Honest
-updates of rates from 0 to 0.9 were up to 5 times as large in experiments."""
-A_FEW = 3
-"""The number of updates from which a round's median is used: a single one cannot move it."""
+ABSURD, OF_NETWORK, AT_LEAST = 100.0, 10.0, 0.1
+"""An update is refused if it is 100 times as large as the medians and 10 times as large as the network itself, whose
+size counts as at least 0.1: merged, it would leave a network that cannot be trained any more."""
 
 U = TypeVar("U", bound=Any)
-Mark = Callable[[int, str], None]
+Root = Callable[[Params, int], Params]
+"""Returns the server's own update of a network in a round, for FLTrust."""
+
+
+class Note(Protocol):
+    """Records findings about a device's update."""
+
+    def __call__(self, device: int, **found: Any) -> None:
+        """Record ``size``, ``suspicious`` or ``status``."""
 
 
 def size_of(update: Any) -> float:
     """Return the root mean square of an update's values, in the units of the network's weights."""
     count = sum(value.numel() for value in update.values.values())
-    square = sum(_norm(value, update.subnet[name].scale) ** 2 for name, value in update.values.items())
-    return math.sqrt(square / max(1, count))
-
-
-def _norm(values: Tensor, scale: Any) -> float:
-    """Return the norm of values divided by their scale: one number, or one per value."""
-    if isinstance(scale, float):
-        return float(torch.linalg.vector_norm(values)) / scale
-    return float(torch.linalg.vector_norm(values / torch.from_numpy(scale)))
+    total = robust.norm(robust.unscaled(value, update.subnet[name]) for name, value in update.values.items())
+    return total / math.sqrt(max(1, count))
 
 
 class Guard:
     """Watches the updates of a round as they arrive.
 
-    Attributes:
+    Args:
+        server: the settings.
+        seed: the run's root seed.
+        root: computes the server's own update, if ``server.mean`` is ``"fltrust"``.
         median: median size of the last round's updates; NaN before the first. Saved with the run.
     """
 
-    def __init__(self, *, clip: float = 0.0, krum: int = 0, median: float = math.nan) -> None:
+    def __init__(
+        self, server: Server | None = None, *, seed: int = 0, root: Root | None = None, median: float = math.nan
+    ) -> None:
         self.median = median
-        self._clip, self._krum = clip, krum
+        self._server, self._seed, self._root = server or Server(), seed, root
+        self._whole = self._server.mean not in ("mean", *BY_ENTRY)
+        self._holds = bool(self._server.krum or self._server.filter or self._whole)
 
-    def watch(self, updates: Iterable[tuple[Any, U]], mark: Mark) -> Iterator[tuple[Any, U]]:
-        """Pass jobs and updates on; call ``mark`` with the device and the reason if an update stands out.
+    def watch(
+        self, updates: Iterable[tuple[Any, U]], before: Params, round_: int, note: Note
+    ) -> Iterator[tuple[Any, U]]:
+        """Pass jobs and updates on, and note what was found about them.
 
         Sizes are compared with the larger of two medians, that of the last round and that of this one: if all devices
-        move far at once, as when FedDST moves its masks, none stands out. So updates that may have to be clipped are
-        held until all have arrived. With multi-Krum, all updates of the round are held.
+        move far at once, as when FedDST moves its masks, none stands out. Updates that may have to be clipped or
+        refused wait until all have arrived; with multi-Krum, the filter and means of whole updates, all do.
+
+        Args:
+            updates: jobs and updates.
+            before: the network before the round.
+            round_: the round.
+            note: called with the device and the ``size`` of its update, why it is ``suspicious``, or the ``status`` of
+                one that is refused.
         """
-        sizes: dict[int, float] = {}
-        late: list[tuple[Any, U]] = []
-        last = self.median
-        for job, update in self._closest(list(updates), mark) if self._krum else updates:
-            size = sizes[update.device] = size_of(update)
-            if self._clip and not size <= self._clip * last:
-                late.append((job, update))
+        seen, last, waiting = Seen(self._seed, round_), self.median, list[tuple[Any, U]]()
+        for job, update in updates:
+            size = size_of(update)
+            seen.add(update, size)
+            note(update.device, size=size)
+            update = self._weighed(update)
+            if (
+                self._holds
+                or (self._server.clip and not size <= self._server.clip * last)
+                or (not size <= ABSURD * last and size > largest_sane(before, size))
+            ):
+                waiting.append((job, update))
             else:
                 yield job, update
+        sizes = seen.sizes
         self.median = median(sizes.values()) if sizes else self.median
-        usual, whose = self.median, "round's"
+        usual, whose = self.median, "the round's"
         if last >= (usual if len(sizes) >= A_FEW else 0.0):
-            usual, whose = last, "last round's"
-        for job, update in late:
-            times = sizes[update.device] / usual if usual > 0 else 1.0
-            if times > self._clip:
-                sizes.pop(update.device)  # marked already
-                mark(update.device, f"{times:.3g} × as large as the {whose} median; clipped to {self._clip:g} ×")
-                factor = self._clip / times
-                update = replace(update, values={name: value * factor for name, value in update.values.items()})
-            yield job, update
-        for device, size in sizes.items():
-            if size > STANDS_OUT * usual > 0:
-                mark(device, f"{size / usual:.3g} × as large as the {whose} median")
+            usual, whose = last, "the last round's"
+        marks = seen.suspicious(usual, whose)
+        times = {device: size / usual if usual > 0 else 1.0 for device, size in sizes.items()}
+        sane = []
+        for job, update in waiting:
+            device = update.device
+            if times[device] > ABSURD and sizes[device] > largest_sane(before, sizes[device]):
+                note(device, status=f"the update is {times[device]:.3g} × as large as {whose} median: absurd")
+                marks.pop(device, None)
+            else:
+                sane.append((job, update))
+        yield from self._defended(sane, before, round_, marks, times, refused=len(waiting) - len(sane))
+        for device, reason in marks.items():
+            note(device, suspicious=reason)
 
-    def _closest(self, held: list[tuple[Any, U]], mark: Mark) -> list[tuple[Any, U]]:
-        """Multi-Krum: keep the K - f updates whose K - f - 2 nearest neighbours are nearest."""
-        count, hostile = len(held), self._krum
-        if count < 2 * hostile + 3:
-            raise RunError(
-                f"server.krum is {hostile}, which needs at least {2 * hostile + 3} updates per round, but there are "
-                f"{count}. Lower it, or let more devices take part."
-            )
-        apart = distances([(update.subnet, update.values) for _, update in held])
-        scores = np.sort(apart, axis=1)[:, 1 : count - hostile - 1].sum(axis=1)
-        kept = set(np.argsort(scores, kind="stable")[: count - hostile].tolist())
-        for row, (_, update) in enumerate(held):
-            if row not in kept:
-                mark(update.device, "far from the other updates; left out by multi-Krum")
-        return [one for row, one in enumerate(held) if row in kept]
+    def _weighed(self, update: U) -> U:
+        """Return an update that counts for at most ``server.max_samples`` samples."""
+        most = self._server.max_samples
+        return replace(update, weight=min(update.weight, float(most))) if most else update
+
+    def _defended(
+        self,
+        waiting: list[tuple[Any, U]],
+        before: Params,
+        round_: int,
+        marks: dict[int, str],
+        times: dict[int, float],
+        *,
+        refused: int,
+    ) -> Iterator[tuple[Any, U]]:
+        """Yield what the server's defences leave of the updates that waited, and add to the marks."""
+        server, kept = self._server, waiting
+        if server.filter:
+            kept = [(job, update) for job, update in kept if update.device not in marks]
+            for _, update in waiting:
+                if update.device in marks:
+                    marks[update.device] += "; left out"
+        hostile = max(0, server.krum - refused - (len(waiting) - len(kept)))
+        if hostile:
+            closest = robust.krum(kept, hostile)
+            for at, (_, update) in enumerate(kept):
+                if at not in closest:
+                    why = marks.get(update.device, "far from the other updates")
+                    marks[update.device] = f"{why}; left out by multi-Krum"
+            kept = [one for at, one in enumerate(kept) if at in closest]
+        if server.clip:
+            kept = [(job, self._clipped(update, times[update.device], marks)) for job, update in kept]
+        if self._whole and kept:
+            kept = self._averaged(kept, before, round_)
+        yield from kept
+
+    def _clipped(self, update: U, times: float, marks: dict[int, str]) -> U:
+        if not times > self._server.clip:
+            return update
+        why = marks.get(update.device, f"{times:.3g} × as large as the median")
+        marks[update.device] = f"{why}; clipped to {self._server.clip:g} ×"
+        factor = self._server.clip / times
+        return replace(update, values={name: value * factor for name, value in update.values.items()})
+
+    def _averaged(self, kept: list[tuple[Any, U]], before: Params, round_: int) -> list[tuple[Any, U]]:
+        """Weigh or change the updates as the mean of whole updates does."""
+        if self._server.mean == "fltrust":
+            if self._root is None:
+                raise RunError('server.mean is "fltrust", but the guard was given no root.')
+            return robust.fltrust(kept, self._root(before, round_))
+        return robust.geometric(kept, before) if self._server.mean == "geometric" else robust.centered(kept, before)
 
 
-def distances(updates: list[tuple[Subnet, Mapping[str, torch.Tensor]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the mean squared difference of every two updates over the entries that both hold, ``[K, K]``.
-
-    Units are those of :func:`size_of`. Two updates without common entries are as far apart as if each were compared
-    with zeros.
-    """
-    count = len(updates)
-    square, shared, norms = np.zeros((count, count)), np.zeros((count, count)), np.zeros(count)
-    for name in updates[0][0]:
-        rows = torch.stack(
-            [
-                scatter(values[name] / torch.as_tensor(subnet[name].scale), subnet[name]).reshape(-1)
-                for subnet, values in updates
-            ]
-        ).double()
-        masks = torch.stack(
-            [scatter(torch.ones(subnet[name].size), subnet[name]).reshape(-1) for subnet, _ in updates]
-        ).double()
-        squares = (rows * rows) @ masks.T
-        square += (squares + squares.T - 2.0 * rows @ rows.T).numpy()
-        shared += (masks @ masks.T).numpy()
-        norms += (rows * rows).sum(dim=1).numpy()
-    sizes = norms / np.maximum(1.0, np.diag(shared))
-    apart: np.ndarray[Any, np.dtype[np.float64]] = np.where(
-        shared > 0, np.maximum(0.0, square) / np.maximum(1.0, shared), sizes[:, None] + sizes[None, :]
-    )
-    np.fill_diagonal(apart, 0.0)
-    return apart
+def largest_sane(before: Params, size: float) -> float:
+    """Return the size that an update of this network may have; infinite if this size is small anyway."""
+    if size <= OF_NETWORK * AT_LEAST:
+        return math.inf
+    count = sum(value.numel() for value in before.values())
+    return OF_NETWORK * max(AT_LEAST, robust.norm(before.values()) / math.sqrt(max(1, count)))

@@ -102,6 +102,9 @@ def train_network(
         total = total + value.detach() * len(y)
         seen += len(y)
     mean = float(total) / max(1, seen)
+    if first is not None and not math.isfinite(float(first)):
+        text = "before the first step: the network diverged in an earlier round. Lower server.lr or train.lr."
+        raise TrainingError(f"the training loss is {float(first):.3g} {text}")
     if not math.isfinite(mean) or (first is not None and mean > GROWN * max(1.0, float(first))):
         raise TrainingError(f"the training loss is {mean:.3g}: training diverged. Lower train.lr.")
     return mean

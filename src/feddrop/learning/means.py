@@ -1,18 +1,24 @@
 """Means of updates, over all devices or over the holders of each entry; updates are added one by one.
 
 The plain mean holds one tensor per parameter, however many updates are added. The trimmed mean and the median resist
-hostile devices but must hold all updates of a round, K times the network.
+hostile devices but must hold all updates of a round, K times the network. Means of whole updates, such as the geometric
+median, are in :mod:`feddrop.learning.robust`; here they are weighted means like the plain one.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from feddrop.config import Server
+from feddrop.config.server import BY_ENTRY
 from feddrop.errors import one_of
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, scatter
+
+USUAL = 3.0
+"""Values of entries with few holders are clipped to this multiple of the usual size of the tensor's values."""
 
 
 class Mean:
@@ -21,7 +27,8 @@ class Mean:
     Over ``"all"``, an entry that a device does not hold counts as zero; over ``"holders"``, it does not count. Entries
     without holders, or without weight, have the mean 0: no change. The trimmed mean and the median give every device
     one vote: they take the middle of the *holders'* values and, over ``"all"``, multiply it by the holders' share of
-    the weight. With one or two holders nothing is trimmed.
+    the weight. An entry that too few devices hold to outvote the f hostile ones that the mean allows for, fewer than
+    2f + 1, is the middle of values that are clipped; f is the number of devices cut, and for the median less than half.
 
     Attributes:
         weight: total weight of all contributors.
@@ -31,6 +38,7 @@ class Mean:
     def __init__(self, like: Params, config: Server | None = None, *, over: str) -> None:
         one_of("over", over, ("all", "holders"))
         self._config, self._over = config or Server(), over
+        self._by_entry = self._config.mean in BY_ENTRY
         self._dtypes = {name: tensor.dtype for name, tensor in like.items()}
         # At least float32: sums over samples exceed float16's limit of 65,504.
         wide = {name: torch.promote_types(dtype, torch.float32) for name, dtype in self._dtypes.items()}
@@ -41,14 +49,14 @@ class Mean:
 
     @property
     def _needs_held(self) -> bool:
-        return self._over == "holders" or self._config.mean != "mean"
+        return self._over == "holders" or self._by_entry
 
     def add(self, name: str, values: Tensor, piece: Piece, weight: float) -> None:
         """Add a contributor's flat kept values ``[size]`` of this piece; call :meth:`count` once per contributor."""
-        if self._config.mean == "mean":
-            self._total[name].add_(scatter(values, piece), alpha=weight)
-        else:
+        if self._by_entry:
             self._votes[name].append((values.clone(), piece))
+        else:
+            self._total[name].add_(scatter(values, piece), alpha=weight)
         if self._needs_held:
             self.held[name].add_(scatter(torch.ones_like(values), piece), alpha=weight)
 
@@ -62,7 +70,7 @@ class Mean:
 
     def _mean(self) -> Params:
         weight = self.weight or 1.0  # without weight, totals are 0
-        if self._config.mean == "mean":
+        if not self._by_entry:
             if self._over == "all":
                 return {name: total / weight for name, total in self._total.items()}
             held = self.held
@@ -84,11 +92,23 @@ class Mean:
             ]
         )
         rows = rows.sort(dim=0).values
-        holders = (rows < torch.inf).sum(dim=0)
-        cut = (holders - 1).clamp(min=0) // 2
-        if self._config.mean == "trimmed":
-            share = (holders * self._config.trim + 1e-9).floor().long()
-            cut = cut.minimum(share.clamp(min=1 if self._config.trim else 0))
+        holders, hostile = (rows < torch.inf).sum(dim=0), self._hostile(len(votes))
+        limit = USUAL * _usual_size(votes)
+        rows = torch.where(holders <= 2 * hostile, rows.clamp(-limit, limit), rows)
+        cut = ((holders - 1).clamp(min=0) // 2).clamp(max=hostile)
         place = torch.arange(len(rows)).reshape(-1, *[1] * like.ndim)
         counted = (place >= cut) & (place < holders - cut)
         return torch.where(counted, rows, 0.0).sum(dim=0) / counted.sum(dim=0).clamp(min=1)
+
+    def _hostile(self, count: int) -> int:
+        """Return how many of this many devices may be hostile: those cut at either end."""
+        most = (count - 1) // 2
+        if self._config.mean == "median":
+            return most
+        return min(most, max(1, int(count * self._config.trim + 1e-9))) if self._config.trim else 0
+
+
+def _usual_size(votes: list[tuple[Tensor, Piece]]) -> float:
+    """Return the median over the devices of the root mean square of what they sent; of two, the smaller."""
+    sizes = [float(np.linalg.norm(v.float().numpy())) / v.numel() ** 0.5 for v, _ in votes if v.numel()]
+    return float(np.quantile(sizes, 0.5, method="lower")) if sizes else 0.0

@@ -16,6 +16,7 @@ from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
 from feddrop.errors import ConfigError, named_object
 from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, windows
 from feddrop.methods.method import Method, MethodFactory, Setup
+from feddrop.methods.sizes import device_network
 
 BUILDERS: Mapping[str, Callable[[Setup, Any], Method]] = {
     "fedavg": fedavg.build_fedavg,
@@ -46,7 +47,8 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
             "feddrop.resume(folder, method=...), or name another method."
         )
     if not isinstance(settings, CustomMethod):
-        return BUILDERS[settings.name](setup, settings)
+        method = BUILDERS[settings.name](setup, settings)
+        return method if method.at else method._replace(at=partial(device_network, setup, method))
     factory = _custom_factory(settings)
     return checked_method(factory(setup, **settings.settings), settings.factory)
 

@@ -204,7 +204,8 @@ class ImportantUnits:
             values = params[name].numpy().astype(np.float64) ** 2
             for axis in axes:
                 others = tuple(dim for dim in range(values.ndim) if dim != axis.dim)
-                squares[axis.group] += values.sum(axis=others).reshape(-1, axis.block).sum(axis=1)
+                sums = values.sum(axis=others).reshape(axis.repeats, -1, axis.block).sum(axis=2)
+                squares[axis.group] += sums.sum(axis=0)
         return {group: np.sqrt(found) for group, found in squares.items()}
 
     def _payload(self, norms: Mapping[str, npt.NDArray[np.float64]], job: Job) -> dict[str, torch.Tensor]:
@@ -249,7 +250,8 @@ class ImportantUnits:
         for axis in axes:
             along = [1] * scale.ndim
             along[axis.dim] = -1
-            scale *= np.repeat(factors[axis.group][kept[axis.group]], axis.block).reshape(along)
+            of_units = np.repeat(factors[axis.group][kept[axis.group]], axis.block)
+            scale *= np.tile(of_units, axis.repeats).reshape(along)
         return replace(piece, scale=scale.reshape(-1))
 
     def variance(self, params: Params, rate: float) -> float:

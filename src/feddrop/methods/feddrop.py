@@ -45,7 +45,7 @@ def build_feddrop(setup: Setup, config: FedDrop) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         mean = setup.mean_of(params, over="holders" if config.rule == "holders" else "all")
         for job, update in updates:
-            weight: float = update.num_samples
+            weight = update.weight
             if config.variance_weight:
                 weight /= 1.0 + config.variance_weight * draws.variance(params, job.rate)
             for name, piece in update.subnet.items():

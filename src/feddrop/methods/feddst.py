@@ -99,7 +99,7 @@ class _FedDST:
         readjusted, moved = False, 0
         for _, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
             readjusted |= "mask" in update.payload
             informed.add(update.device)  # it replied, so it has the mask
         after = {name: before[name] + step for name, step in mean.mean().items()}

@@ -42,7 +42,7 @@ from feddrop.methods.windows import window
 from feddrop.seeds import derive, philox_words
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.masks import kept_count
+from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, full_piece, gather
 from feddrop.subnets.units import shrink, unit_pieces
@@ -64,7 +64,11 @@ def build_fjord(setup: Setup, config: FjORD) -> Method:
         {0.0: 80, 0.5: 48, 0.64: 48, 0.99: 16}
     """
     it = _Fjord(setup, config)
-    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes)
+
+    def at(state: State, params: Params, _: int, rate: float, __: int) -> nn.Module:
+        return at_width(setup, config, params, state, config.widths[config.widest(check_rate(rate))])
+
+    return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes, at=at)
 
 
 def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: float) -> nn.Module:
@@ -160,7 +164,7 @@ class _Fjord:
             return call_model(network, x)
         level = self.levels[number]
         named = [*network.named_parameters(), *network.named_buffers()]
-        cut = {name: tensor[level.slices[name]] for name, tensor in named if name in level.slices}
+        cut = {name: level.first_units(name, tensor) for name, tensor in named if name not in level.statistics}
         out: Tensor = functional_call(level.network, cut, safe_layout(level.network, x))
         return out
 
@@ -192,14 +196,14 @@ class _Fjord:
         steps = torch.zeros(len(self.levels), dtype=torch.int64)
         for _, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
             taken = update.payload["steps"]
             steps[: len(taken)] += taken
             for number in self._apart(len(taken) - 1):
                 if taken[number]:  # the statistics of a width without minibatches did not change
                     old = state[_key(number)]
                     change = update.payload[_key(number)] - old
-                    mean.add(_key(number), change, full_piece(tuple(old.shape)), update.num_samples)
+                    mean.add(_key(number), change, full_piece(tuple(old.shape)), update.weight)
         changes = mean.mean()
         after = {name: before[name] + changes[name] for name in before}
         kept = {_key(n): self.levels[n].moved(state[_key(n)], changes[_key(n)]) for n in self._apart(len(self.levels))}
@@ -248,7 +252,6 @@ class _Level:
     Attributes:
         units: number of units in every group.
         pieces: the piece of every tensor.
-        slices: the position of each tensor in that of a wider network, except for statistics.
         statistics: names and sizes of the norm statistics.
     """
 
@@ -263,17 +266,23 @@ class _Level:
             ).items()
         }
         self.statistics = {name: piece.size for name, piece in self.pieces.items() if parameters.is_statistic(name)}
-        self.slices = {
-            name: tuple(slice(0, side) for side in piece.sub_shape)
-            for name, piece in self.pieces.items()
-            if name not in self.statistics
-        }
         self.statistics_size = sum(self.statistics.values())
 
     @cached_property
     def network(self) -> nn.Module:
         """A network of this width, created on first use; at full width the model itself."""
         return self._model if self._width == 1.0 else shrink(self._model, self._graph, self.units)
+
+    def first_units(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor of a wider network that this width holds; a view unless its units repeat."""
+        for axis in self._graph.axes.get(name, ()):
+            dim, size = axis.dim, axis.block * self.units[axis.group]
+            if axis.repeats == 1:
+                tensor = tensor.narrow(dim, 0, size)
+            else:
+                parts = tensor.unflatten(dim, (axis.repeats, -1))  # type: ignore[no-untyped-call]
+                tensor = parts.narrow(dim + 1, 0, size).flatten(dim, dim + 1)
+        return tensor
 
     def split(self, flat: Tensor) -> Params:
         """Split concatenated norm statistics by name."""

@@ -11,6 +11,7 @@ remember for later rounds goes into its memory, which ``local`` receives and ret
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -81,6 +82,7 @@ class Update:
         subnet: the subnet that the values belong to.
         values: change of every tensor of the subnet, flat kept values ``[size]``.
         payload: the tensors that the job asked for.
+        weight: the update's weight in the mean: its samples, unless ``[server]`` limits or replaces them.
     """
 
     device: int
@@ -89,6 +91,11 @@ class Update:
     subnet: Subnet
     values: Mapping[str, Tensor]
     payload: Payload = field(default_factory=dict)
+    weight: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.weight):
+            object.__setattr__(self, "weight", float(self.num_samples))
 
 
 class Batches(Protocol):
@@ -122,7 +129,7 @@ class Sizes:
 
 
 class Method(NamedTuple):
-    """The functions of a method; the last four are optional.
+    """The functions of a method; the last five are optional.
 
     Attributes:
         init: ``params -> state``.
@@ -138,6 +145,8 @@ class Method(NamedTuple):
         settle: ``(state, params) -> params``: masks the parameters after a server step, for methods whose network is
             sparse itself.
         notes: ``state -> numbers`` for the record of the round.
+        at: ``(state, params, round, rate, seed) -> network``: the sub-model of a device of some rate, in evaluation
+            mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
     """
 
     init: Callable[[Params], State]
@@ -149,6 +158,7 @@ class Method(NamedTuple):
     answer: Callable[[Job, Payload], Subnet] | None = None
     settle: Callable[[State, Params], Params] | None = None
     notes: Callable[[State], Mapping[str, float]] | None = None
+    at: Callable[[State, Params, int, float, int], nn.Module] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +223,8 @@ class Setup:
         mean = self.mean_of(params, over=over)
         for _, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
-            mean.count(update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
+            mean.count(update.weight)
         return {name: params[name] + step for name, step in mean.mean().items()}
 
     def one_rate(self, method: str) -> float:

@@ -111,8 +111,8 @@ class _Prunefl:
         found = _Found(np.zeros(self.layout.size))
         for job, update in updates:
             for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.num_samples)
-            mean.count(update.num_samples)
+                mean.add(name, update.values[name], piece, update.weight)
+            mean.count(update.weight)
             informed.add(update.device)  # it replied, so it has the mask
             found.add(job, update)
         after = {name: before[name] + step for name, step in mean.mean().items()}

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from torch.nn.modules.conv import _ConvNd
 from feddrop.config import Windows
 from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
+from feddrop.methods.sizes import device_network
 from feddrop.subnets.coupling import place
 from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
 from feddrop.subnets.masks import kept_count
+from feddrop.subnets.modules import CutAttention
 from feddrop.subnets.parameters import Params, is_statistic
 from feddrop.subnets.piece import Index, Subnet
 from feddrop.subnets.probe import example_inputs, random_state_kept, tensors_in, twin
@@ -46,7 +49,8 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     blueprint, subnet = setup.blueprint(), config.subnets()
     cut_at, sizes_at = unit_cutter(blueprint, subnet), sizer(blueprint, subnet)
     graph = blueprint.units
-    network_for = shrinker(setup.model, blueprint, _scaler(setup, moves=moves))
+    scale = _scaler(setup, moves=moves)
+    network_for = shrinker(setup.model, blueprint, scale)
 
     def init(_: Params) -> State:
         if setup.rates is not None:
@@ -70,7 +74,8 @@ def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     def merge(state: State, params: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(params, updates), state
 
-    return Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+    method = Method(init, plan, cut, local, merge, sizes=None if config.layer_rates else sizes)
+    return method._replace(at=partial(device_network, setup, method, prepare=scale))
 
 
 def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, int]], None]:
@@ -79,24 +84,37 @@ def _scaler(setup: Setup, *, moves: bool) -> Callable[[nn.Module, Mapping[str, i
     The output of a hidden layer is divided. A depthwise or grouped convolution reads the units that it produces, which
     are divided already, so its input is multiplied back. Before a norm with running statistics, division has no effect
     on the output but falsifies the statistics: there a moving window divides in the layers that read the units, and a
-    fixed window not at all.
+    fixed window not at all. The units of a recurrent layer are divided in the layers that read them, itself included.
     """
     model, graph = setup.model, setup.blueprint().units
     normed = {axis.group for name, axes in graph.axes.items() if is_statistic(name) for axis in axes}
-    makers = _users(model, graph, "out", lambda group: group not in normed)
-    readers = _users(model, graph, "in", lambda group: group in normed and moves)
+    recurrent = {group for user, group in _uses(graph, "out") if isinstance(model.get_submodule(user[1]), nn.RNNBase)}
+    makers = _users(model, graph, "out", lambda group: group not in normed | recurrent)
+    readers = _users(model, graph, "in", lambda group: moves if group in normed else group in recurrent)
     _check_calls(setup, {layer for layer, _ in (*makers, *readers)})
 
     def scale_up(network: nn.Module, sizes: Mapping[str, int]) -> None:
         for layer, group in makers:
             factor, module = graph.groups[group] / sizes[group], network.get_submodule(layer)
             full = model.get_submodule(layer)
+            if isinstance(module, CutAttention) and graph.heads[layer][1] == group:
+                module.factor = factor
+                continue
             if isinstance(full, _ConvNd) and full.groups > 1:
                 module.register_forward_pre_hook(partial(_read, 1.0 / factor), with_kwargs=True)
             module.register_forward_hook(partial(_given, factor))
         for layer, group in readers:
-            factor = graph.groups[group] / sizes[group]
-            network.get_submodule(layer).register_forward_pre_hook(partial(_read, factor), with_kwargs=True)
+            factor, module = graph.groups[group] / sizes[group], network.get_submodule(layer)
+            if isinstance(module, nn.RNNBase):
+                names = {
+                    name.rpartition(".")[2]
+                    for (name, user), read in _uses(graph, "in")
+                    if (user, read) == (layer, group)
+                }
+                module.register_forward_pre_hook(partial(_scale_weights, factor, names))
+                module.register_forward_hook(_own_weights)
+            else:
+                module.register_forward_pre_hook(partial(_read, factor), with_kwargs=True)
 
     return scale_up
 
@@ -106,22 +124,28 @@ def _users(model: nn.Module, graph: UnitGraph, role: str, chosen: Callable[[str]
 
     Tied weights have several. A weight used outside the module that owns it has no place for a hook.
     """
-    uses = [
-        (name, user, axis.group)
+    uses = [use for use in _uses(graph, role) if chosen(use[1])]
+    for (name, user), _ in uses:
+        weight, module = model.get_parameter(name), model.get_submodule(user)
+        owned = any(p is weight for p in module.parameters())
+        if not (owned and isinstance(module, nn.Linear | _ConvNd | nn.RNNBase | nn.MultiheadAttention)):
+            raise SubnetError(
+                f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), but windows can only scale "
+                "calls of nn.Linear, convolutions, recurrent layers and nn.MultiheadAttention. Call a module, as in "
+                "self.layer(x), or use 'feddrop'."
+            )
+    return list(dict.fromkeys((user, group) for (_, user), group in uses))
+
+
+def _uses(graph: UnitGraph, role: str) -> list[tuple[tuple[str, str], str]]:
+    """Return (weight, module that uses it) and group, for every group that a weight produces or reads."""
+    return [
+        ((name, user), axis.group)
         for name, users in graph.users.items()
         for user in users
         for axis in graph.axes[name]
-        if axis.role == role and chosen(axis.group)
+        if axis.role == role
     ]
-    for name, user, _ in uses:
-        weight, module = model.get_parameter(name), model.get_submodule(user)
-        owned = any(p is weight for p in module.parameters(recurse=False))
-        if not (owned and isinstance(module, nn.Linear | _ConvNd)):
-            raise SubnetError(
-                f"the weight {name!r} is used in {place([user])} ({type(module).__name__}), but windows can only scale "
-                "calls of nn.Linear and convolution modules. Call a module, as in self.layer(x), or use 'feddrop'."
-            )
-    return list(dict.fromkeys((user, group) for _, user, group in uses))
 
 
 def _check_calls(setup: Setup, layers: Collection[str]) -> None:
@@ -159,12 +183,25 @@ def window(start: int, _: str, units: int, share: float) -> Index | None:
     return None if kept == units else np.sort((start + np.arange(kept)) % units)
 
 
-def _given(factor: float, _: nn.Module, __: Any, output: Tensor) -> Tensor:
-    return output * factor
+def _given(factor: float, _: nn.Module, __: Any, output: Any) -> Any:
+    return output * factor if isinstance(output, Tensor) else (output[0] * factor, *output[1:])
 
 
-def _read(factor: float, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    def scaled(given: Any) -> Any:
-        return given * factor if isinstance(given, Tensor) else given
+def _read(factor: float, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    masks = range(3, len(args)) if isinstance(module, nn.MultiheadAttention) else ()
 
-    return tuple(map(scaled, args)), {name: scaled(given) for name, given in kwargs.items()}
+    def scaled(name: int | str, given: Any) -> Any:
+        return given * factor if isinstance(given, Tensor) and name not in masks and "mask" not in str(name) else given
+
+    return tuple(starmap(scaled, enumerate(args))), {name: scaled(name, given) for name, given in kwargs.items()}
+
+
+def _scale_weights(factor: float, names: Collection[str], module: nn.RNNBase, _: Any) -> None:
+    """Let a recurrent layer read units times a factor: its next call uses scaled weights."""
+    module._update_flat_weights()
+    weights = zip(module._flat_weights_names, module._flat_weights, strict=True)
+    module._flat_weights = [w * factor if w is not None and name in names else w for name, w in weights]
+
+
+def _own_weights(module: nn.RNNBase, *_: Any) -> None:
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]

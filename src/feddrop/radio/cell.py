@@ -206,8 +206,14 @@ class Cell:
     def bits_per_second(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Return downlink and uplink bits/s at these shares, ``[..., num_devices]`` each (eq. r_downlink, r_k,t)."""
         band = np.asarray(share, dtype=np.float64) * self.bandwidth_hz
+        down, up = self.efficiency(channels, share)
+        return band * down, band * up
+
+    def efficiency(self, channels: Channels, share: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Return downlink and uplink bit/s/Hz at these shares, ``[..., num_devices]`` each."""
+        band = np.asarray(share, dtype=np.float64) * self.bandwidth_hz
         down, up = self._signal_to_noise(channels, band if self.noise == "subband" else self.bandwidth_hz)
-        return band * _efficiency(down), band * _efficiency(up)
+        return _efficiency(down), _efficiency(up)
 
     def problem(
         self,

@@ -7,6 +7,7 @@ from 1; after the last ones, the first are used again. Reading a file never unpi
 from __future__ import annotations
 
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -214,7 +215,7 @@ def _load(path: Path) -> Mapping[str, npt.NDArray[Any]]:
         raise ConfigError(f"cannot read the gains {str(path)!r}: {why}. Write it with np.save or np.savez.") from None
 
 
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error)
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 _LINKS = ("uplink", "downlink")
 
 

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog
-from feddrop.storage import DeviceRecord, RoundRecord, load_run
-from feddrop.storage.records import LATE, number
+from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Size
+from feddrop.storage import RoundRecord, load_run
+from feddrop.storage.devices import DeviceTable
+from feddrop.storage.records import KEPT_AT, LATE, UNTRAINED, number
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
 MOST_METRICS = 12  # the most custom metrics that are drawn
-_TIMES = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) (× .+)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_RATE = re.compile(rf"{KEPT_AT}(0(?:\.\d+)?|\de-\d+)")
 
 
 def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
@@ -30,9 +33,9 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
             f"{clean(run.folder)} has no metrics.jsonl, or no finished round in it. Let the run finish its first "
             "round, then write the report again."
         )
-    devices = np.array(sorted({entry.device for record in run.rounds for entry in record.devices}), np.int64)
+    by_device = _by_device(run.devices, len(run.rounds))
     counts, names = _partition(run.about, run.folder / "run.json")
-    deadline, budget = _limits(run.settings, run.about, devices, run.folder)
+    deadline, budget = _limits(run.settings, run.about, by_device["devices"], run.folder)
     if run.about.get("parameters") is not None:
         number(run.about, "parameters", str(run.folder / "run.json"))
     return kind(
@@ -40,16 +43,15 @@ def read_run_log(run_dir: str | Path, kind: type[Log]) -> Log:
         config=run.settings,
         info=run.about,
         rounds=np.array([record.round for record in run.rounds], np.int64),
-        devices=devices,
         by_round={key: _floats(getattr(record, key) for record in run.rounds) for key in ROUND_FIELDS},
-        refusals=_refusals(run.rounds),
         deadline_s=deadline,
         budget_j=budget,
         class_counts=counts,
         class_names=names,
         metrics=_custom_metrics(run.rounds),
-        suspicions=_suspicions(run.rounds),
-        **_by_device(run.rounds, devices),
+        sizes=_sizes(run.rounds),
+        untrained=run.rounds[-1].metrics.get(UNTRAINED) or 0.0,
+        **by_device,
     )
 
 
@@ -57,56 +59,92 @@ def _floats(values: Iterator[float | None]) -> Floats:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _by_device(rounds: Sequence[RoundRecord], devices: Ints) -> dict[str, Any]:
+def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     """Return the numbers, words and marks of every device in every round, as fields of a :class:`RunLog`."""
-    shape, column = (len(rounds), len(devices)), {int(device): k for k, device in enumerate(devices)}
-    numbers = {key: np.full(shape, np.nan) for key in DEVICE_FIELDS}
-    words = {key: np.full(shape, "", "<U16") for key in DEVICE_WORDS}
-    suspicious = np.zeros(shape, np.bool_)
-    for at, entry in (((r, column[entry.device]), entry) for r, one in enumerate(rounds) for entry in one.devices):
-        for key in DEVICE_FIELDS:
-            value = getattr(entry, key)
-            numbers[key][at] = np.nan if value is None else value
-        for key, word in (("binding", entry.binding), ("status", _status(entry)), ("dtype", entry.dtype)):
-            words[key][at] = word or ""
-        suspicious[at] = bool(entry.suspicious)
-    return {"by_device": numbers, "words": words, "suspicious": suspicious}
+    keys = [(part["round"].to_numpy(), part["device"].to_numpy()) for part in table.parts(("round", "device"))]
+    devices = np.unique(np.concatenate([np.zeros(0, np.int64), *(device for _, device in keys)]))
+    shape = (rounds, len(devices))
+    numbers, codes, known = dict[str, Floats](), dict[str, npt.NDArray[np.int32]](), {key: [""] for key in DEVICE_WORDS}
+    suspicious, refusals, marks = np.zeros(shape, np.bool_), Counter[str](), Counter[str]()
+    columns = (*DEVICE_FIELDS, *DEVICE_WORDS, "suspicious")
+    for (round_, device), part in zip(keys, table.parts(columns), strict=True):
+        at = round_ - 1, np.searchsorted(devices, device)
+        for key in (key for key in columns if part[key].null_count < len(part)):
+            if key in DEVICE_FIELDS:
+                if key not in numbers:
+                    numbers[key] = np.full(shape, np.nan)
+                numbers[key][at] = part[key].to_numpy()
+                continue
+            words, which = _encoded(part[key])
+            times = Counter(dict(enumerate(np.bincount(which, minlength=len(words)).tolist())))
+            if key == "suspicious":
+                suspicious[at] = which > 0
+                marks.update({words[n]: times[n] for n in times if n})
+                continue
+            if key == "status":
+                refusals.update({word: times[n] for n, word in enumerate(words) if _status(word) == "refused"})
+                words = ["", *map(_status, words[1:])]
+            known[key] += [word for word in dict.fromkeys(words) if word not in known[key]]
+            if key not in codes:
+                codes[key] = np.zeros(shape, np.int32)
+            codes[key][at] = np.array([known[key].index(word) for word in words])[which]
+    absent = np.broadcast_to(np.nan, shape), np.broadcast_to("", shape)
+    return {
+        "devices": devices,
+        "by_device": {key: numbers.get(key, absent[0]) for key in DEVICE_FIELDS},
+        "words": {key: np.array(known[key])[codes[key]] if key in codes else absent[1] for key in DEVICE_WORDS},
+        "suspicious": suspicious,
+        "refusals": dict(refusals.most_common()),
+        "suspicions": dict(_merged(marks).most_common()),
+    }
 
 
-def _status(entry: DeviceRecord) -> str:
+def _encoded(column: Any) -> tuple[list[str], Ints]:
+    """Return the different words of a column, after an empty one for null, and the place of each row among them."""
+    encoded = column.combine_chunks().dictionary_encode()
+    words = [clean(word, LONGEST_REASON) for word in encoded.dictionary.to_pylist()]
+    return ["", *words], encoded.indices.fill_null(-1).to_numpy().astype(np.int64) + 1
+
+
+def _status(status: str) -> str:
     """Return ``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
-    status = entry.status or "ok"
-    return status if status in ("ok", LATE, "left out") else "refused"
-
-
-def _refusals(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count why updates were refused, most frequent first."""
-    refused = (entry.status for record in rounds for entry in record.devices if _status(entry) == "refused")
-    return dict(Counter(clean(reason, LONGEST_REASON) for reason in refused).most_common())
+    return status if status in ("", "ok", LATE, "left out") else "refused"
 
 
 def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:
     """Return the custom metrics, one value per round."""
     names = dict.fromkeys(name for record in rounds for name in record.metrics)
+    names = {name: None for name in names if name != UNTRAINED and not name.startswith(KEPT_AT)}
     return {
         clean(name, LONGEST_NAME): _floats(record.metrics.get(name) for record in rounds)
         for name in itertools.islice(names, MOST_METRICS)
     }
 
 
-def _suspicions(rounds: Sequence[RoundRecord]) -> dict[str, int]:
-    """Count why updates were suspicious, most frequent first; reasons that differ only in a size become one range."""
-    marks = [entry.suspicious for record in rounds for entry in record.devices if entry.suspicious]
-    parted = [_TIMES.fullmatch(mark) for mark in marks]
-    sizes: dict[str, set[str]] = {}
-    for part in filter(None, parted):
-        sizes.setdefault(part[2], set()).add(part[1])
-    spans = {rest: f"{min(all_, key=float)} to {max(all_, key=float)}" for rest, all_ in sizes.items() if len(all_) > 1}
-    reasons = (
-        f"{spans[part[2]]} {part[2]}" if part and part[2] in spans else mark
-        for mark, part in zip(marks, parted, strict=True)
-    )
-    return dict(Counter(clean(reason, LONGEST_REASON) for reason in reasons).most_common())
+def _sizes(rounds: Sequence[RoundRecord]) -> tuple[Size, ...]:
+    """Return the results of the sub-models in the last round that has any, by rate."""
+    measured = (record.metrics for record in reversed(rounds) if any(map(_RATE.fullmatch, record.metrics)))
+    last = next(measured, {})
+    rates = [match[1] for match in map(_RATE.fullmatch, last) if match]
+    found = {rate: _floats(last.get(f"{what}_at_{rate}") for what in ("kept", "accuracy", "loss")) for rate in rates}
+    return tuple(Size(float(rate), *map(float, values)) for rate, values in found.items())
+
+
+def _merged(marks: Counter[str]) -> Counter[str]:
+    """Count why updates were suspicious; reasons that differ only in numbers become one, with their ranges."""
+    alike: dict[str, list[list[str]]] = {}
+    times = Counter[str]()
+    for mark, count in marks.items():
+        text = _NUMBER.sub("{}", mark)
+        alike.setdefault(text, []).append(_NUMBER.findall(mark))
+        times[text] += count
+    found = Counter[str]()
+    for text, numbers in alike.items():
+        spans = [(min(column, key=float), max(column, key=float)) for column in zip(*numbers, strict=True)]
+        parts = [low if low == high else f"{low} to {high}" for low, high in spans]
+        reason = "".join(itertools.chain(*itertools.zip_longest(text.split("{}"), parts, fillvalue="")))
+        found[clean(reason, LONGEST_REASON)] += times[text]
+    return found
 
 
 def _partition(info: Mapping[str, Any], path: Path) -> tuple[Ints | None, tuple[str, ...]]:

@@ -18,7 +18,8 @@ from feddrop.report.plots import bytes_figure, device_figure, participation_figu
 from feddrop.report.quantities import how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
-from feddrop.report.tables import device_table, round_table, settings_panel
+from feddrop.report.tables import device_table, round_table, settings_panel, size_table
+from feddrop.storage.records import DRAWS
 
 MOST_REASONS, MOST_DEVICES = 5, 8
 
@@ -89,10 +90,12 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         note = "best of the run" if when == run.rounds[-1] else f"best {in_percent(best)} in round {when}"
         yield "Test accuracy", in_percent(last), note
     elif np.isfinite(run.last("test_loss")):
-        values = run.by_round["test_loss"]
-        at = int(np.nanargmin(values))
-        lowest = f"lowest {in_digits(float(values[at]))} in round {run.rounds[at]}"
-        yield "Test loss", in_digits(run.last("test_loss")), lowest if at < len(values) - 1 else "lowest of the run"
+        values, chosen = run.by_round["test_loss"], run.by_round["val_loss"]
+        validated = bool(np.isfinite(chosen).any())
+        at = int(np.nanargmin(np.where(np.isfinite(values), chosen if validated else values, np.nan)))
+        word = "best by validation" if validated else "lowest"
+        shown = f"{word} {in_digits(float(values[at]))} in round {run.rounds[at]}"
+        yield "Test loss", in_digits(run.last("test_loss")), shown if at < len(values) - 1 else f"{word} of the run"
     for name, values in run.metrics.items():
         known = run.rounds[np.isfinite(values)]
         yield name, in_digits(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""
@@ -111,6 +114,10 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         low, high = float(np.nanmin(run.values("rate"))), float(np.nanmax(run.values("rate")))
         note = "same for all devices" if high - low < 1e-9 else f"from {low:.2f} to {high:.2f}"
         yield "Mean rate γ", f"{run.mean_rate:.3g}", note
+        kept = run.kept_bytes[np.isfinite(run.kept_bytes)]
+        if kept.size:
+            nominal = in_percent(1 - run.mean_rate)
+            yield "Bytes kept", in_percent(float(kept.mean())), f"of full frames; nominally {nominal}"
     for label, key, write in (("Simulated time", "latency_s", in_seconds), ("Energy", "energy_j", in_joules)):
         values = run.by_round[key]
         if np.isfinite(values).any():
@@ -129,7 +136,24 @@ def _learning(run: RunLog) -> Html:
     for n, name in enumerate(run.metrics):
         if np.isfinite(run.metrics[name]).any():
             figures.append(figure_panel(f"metric-{n}", name, "", partial(metric_figure, run, name)))
-    return section("Learning", "", *_diverged(run), *figures)
+    return section("Learning", "", *_diverged(run), *_untrained(run), *figures, *_sizes(run))
+
+
+def _untrained(run: RunLog) -> Iterable[Html]:
+    """Return a panel on parameters that no device has held; nothing if there are none."""
+    if run.untrained > 0:
+        text = (
+            f"{in_percent(run.untrained, 2)} of the trainable parameters have been held by no device, so none has "
+            "trained them; but the full network is tested."
+        )
+        yield el("div", el("p", text), class_="panel warning wide")
+
+
+def _sizes(run: RunLog) -> Iterable[Html]:
+    """Return the table of accuracy by size; nothing if no sub-model was evaluated."""
+    if run.sizes:
+        note = f"Sub-models that devices of rate γ hold, on the test set. Random ones: mean of {DRAWS} draws."
+        yield el("div", el("h3", "Accuracy by size"), el("p", note), size_table(run), class_="panel wide")
 
 
 def _diverged(run: RunLog) -> Iterable[Html]:
@@ -164,7 +188,7 @@ def _devices(run: RunLog) -> Html:
         of = f"{how_many(len(devices), 'device')} of {len(run.devices):,}"
         note = f"{how_many(len(rounds), 'round')} of {len(run.rounds):,}, {of}."
     elif not run.active.all():
-        note = "Blank: the device did not take part."
+        note = f"Blank: the device did not take part{' or was not recorded' * run.sampled}."
     figures: list[Html] = []
     fields: dict[Literal["rate", "share"], str] = {"rate": "Dropout rates", "share": "Bandwidth shares"}
     for field, title in fields.items():

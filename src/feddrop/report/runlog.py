@@ -7,8 +7,9 @@ empty string where a device was absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,23 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
+_ROUNDING = 1e-9  # relative, of sums of costs
+_COSTS = {"seconds": "latency_s", "joules": "energy_j"}
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Size(NamedTuple):
+    """The sub-model of one rate γ: the share of values it keeps, and its test accuracy or loss; NaN where unknown."""
+
+    rate: float
+    kept: float
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunLog:
     """What a run did: R rounds, K devices that took part in at least one of them.
 
@@ -56,6 +68,8 @@ class RunLog:
         metrics: one array ``[R]`` per custom metric, by name; NaN where absent.
         suspicious: which updates were marked as suspicious, ``[R, K]``.
         suspicions: how often updates were marked, by (shortened) reason.
+        sizes: the sub-models that were evaluated last, by rate.
+        untrained: share of the trainable parameters that no device has held.
     """
 
     name: str
@@ -74,6 +88,8 @@ class RunLog:
     metrics: Mapping[str, Floats]
     suspicious: npt.NDArray[np.bool_]
     suspicions: Mapping[str, int]
+    sizes: tuple[Size, ...] = ()
+    untrained: float = 0.0
 
     def __repr__(self) -> str:
         return f"RunLog({self.name!r}, {len(self.rounds)} rounds, {len(self.devices)} devices)"
@@ -119,11 +135,16 @@ class RunLog:
         return max(len(self.devices), len(samples) if isinstance(samples, list) else 0)
 
     @property
+    def sampled(self) -> bool:
+        """Whether only some of the devices of a round were recorded."""
+        return bool(self.config.get("record_devices", "all") != "all")
+
+    @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
         return self.population > len(self.devices) or bool((self.words["status"] == "").any())
 
-    @property
+    @cached_property
     def has_radio(self) -> bool:
         """Whether any latency or energy was reported."""
         return any(bool(np.isfinite(self.by_device[key]).any()) for key in ("latency_s", "energy_j"))
@@ -133,16 +154,35 @@ class RunLog:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
 
-    @property
+    def spent(self, resource: str) -> Floats:
+        """Return the ``"rounds"``, ``"bytes"``, ``"seconds"`` or ``"joules"`` spent by the end of each round, ``[R]``.
+
+        NaN if the run has none, such as seconds without a radio.
+        """
+        if resource == "rounds":
+            return self.rounds.astype(np.float64)
+        per_round = self.traffic if resource == "bytes" else self.by_round[_COSTS[resource]]
+        return np.asarray(np.cumsum(np.nan_to_num(per_round)) if np.isfinite(per_round).any() else per_round)
+
+    def within(self, budget: Mapping[str, float]) -> Self:
+        """Return the run up to the last round that is within one of these amounts, by resource."""
+        limits = [self.spent(resource) <= amount * (1 + _ROUNDING) for resource, amount in budget.items()]
+        count = int(np.any(limits, axis=0).sum()) if limits else len(self.rounds)
+        cut = {key: getattr(self, key)[:count] for key in ("rounds", "suspicious")}
+        for key in ("by_round", "by_device", "words", "metrics"):
+            cut[key] = {name: values[:count] for name, values in getattr(self, key).items()}
+        return replace(self, **cut)
+
+    @cached_property
     def full_traffic(self) -> Floats:
         """Bytes that full float32 models would have cost in each round, ``[R]``; NaN if their size is unknown."""
         parameters = self.info.get("parameters")
-        if parameters is None:
+        if parameters is None or self.sampled:
             return np.full(len(self.rounds), np.nan)
         sent = sum((self.by_device[key] > 0).sum(axis=1) for key in ("push_bytes", "pull_bytes"))
         return np.asarray(sent * float(parameters) * FULL_VALUE_BYTES)
 
-    @property
+    @cached_property
     def active(self) -> npt.NDArray[np.bool_]:
         """Which device took part in which round, ``[R, K]``: present and not left out."""
         status = self.words["status"]
@@ -177,6 +217,19 @@ class RunLog:
         """Mean rate over all devices and rounds; NaN if no rate is known."""
         rates = self.values("rate")[np.isfinite(self.values("rate"))]
         return float(rates.mean()) if rates.size else float("nan")
+
+    @property
+    def kept_bytes(self) -> Floats:
+        """Bytes sent to each device as a share of a frame with the full network, ``[R, K]``; NaN if unknown."""
+        full, table = self.info.get("full_bytes"), self.config.get("execution")
+        known = full.items() if isinstance(full, dict) else ()
+        sizes = {name: float(size) for name, size in known if isinstance(size, int) and size > 0}
+        usual = table.get("dtype") if isinstance(table, dict) else None
+        dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
+        sizes = sizes or {"float32": np.nan}
+        whole = np.select([dtypes == name for name in sizes], list(sizes.values()), np.nan)
+        sent = self.values("push_bytes")
+        return np.where(sent > 0, sent / whole, np.nan)
 
     @property
     def saving(self) -> float:

@@ -58,9 +58,9 @@ def device_table(run: RunLog) -> Html:
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
     settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
     marked = ["suspicious"] if run.suspicious.any() else []
-    head = ["device", "samples", "rounds", "left out", "refused", *marked, "mean γ", "push", "pull", *radio]
-    head += [{"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_]
-    rates, active = run.values("rate"), run.active
+    head = ["device", "samples", "rounds", "left out", "refused", *marked, "mean γ", "bytes kept", "push", "pull"]
+    head += [*radio, *({"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_)]
+    rates, active, kept = run.values("rate"), run.active, run.kept_bytes
     rows = []
     for k in _thinned(len(run.devices)):
         of = {key: values[:, k] for key, values in run.by_device.items()}
@@ -76,6 +76,7 @@ def device_table(run: RunLog) -> Html:
                 (status == "refused").sum(),
                 *([run.suspicious[:, k].sum()] if marked else []),
                 in_digits(_mean(rates[:, k])),
+                in_percent(_mean(kept[:, k])),
                 in_bytes(float(np.nansum(of["push_bytes"]))),
                 in_bytes(float(np.nansum(of["pull_bytes"]))),
                 *(costs if radio else []),
@@ -85,6 +86,21 @@ def device_table(run: RunLog) -> Html:
             ]
         )
     return table([*head, *(f"bound by {word}" for word in bindings), *(f"as {word}" for word in dtypes)], rows)
+
+
+def size_table(run: RunLog) -> Html:
+    """Return a table with one row per rate at which sub-models were evaluated."""
+    known = np.isfinite([size.accuracy for size in run.sizes]).any()
+    rows = [
+        [
+            f"{size.rate:g}",
+            in_percent(1.0 - size.rate),
+            in_percent(size.kept),
+            in_percent(size.accuracy, 2) if known else in_digits(size.loss),
+        ]
+        for size in run.sizes
+    ]
+    return table(["γ", "nominally kept", "kept", "accuracy" if known else "test loss"], rows)
 
 
 def settings_panel(title: str, values: Mapping[str, Any]) -> Html:

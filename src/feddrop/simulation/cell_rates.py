@@ -18,7 +18,6 @@ from feddrop.errors import ConfigError
 from feddrop.radio import Cell, Channels, MeasuredGains, covering
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
-from feddrop.radio.cost import Cost
 from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
 from feddrop.seeds import derive
 from feddrop.simulation.participation import Roster
@@ -167,7 +166,7 @@ class CellRates:
         return self.cell.problem(channels, **full, choose=self._radio.chooses)
 
     def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
-        """Return latency and energy of every device, from measured sizes and by the paper's formula."""
+        """Return what every device cost, from measured sizes and by the paper's formula."""
         if plan.allocation is None or plan.channels is None:
             return {}
         count = self.cell.devices
@@ -182,7 +181,22 @@ class CellRates:
         first, second, name = (
             (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
         )
-        return {entry.device: _cost_record(first, second, name, entry.device) for entry in devices}
+        down, up = self.cell.efficiency(plan.channels, np.where(share > 0, share, 1.0))
+        found = {
+            "latency_s": first.latency_s,
+            "energy_j": first.energy_j,
+            f"{name}_latency_s": second.latency_s,
+            f"{name}_energy_j": second.energy_j,
+            "push_s": first.push_s,
+            "compute_s": first.compute_s,
+            "pull_s": first.pull_s,
+            "downlink_efficiency": down,
+            "uplink_efficiency": up,
+            "flops": flops,
+        }
+        if self.cell.dynamics is not None:
+            found |= {"tx_power_w": plan.channels.tx_power_w, "cpu_hz": plan.channels.cpu_hz}
+        return {d.device: {key: float(values[d.device]) for key, values in found.items()} for d in devices}
 
     def budgets(self) -> list[float | None]:
         """Return the energy budget per device in joules; None for no budget."""
@@ -222,13 +236,3 @@ def covers(work: Workload) -> Callable[[float], dict[str, float]]:
 def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:
     """Return the rates rounded up to a full percent, so that there are few covers; at most θ."""
     return np.minimum(np.ceil(100.0 * allocation.rate) / 100.0, allocation.problem.max_rate)
-
-
-def _cost_record(first: Cost, second: Cost, name: str, device: int) -> dict[str, float]:
-    """Return latency and energy of one device, by both ways of counting."""
-    return {
-        "latency_s": float(first.latency_s[device]),
-        "energy_j": float(first.energy_j[device]),
-        f"{name}_latency_s": float(second.latency_s[device]),
-        f"{name}_energy_j": float(second.energy_j[device]),
-    }

@@ -22,11 +22,11 @@ from feddrop.executors.executor import Measured, Reply
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
-from feddrop.methods.method import Job, MethodFactory, Setup
+from feddrop.methods.method import Job, MethodFactory, Setup, train_subnet
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import scaled, to_device_shape, without
+from feddrop.subnets.piece import full_piece, scaled, to_device_shape, without
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
@@ -136,6 +136,27 @@ class Task:
         return Device(self)
 
 
+class Root:
+    """The server's own updates, for FLTrust: of the full network, on the validation samples.
+
+    They are computed with the threads of a device, so that every executor gives the same bits.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._device: Device | None = None
+
+    def __call__(self, params: Params, round_: int) -> Params:
+        """Return the update of a network in a round."""
+        threads = torch.get_num_threads()
+        try:
+            self._device = self._device or Device(self._task)
+            torch.set_num_threads(self._task.threads)
+            return self._device.held_out_update(params, round_)
+        finally:
+            torch.set_num_threads(threads)
+
+
 class Device:
     """The device side: a network, a method and data, of which each device sees its part.
 
@@ -203,14 +224,27 @@ class Device:
         (x, y, *_), part, where = self.task.samples, self.task.parts[job.device], self.task.torch_device
         return LocalBatches(x, y, part, self.task.setup.train, job.seed, where, lone=not self._norms)
 
+    def held_out_update(self, params: Params, round_: int) -> Params:
+        """Return the change of the full network if it is trained on the validation samples."""
+        task, subnet = self.task, {name: full_piece(tuple(value.shape)) for name, value in params.items()}
+        job = Job(round=round_, device=0, seed=derive(task.setup.seed, "root", round_), rate=0.0)
+        (x, y, *_), where = task.samples, task.torch_device
+        batches = LocalBatches(x, y, task.validation, task.setup.train, job.seed, where, lone=not self._norms)
+        with self._own_draws():
+            self._seed(derive(job.seed, "torch"))
+            parameters.load_into(self.model, self._counters)
+            update = train_subnet(task.setup, self.model, subnet, params, job, batches)
+        return {name: value.reshape(params[name].shape).float() for name, value in update.values.items()}
+
     def load(self, values: Params) -> None:
         """Load the parameters to evaluate."""
         parameters.load_into(self.model, {**self._counters, **values})
 
-    def evaluate(self, chunk: Chunk) -> Measured:
+    def evaluate(self, chunk: Chunk, network: nn.Module | None = None) -> Measured:
         """Return summed loss and measures over a chunk, and for the metrics the outputs.
 
-        Random layers are seeded by the run and the chunk, so they draw the same in every round and on every executor.
+        The loaded parameters are measured, or another network of the task, such as a sub-model. Random layers are
+        seeded by the run and the chunk, so they draw the same in every round and on every executor.
         """
         task, (part, start) = self.task, chunk
         measures, classes = {"loss": task.setup.loss, **task.measures}, task.class_shares.shape[1]
@@ -224,7 +258,8 @@ class Device:
 
         with self._own_draws():
             self._seed(derive(task.setup.seed, part, start))
-            sums, size = evaluate(self.model, self._test_batches(*chunk), measures, keep if part == "test" else None)
+            model = self.model if network is None else network
+            sums, size = evaluate(model, self._test_batches(*chunk), measures, keep if part == "test" else None)
         if part == "test":
             sums |= {f"{_RIGHT}{number}": float(count) for number, count in enumerate(right.tolist())}
         return Measured(sums, size, joined(kept) if kept else None)

@@ -21,12 +21,13 @@ from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
+from feddrop.methods.sizes import NO_AT
 from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
-from feddrop.storage.records import WORST
+from feddrop.storage.records import UNTRAINED, WORST
 
 if TYPE_CHECKING:
     from feddrop.simulation.preparation import Prepared
@@ -259,11 +260,18 @@ def devices_have_an_accuracy(run: Prepared) -> Iterator[str]:
 
 
 def metrics_are_not_notes(run: Prepared) -> Iterator[str]:
-    """No metric has the name of a number that the method records."""
-    metrics, notes = run.custom.metrics, run.method.notes
-    for name in notes(run.state) if metrics and notes else ():
-        if metrics and name in metrics:
-            yield f"metrics has {name!r}, which the method records itself. Use another name."
+    """No metric has the name of a number that the method or the run records."""
+    taken = {*(run.method.notes(run.state) if run.method.notes and run.custom.metrics else ()), UNTRAINED}
+    taken |= {f"{what}_at_{rate:g}" for rate in run.config.eval_rates for what in ("accuracy", "kept", "loss")}
+    for name in run.custom.metrics or ():
+        if name in taken:
+            yield f"metrics has {name!r}, which the method or the run records itself. Use another name."
+
+
+def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
+    """The method says which sub-model a device of some rate holds."""
+    if run.config.eval_rates and run.method.at is None:
+        yield f"eval_rates is {list(run.config.eval_rates)}, but {NO_AT}"
 
 
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
@@ -276,17 +284,28 @@ def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
 def method_uses_the_mean(run: Prepared) -> Iterator[str]:
     """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
     custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
-    if custom and run.config.server.mean != "mean":
+    if custom and run.config.server.weighs:
         rates = dict(sorted(run.scheme.decide(1).rates.items())[:2])
         if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
             yield unused_mean(run.config)
 
 
+def fltrust_has_samples(run: Prepared) -> Iterator[str]:
+    """FLTrust needs samples at the server."""
+    if run.config.server.mean == "fltrust" and not len(run.task.validation):
+        yield (
+            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
+            "share that the server keeps, such as 0.05."
+        )
+
+
 def unused_mean(config: RunConfig) -> str:
-    """Return the message for a method that ignores ``server.mean``."""
+    """Return the message for a method that ignores ``server.mean`` and the weights of updates."""
+    given = f"mean is {config.server.mean!r}" if config.server.mean != "mean" else "max_samples is set"
+    default = 'mean = "mean"' if config.server.mean != "mean" else "max_samples = 0"
     return (
-        f"server.mean is {config.server.mean!r}, which has no effect: the method's merge averages by itself. Average "
-        'with setup.average(params, updates) or setup.mean_of(params, over=...), or set server.mean = "mean".'
+        f"server.{given}, which has no effect: the method's merge averages by itself. Average with "
+        f"setup.average(params, updates) or setup.mean_of(params, over=...), or set server.{default}."
     )
 
 
@@ -300,8 +319,10 @@ RUN_CHECKS = (
     every_round_has_devices,
     rounds_have_enough_updates,
     metrics_are_not_notes,
+    sub_models_can_be_built,
     first_round_can_be_planned,
     method_uses_the_mean,
+    fltrust_has_samples,
 )
 """Checks that need network, data, method and scheme."""
 

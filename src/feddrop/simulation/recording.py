@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from feddrop import data
-from feddrop.config import CustomMethod
+from feddrop.config import CustomMethod, RunConfig
+from feddrop.config.execution import DTYPES
 from feddrop.errors import named_object
 from feddrop.learning.losses import LOSSES
+from feddrop.radio import Cell
+from feddrop.seeds import derive, permutation
 from feddrop.simulation.custom import NAMES, REPLACED
 from feddrop.simulation.fingerprints import Fingerprint, data_crc32, fingerprint, network_fingerprint
 from feddrop.simulation.preparation import Prepared
@@ -20,11 +27,16 @@ from feddrop.simulation.schemes import Plan
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.records import LATE, WORST
 from feddrop.subnets import parameters
+from feddrop.wire import frame_bytes
 
 TOLERANCE = 1e-6
 """A latency exceeds the deadline from this relative excess on: rates are solved to the deadline."""
 _FIELDS = ("loss", "accuracy", "val_loss", "val_accuracy")
 """What is measured and has a field in the record; everything else is a metric."""
+_CONSTANTS = (
+    *("cpu_hz", "tx_power_w", "cpu_constant", "circuit_j", "downlink_power_w", "flop_per_cycle", "samples"),
+    *("bandwidth_hz", "noise", "noise_w_hz", "downlink_noise_w_hz", "bits_per_parameter"),
+)
 _DEVICE = "device/"
 """Begins the names of the accuracies of devices."""
 
@@ -47,6 +59,14 @@ def round_record(
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
     joules = [cost.get("energy_j") for cost in costs.values()]
+    entries = [_device_record(plan, device, costs.get(device.device, {})) for device in devices]
+    entries += [
+        DeviceRecord(device=device, rate=1.0, share=0.0, status="left out", **_gains(plan, device))
+        for device in plan.left_out
+    ]
+    counts = Counter(entry.outcome for entry in entries)
+    counts["suspicious"] = sum(1 for entry in entries if entry.suspicious)
+    rates = [device.rate for device in devices]
     return RoundRecord(
         round=round_,
         train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / sum(d.num_samples for d in used),
@@ -63,13 +83,21 @@ def round_record(
         objective=plan.objective,
         charged_objective=plan.charged_objective,
         remark=plan.remark,
+        counts={name: count for name, count in counts.items() if count},
+        mean_rate=sum(rates) / len(rates) if rates else None,
         metrics=_metrics(measured, of_devices) | dict(notes),
         device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
-        devices=(
-            *(_device_record(plan, device, costs.get(device.device, {})) for device in devices),
-            *(DeviceRecord(device=device, rate=1.0, share=0.0, status="left out") for device in plan.left_out),
-        ),
+        devices=tuple(entries),
     )
+
+
+def recorded(record: RoundRecord, config: RunConfig) -> RoundRecord:
+    """Return a record with the devices that are saved: all, or a random sample of them."""
+    count = config.record_devices
+    if not isinstance(count, int) or count >= len(record.devices):
+        return record
+    order = permutation(derive(config.seed, "recorded", record.round), len(record.devices))
+    return replace(record, devices=tuple(record.devices[n] for n in sorted(order[:count].tolist())))
 
 
 def _metrics(measured: Mapping[str, float], of_devices: Sequence[float]) -> dict[str, float]:
@@ -83,6 +111,7 @@ def _metrics(measured: Mapping[str, float], of_devices: Sequence[float]) -> dict
 
 
 def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:
+    chosen = {"tx_power_w": plan.powers.get(done.device), "cpu_hz": plan.clocks.get(done.device)}
     return DeviceRecord(
         device=done.device,
         rate=done.rate,
@@ -92,13 +121,19 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
         pull_bytes=done.pull_bytes,
         binding=plan.binding.get(done.device),
         dtype=plan.dtypes.get(done.device),
-        tx_power_w=plan.powers.get(done.device),
-        cpu_hz=plan.clocks.get(done.device),
         loss=done.loss,
         status=LATE if is_late(plan, done, cost) else done.status,
         suspicious=done.suspicious or None,
-        **cost,
+        update_size=done.size,
+        **(chosen | _gains(plan, done.device) | dict(cost)),
     )
+
+
+def _gains(plan: Plan, device: int) -> dict[str, Any]:
+    """Return the channel gains of a device; empty without a radio."""
+    if plan.channels is None:
+        return {}
+    return {"uplink_gain": float(plan.channels.uplink[device]), "downlink_gain": float(plan.channels.downlink[device])}
 
 
 def is_late(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
@@ -110,10 +145,22 @@ def is_late(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
 
 def remarks(record: RoundRecord) -> Iterator[str]:
     """Yield one line per thing in a round that is probably a mistake; the run logs each line once."""
-    if any(device.status == LATE for device in record.devices):
+    if LATE in record.counts:
         yield "some devices are late: their latency exceeds the deadline, but their updates count."
     if (record.test_accuracy or 0.0) > 1.0:
         yield "the test accuracy is above 1; the metric 'accuracy' must be a share from 0 to 1, not a percentage."
+
+
+def blame(records: Sequence[RoundRecord]) -> str:
+    """Return what to do if a round failed after one with suspicious updates that were used; otherwise nothing."""
+    marked = [d for d in records[-1].devices if d.suspicious and "left out" not in d.suspicious] if records else []
+    if not marked:
+        return ""
+    who = ", ".join(f"device {one.device} ({one.suspicious})" for one in marked[:3])
+    return (
+        f" In round {records[-1].round}, suspicious updates were used: {who}. To repeat that round without these "
+        "devices, resume with back=1 (`feddrop resume --back 1`); to withstand them, start with server.filter = true."
+    )
 
 
 def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
@@ -139,6 +186,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         },
         "preprocessing": [step and step.to_json() for step in dataset.preprocessing],
         "parameters": parameters.count_parameters(model),
+        "full_bytes": _full_bytes(run),
         "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
@@ -146,6 +194,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),
         "budget_j": run.scheme.budgets(),
+        "cell": _cell_constants(getattr(run.scheme, "cell", None)),
         "rates": dict(getattr(run.scheme, "kept_settings", {})),
         "gains_crc32": gains.crc32() if gains else None,
         "data_crc32": identity["objects"]["data"]["crc32"],
@@ -154,10 +203,33 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
     }
 
 
+def _full_bytes(run: Prepared) -> dict[str, int]:
+    """Return the size of a frame with the full network, without frozen parameters, by dtype."""
+    sizes = {name: tensor.numel() for name, tensor in run.params.items() if name not in run.frozen}
+    return {dtype: frame_bytes(sizes, dtype) for dtype in DTYPES}
+
+
+def _cell_constants(cell: Cell | None) -> dict[str, Any] | None:
+    """Return the constants of a cell, one value per device where they differ; None without a radio.
+
+    With them and the records, a reader can recompute the latency and the energy of every device.
+    """
+    if cell is None:
+        return None
+    found = {name: _compact(getattr(cell, name)) for name in _CONSTANTS}
+    return found | {"downlink_noise_w_hz": cell.noise_w_hz} if cell.downlink_noise_w_hz is None else found
+
+
+def _compact(values: Any) -> Any:
+    """Return one number if all are equal, otherwise the list."""
+    known = np.asarray(values)
+    return values if known.dtype.kind == "U" else known.flat[0] if np.all(known == known.flat[0]) else known
+
+
 def supplied(run: Prepared, given: Iterable[str]) -> dict[str, Any]:
     """Return what identifies a run besides its configuration: fingerprints of data and of the objects ``given``.
 
-    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.compare` ignores them.
+    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.comparison` ignores them.
     """
     custom, dataset = run.custom, run.dataset
     objects: dict[str, Fingerprint] = {

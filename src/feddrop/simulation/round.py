@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
@@ -17,6 +17,7 @@ from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST, Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
+from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import Subnet, scaled, without
 from feddrop.wire import Header
@@ -35,11 +36,12 @@ class DeviceRound:
         rate: dropout rate γ.
         num_samples: samples trained on.
         loss: mean training loss; None without a usable update.
-        push_bytes: size of the frame sent to the device.
+        push_bytes: size of the frame sent to the device; 0 if it was not sent.
         pull_bytes: size of the frame that it returned.
         kept: number of values of every tensor in the subnet.
         status: ``"ok"``, or why there is no usable update.
         suspicious: what is unusual about an update that was used, or left out; empty otherwise.
+        size: root mean square of the update, in the units of the network's weights; None without one.
         seconds: wall time of the device's computation.
         elapsed: seconds from sending to receiving, by the server's clock; 0 if devices are simulated.
     """
@@ -55,6 +57,7 @@ class DeviceRound:
     suspicious: str
     seconds: float
     elapsed: float = 0.0
+    size: float | None = None
 
 
 class RoundResult(NamedTuple):
@@ -89,6 +92,7 @@ def run_round(
     guard: Guard | None = None,
     min_devices: int = 1,
     frozen: Set[str] = frozenset(),
+    untrained: Untrained | None = None,
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
 
@@ -106,6 +110,7 @@ def run_round(
         guard: watches the updates.
         min_devices: fewest usable updates; fewer are a RunError.
         frozen: names of parameters that are not trained: devices have them, so they are not sent.
+        untrained: the parameters that no device has held so far; those of every usable update are removed.
     """
     jobs = list(method.plan(state, params, round_, rates, seed))
     memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
@@ -118,15 +123,19 @@ def run_round(
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
             if update is not None:
+                if untrained is not None:
+                    untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
         _check_enough(list(devices.values()), min_devices, round_)
 
-    def mark(device: int, reason: str) -> None:
-        devices[device] = replace(devices[device], suspicious=reason)
+    def note(device: int, **found: Any) -> None:
+        refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
+        devices[device] = replace(devices[device], **found, **refused)
 
-    watched = (guard or Guard()).watch(updates(), mark)
+    watched = (guard or Guard()).watch(updates(), params, round_, note)
     merged, new_state = method.merge(state, params, watched)
     _check_merged(watched, params, merged)
+    _check_enough(list(devices.values()), min_devices, round_)  # again: the guard may have refused some
     done = [devices[number] for number in sorted(devices)]
     return RoundResult(without_negative_variances(params, merged), checked_state(new_state, "merge"), done)
 
@@ -258,7 +267,7 @@ def _summary(sent: SentJob, reply: Reply, update: Update | None, error: str) -> 
         rate=sent.job.rate,
         num_samples=update.num_samples if update else 0,
         loss=update.loss if update else None,
-        push_bytes=sent.push_bytes,
+        push_bytes=sent.push_bytes if reply.sent else 0,
         pull_bytes=len(reply.frame),
         kept={name: piece.size for name, piece in sent.subnet.items()},
         status=error or "ok",

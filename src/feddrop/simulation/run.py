@@ -1,7 +1,7 @@
 """A run from start to end. Every round is saved, and a stopped run resumes to the same bits.
 
 A run folder holds ``config.toml``, ``run.json`` (what was trained, and how to repeat it), ``metrics.jsonl`` (one line
-per round), ``checkpoints/`` and ``report.html``.
+per round), ``devices/`` (a table with one row per device per round), ``checkpoints/`` and ``report.html``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
@@ -27,14 +27,20 @@ from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
 from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
+from feddrop.methods.sizes import sub_model
+from feddrop.models import copy_model
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.device import Root
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
+from feddrop.simulation.sizes import measure_sizes
+from feddrop.simulation.untrained import Untrained
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.checkpoints import Checkpoint
-from feddrop.subnets.parameters import Params
+from feddrop.storage.records import UNTRAINED
+from feddrop.subnets.parameters import Params, load_into
 
 log = logging.getLogger("feddrop")
 
@@ -51,6 +57,7 @@ class Run:
         config: what to run.
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
+        back: when resuming, how many of the last rounds to repeat; only the last rounds' checkpoints are kept.
         overwrite: whether to overwrite a run in the folder.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
@@ -86,6 +93,7 @@ class Run:
         out: str | Path,
         *,
         resume: bool = False,
+        back: int = 0,
         overwrite: bool = False,
         model: Network | None = None,
         dataset: Dataset | None = None,
@@ -114,8 +122,10 @@ class Run:
             rates=rates,
         )
         preflight.check_config(config, custom)
-        if resume and overwrite:
+        if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
+        if back < 0 or (back and not resume):
+            raise ConfigError(f"back is {back}; it must be 0, or with resume=True the number of rounds to repeat.")
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
@@ -131,9 +141,9 @@ class Run:
         self._callbacks = CallbackList(callbacks, config.callbacks)
         self.prepared = prepare(self.config, custom)
         self.config = self.prepared.config
-        self._start(recording.facts(self.prepared, command, label), resume=resume, overwrite=overwrite)
+        self._start(recording.facts(self.prepared, command, label), resume=resume, back=back, overwrite=overwrite)
 
-    def _start(self, facts: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
         ready = self.prepared
         self.round, self._remarked = 0, set[str]()
@@ -141,9 +151,13 @@ class Run:
         self.params: Params = self._settled(ready.params, ready.state)
         self._step: Params = first_state(self.config.server, self.params)
         self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(clip=self.config.server.clip, krum=self.config.server.krum)
+        self._guard = Guard(self.config.server, seed=self.config.seed, root=Root(ready.task))
+        sparse = ready.method.settle is not None  # what no device holds is not part of the network
+        self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
         self._memories = self._disk.memories
         with self._disk.locked():
+            if back:
+                self._disk.drop_rounds(back)
             if resume:
                 self._return_to(self._disk.reopen(self.config, facts))
             else:
@@ -158,6 +172,21 @@ class Run:
     def about(self) -> dict[str, Any]:
         """The contents of ``run.json``."""
         return self._disk.about()
+
+    def model(self, rate: float | None = None, *, draw: int = 0) -> nn.Module:
+        """Return the network as it is now, or the sub-model of a device of some rate, in evaluation mode.
+
+        Args:
+            rate: dropout rate γ of a device; None for the full network.
+            draw: which random subnet, for methods that draw them.
+        """
+        if rate is None:
+            network = copy_model(self.prepared.model, self.config.seed)
+            load_into(network, self.params)
+            return network.eval()
+        return sub_model(
+            self.prepared.method, self.state, self.params, max(1, self.round), rate, self.config.seed, draw
+        )
 
     def __iter__(self) -> Iterator[Record]:
         if self.round >= self.config.rounds:
@@ -178,25 +207,29 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, setup = copy.copy(self._guard), ready.task.setup
-        means = setup.means if config.server.mean != "mean" else 0
+        guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
+        means = setup.means
         plan = ready.scheme.decide(round_)
-        result = run_round(
-            ready.method,
-            executor,
-            self.params,
-            self.state,
-            round_=round_,
-            rates=plan.rates,
-            seed=config.seed,
-            dtype=plan.dtypes or config.execution.dtype,
-            num_samples=ready.samples,
-            memories=self._memories,
-            guard=guard,
-            min_devices=config.server.min_devices,
-            frozen=ready.frozen,
-        )
-        if round_ == 1 and config.server.mean != "mean" and setup.means == means:
+        try:
+            result = run_round(
+                ready.method,
+                executor,
+                self.params,
+                self.state,
+                round_=round_,
+                rates=plan.rates,
+                seed=config.seed,
+                dtype=plan.dtypes or config.execution.dtype,
+                num_samples=ready.samples,
+                memories=self._memories,
+                guard=guard,
+                min_devices=config.server.min_devices,
+                frozen=ready.frozen,
+                untrained=untrained,
+            )
+        except RunError as error:
+            raise RunError(f"{error}{recording.blame(self.records)}") from error
+        if round_ == 1 and config.server.weighs and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
@@ -204,15 +237,19 @@ class Run:
         after = self._settled(after, state)
         evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
         measured = executor.evaluate(after) if evaluated else {}
+        sizes = measure_sizes(ready, state, after, round_) if evaluated else {}
         costs = ready.scheme.costs(plan, result.devices)
-        notes = ready.method.notes(state) if ready.method.notes else {}
+        notes = {**(ready.method.notes(state) if ready.method.notes else {}), **sizes}
+        notes |= {UNTRAINED: untrained.share} if untrained.left else {}
         wall_s = time.perf_counter() - started
         record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        self._disk.save(record, _groups(after, state, step, guard))
+        saved = recording.recorded(record, config)
+        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
+        self._untrained = untrained
         if record.diverged:
-            text = "round %d: the test loss is %.3g: training diverged. Lower train.lr."
-            log.warning(text, record.round, record.test_loss)
+            log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
+                        config.server.advice)  # fmt: skip
         if unusual := set(recording.remarks(record)) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
@@ -227,10 +264,11 @@ class Run:
         """Continue from a checkpoint, or from the start."""
         if found is None:
             return
-        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard)
+        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained)
         now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
         self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
+        self._untrained = self._untrained.return_to(kept.get(UNTRAINED, {}))
         self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
 
     def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
@@ -241,10 +279,12 @@ class Run:
         return {name: loaded[name] for name in like}
 
 
-def _groups(params: Params, state: State, step: Params, guard: Guard) -> dict[str, dict[str, Tensor]]:
+def _groups(
+    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained
+) -> dict[str, dict[str, Tensor]]:
     """Return what a checkpoint holds to continue from; device memories are saved beside it."""
     median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
-    return {"params": params, "state": state, "server": step, "guard": median}
+    return {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
 
 
 def run(
@@ -300,6 +340,7 @@ def run(
 def resume(
     folder: str | Path,
     *,
+    back: int = 0,
     model: Network | None = None,
     dataset: Dataset | None = None,
     parts: Sequence[npt.ArrayLike] | None = None,
@@ -318,6 +359,8 @@ def resume(
 
     Args:
         folder: the run folder.
+        back: how many of the last rounds to repeat, for example after a hostile update ruined the network; the
+            checkpoints of the last two rounds and of the best one are kept.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
         parts: sample numbers of every device, in place of ``config.data.partition``.

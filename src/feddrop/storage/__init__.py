@@ -1,4 +1,4 @@
-"""Run folders: records, checkpoints, device memories. Torch and pandas are imported only when needed."""
+"""Run folders: records, checkpoints, device memories. Torch, pyarrow and pandas are imported only when needed."""
 
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.load import LoadedRun, export, load_model, load_run

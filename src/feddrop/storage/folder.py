@@ -3,12 +3,13 @@
     config.toml        the full configuration
     run.json           what was trained, from which configuration, with which versions
     metrics.jsonl      one line per round
+    devices/           one row per device per round, in Parquet files
     checkpoints/       the last two rounds and the best one
     memories/          what devices remember, if the method uses memories
     report.html        the report
 
 A run starts by writing run.json, which also holds the configuration: a folder without it holds no run. A round is saved
-in the order memories, line, checkpoint. A kill in between costs that round, which is repeated to the same bits.
+in the order memories, devices, line, checkpoint. A kill in between costs that round, which is repeated bit by bit.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.config.parsing import json_line
 from feddrop.errors import FeddropWarning, RunError, clean
 from feddrop.storage import manifest, recovery
+from feddrop.storage.devices import DEVICES, DeviceWriter, digest, remove
 from feddrop.storage.files import append_line, is_empty, locked, os_errors, sync_folder, write_atomically
-from feddrop.storage.reading import CONFIG, MANIFEST, METRICS, OVERWRITING, REPORT, RunReader
+from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines, to_line
+from feddrop.storage.reading import CONFIG, MANIFEST, OVERWRITING, REPORT, RunReader
 from feddrop.storage.records import RoundRecord
+from feddrop.storage.sealed import DamagedError, checkpoint_path, saved_rounds
+from feddrop.storage.verification import CHECKPOINTS, MEMORIES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
     from feddrop.config import RunConfig
     from feddrop.storage.checkpoints import Checkpoint
     from feddrop.storage.memories import Memories
-
-CHECKPOINTS, MEMORIES = "checkpoints", "memories"
 
 log = logging.getLogger("feddrop")
 
@@ -53,6 +55,7 @@ class RunFolder(RunReader):
         self.path = Path(path)
         self._size = 0  # of the metrics
         self._digest = hashlib.blake2b(digest_size=16)
+        self._devices = DeviceWriter(self.path / DEVICES)
         self._best: tuple[float, int] | None = None
         self._inode: tuple[int, int] | None = None
         self._manifest: tuple[int, int] | None = None
@@ -70,7 +73,7 @@ class RunFolder(RunReader):
         If the checkpoint of the last round is damaged or missing, an earlier one is a FeddropWarning; with ``strict``,
         a RunError.
         """
-        from feddrop.storage.checkpoints import DamagedError, load_checkpoint, read_checkpoint
+        from feddrop.storage.checkpoints import load_checkpoint, read_checkpoint
 
         found, problem = None, "holds no checkpoint that can be read. Let it finish a round"
         if not best:
@@ -89,10 +92,9 @@ class RunFolder(RunReader):
 
     def _compare_with_last(self, found: Checkpoint | None, *, strict: bool) -> None:
         """Warn, or raise, if a checkpoint is not of the last round."""
-        from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+        from feddrop.storage.checkpoints import read_checkpoint
 
-        saved, lines = saved_rounds(self.path / CHECKPOINTS), self.records()
-        last = max([*saved[-1:], *(record.round for record in lines[-1:])], default=0)
+        last = max([len(self._lines()[1]), *saved_rounds(self.path / CHECKPOINTS)[-1:]])
         if found is None or found.round >= last:
             return
         why = ""
@@ -110,13 +112,13 @@ class RunFolder(RunReader):
 
     def saved_round(self) -> int:
         """Return the round that the run would resume after: the newest intact one; 0 for the start."""
-        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, self.read(METRICS, b""), self.memories)
+        found, _ = recovery.newest_pair(self.path / CHECKPOINTS, *self._lines(), self.memories)
         return found.round if found else 0
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder against other writers."""
-        with locked(self.path, CHECKPOINTS, MEMORIES):
+        with locked(self.path, CHECKPOINTS, MEMORIES, DEVICES):
             self._inode = self._identity("")
             yield
 
@@ -158,18 +160,17 @@ class RunFolder(RunReader):
 
     def check_config(self, config: RunConfig) -> None:
         """Raise if the run cannot be resumed with this configuration."""
-        done = len(recovery.line_ends(self.read(METRICS, b"")))
-        manifest.check_config(self.begun(), config, folder=self.path, done=done)
+        manifest.check_config(self.begun(), config, folder=self.path, done=len(self._lines()[1]))
 
     def reopen(self, config: RunConfig, facts: Mapping[str, Any]) -> Checkpoint | None:
         """Prepare to resume a run: compare it with its start, and return to the newest intact checkpoint, if any.
 
         The metrics are cut to that checkpoint; the rounds after it are repeated.
         """
-        before, data = self.begun(), self.read(METRICS, b"")
-        now = manifest.resumed(before, config, facts, folder=self.path, done=len(recovery.line_ends(data)))
-        found, size = recovery.newest_pair(self.path / CHECKPOINTS, data, self.memories)
-        self._go_back(data[:size], found)
+        before, (data, lines) = self.begun(), self._lines()
+        now = manifest.resumed(before, config, facts, folder=self.path, done=len(lines))
+        found, lines = recovery.newest_pair(self.path / CHECKPOINTS, data, lines, self.memories)
+        self._go_back(data, lines, found)
         if now["config"] != before.get("config") or not (self.path / CONFIG).exists():
             self._write(CONFIG, config.to_toml().encode())
         if now != before:
@@ -177,37 +178,73 @@ class RunFolder(RunReader):
         self._manifest = self._identity(MANIFEST)
         return found
 
-    def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Save a round: its line of metrics, then the tensors to resume from, by group (``params``, ``state``)."""
+    def drop_rounds(self, count: int) -> None:
+        """Delete the checkpoints of the last rounds, so that the run resumes from the round before them."""
+        rounds = saved_rounds(self.path / CHECKPOINTS)
+        last = self.saved_round()
+        choices = [last - round_ for round_ in reversed(rounds) if round_ < last]
+        if count not in choices:
+            known = " or ".join(map(str, choices))
+            advice = f"it can go back by {known}" if choices else "it cannot go back: start it again"
+            raise RunError(f"back is {count}, but {clean(self.path)} is at round {last}; {advice}.")
+        for round_ in rounds:
+            if round_ > last - count:
+                checkpoint_path(self.path / CHECKPOINTS, round_).unlink()
+
+    def save(self, record: RoundRecord, groups: Mapping[str, Mapping[str, Tensor]], *, last: bool = False) -> None:
+        """Save a round: its line and devices, then the tensors to resume from, by group (``params``, ``state``).
+
+        With the ``last`` round, all devices are written to files.
+        """
+        import torch
+
         from feddrop.storage.checkpoints import save_checkpoint
 
         self._check_inode()
-        line = json_line(record.to_json())
+        rows, block = self._devices.add(record, last=last)
+        line = to_line(record, block)
         append_line(self.path / METRICS, line, self._size)
         self._size += len(line)
         self._digest.update(line)
         if record.score is not None and (self._best is None or record.score > self._best[0]):
             self._best = (record.score, record.round)
         index = self.memories.commit(record.round)
+        more = {recovery.INDEX: {"rounds": index}} if len(index) else {}
+        if rows:
+            more[DEVICES] = {"rows": torch.frombuffer(bytearray(rows), dtype=torch.uint8)}
         kept = save_checkpoint(
             self.path / CHECKPOINTS,
             record.round,
-            {**groups, recovery.INDEX: {"rounds": index}} if len(index) else groups,
-            notes={"metrics": self._digest.hexdigest()},
+            {**groups, **more},
+            notes={"metrics": self._digest.hexdigest(), DEVICES: digest(rows)},
             best=self._best[1] if self._best else 0,
         )
+        self._devices.commit()
         self.memories.keep(kept)
 
-    def _go_back(self, data: bytes, found: Checkpoint | None) -> None:
-        """Cut the metrics to these lines, and restore the memories of a checkpoint."""
+    def _lines(self) -> tuple[bytes, Sequence[Line]]:
+        """Read the metrics: their bytes, and their lines up to the first that is missing or damaged."""
+        data = self.read(METRICS, b"")
+        return data, parse_lines(data, clean(self.path / METRICS))[0]
+
+    def _go_back(self, before: bytes, lines: Sequence[Line], found: Checkpoint | None) -> None:
+        """Cut the metrics to these lines, and restore the devices and memories of a checkpoint."""
         from feddrop.storage.checkpoints import prune
 
-        if data != self.read(METRICS, b""):
+        data = before[: lines[-1].end if lines else 0]
+        if data != before:
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
         if found and not recovery.written_before(found, data):
             log.warning("%s was changed since it was written.", clean(self.path / METRICS))
-        self._best = recovery.best_round(self.records())
+        self._best = recovery.best_round([line.record for line in lines])
+        rows = found.groups.get(DEVICES, {}).get("rows") if found else None
+        for block in blocks_of(lines):
+            try:
+                block.read(self.path / DEVICES)
+            except RunError as error:  # a record, which no later round needs
+                log.warning("%s", error)
+        self._devices.restore(blocks_of(lines), b"" if rows is None else rows.numpy().tobytes())
         if found:
             prune(self.path / CHECKPOINTS, found.round, self._best[1] if self._best else 0)
         if (self.path / MEMORIES).is_dir():
@@ -238,6 +275,7 @@ class RunFolder(RunReader):
         with os_errors("overwrite", self.path):
             for name in (METRICS, CONFIG, REPORT):
                 (self.path / name).unlink(missing_ok=True)
+            remove(self.path / DEVICES, set())
             for name, files in ((CHECKPOINTS, "round-*.safetensors"), (MEMORIES, "device-*.safetensors")):
                 folder = self.path / name
                 if folder.is_dir() and not folder.is_symlink():

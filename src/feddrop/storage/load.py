@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import RunError, clean
 from feddrop.storage import tables
+from feddrop.storage.devices import DeviceTable
 from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from feddrop.config import RunConfig
     from feddrop.data import Preprocessing
+    from feddrop.storage.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -31,12 +33,14 @@ class LoadedRun:
             validated.
         about: facts about the run and its machine, from ``run.json``; empty if the folder has no such file.
         rounds: one record per finished round, in ascending order.
+        devices: the table of all devices in all rounds, read when it is used.
     """
 
     folder: Path
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
     rounds: tuple[RoundRecord, ...]
+    devices: DeviceTable
 
     def __repr__(self) -> str:
         return f"LoadedRun({str(self.folder)!r}, {len(self.rounds)} rounds)"
@@ -53,7 +57,7 @@ class LoadedRun:
 
     def to_pandas(self, *, devices: bool = False) -> DataFrame:
         """Return the rounds as a pandas table; with ``devices``, one row per device per round, not one per round."""
-        return tables.to_pandas(self.rounds, devices=devices)
+        return tables.to_pandas(self.devices if devices else self.rounds)
 
     def model(
         self,
@@ -62,18 +66,23 @@ class LoadedRun:
         best: bool = False,
         with_preprocessing: bool = False,
         strict: bool = False,
+        rate: float | None = None,
+        draw: int = 0,
+        method: Callable[[Any], Any] | None = None,
     ) -> nn.Module:
-        """Return the trained network, as :func:`load_model` does."""
-        return load_model(self.folder, model, best=best, with_preprocessing=with_preprocessing, strict=strict)
+        """Return the trained network or a sub-model, as :func:`load_model` does."""
+        given = {"best": best, "with_preprocessing": with_preprocessing, "strict": strict}
+        return load_model(self.folder, model, **given, rate=rate, draw=draw, method=method)
 
 
-def load_run(folder: str | Path) -> LoadedRun:
-    """Read a run folder.
+def load_run(folder: str | Path, *, verify: bool = True) -> LoadedRun:
+    """Read a run folder and verify that it holds what was written.
 
-    A last line of metrics that was cut off in the middle (the run was killed, or is still writing) is skipped.
+    A last round that is not saved in full (the run was killed, or is still writing) is skipped.
 
     Args:
         folder: the folder that ``feddrop run --out DIR`` or ``feddrop.run(config, out)`` wrote.
+        verify: whether changed or missing lines of metrics and files of devices are a RunError.
 
     Example:
         >>> import feddrop, tempfile
@@ -86,7 +95,9 @@ def load_run(folder: str | Path) -> LoadedRun:
     run = RunFolder(folder)
     if not is_folder(run.path):
         raise RunError(f"{clean(run.path)} is not a folder. Give a run folder, as written by `feddrop run --out DIR`.")
-    return LoadedRun(folder=run.path, settings=run.settings(), about=run.about(), rounds=tuple(run.records()))
+    about, settings = run.about(), run.settings()
+    rounds, devices = run.saved(verify=verify)
+    return LoadedRun(folder=run.path, settings=settings, about=about, rounds=tuple(rounds), devices=devices)
 
 
 def load_model(
@@ -96,8 +107,11 @@ def load_model(
     best: bool = False,
     with_preprocessing: bool = False,
     strict: bool = False,
+    rate: float | None = None,
+    draw: int = 0,
+    method: Callable[[Any], Any] | None = None,
 ) -> nn.Module:
-    """Return the network that a run trained.
+    """Return the network that a run trained, or the sub-model that a device of some rate holds.
 
     Args:
         folder: the run folder.
@@ -107,6 +121,11 @@ def load_model(
             it transposes, resizes and normalises them as the run did.
         strict: raise if the checkpoint of the last round is damaged or missing; by default, a FeddropWarning names it
             and the earlier round that is used.
+        rate: dropout rate γ of a device: return its sub-model, in evaluation mode. At the unit level it is smaller, at
+            the weight level it has zeros; FjORD gives its widest width for the rate, FedDST and PruneFL their one
+            sparse network, and FedAvg the full one.
+        draw: which random subnet, for methods that draw them.
+        method: for a sub-model of a run with a custom method, that method.
 
     Raises:
         RunError: no checkpoint is intact, or it belongs to another network.
@@ -123,7 +142,8 @@ def load_model(
 
     run = RunFolder(folder)
     config, about = run.config(), run.about()
-    values = run.checkpoint(best=best, strict=strict).groups.get("params", {})
+    checkpoint = run.checkpoint(best=best, strict=strict)
+    values = checkpoint.groups.get("params", {})
     if model is not None:
         network = models.copy_model(model, config.seed)
     elif "network" in (about.get("custom") or []):
@@ -134,7 +154,43 @@ def load_model(
     if {name: tuple(value.shape) for name, value in values.items()} != parameters.shapes(network):
         raise RunError(f"the checkpoint in {clean(run.path)} belongs to another network. Pass the one it trained.")
     parameters.load_into(network, dict(values))
+    if rate is not None:
+        network = _sub_model(config, about, network, checkpoint, rate, draw, method)
     return models.Preprocessed(network, _preprocessing(about, run.path)) if with_preprocessing else network
+
+
+def _sub_model(
+    config: RunConfig,
+    about: Mapping[str, Any],
+    network: nn.Module,
+    checkpoint: Checkpoint,
+    rate: float,
+    draw: int,
+    method: Callable[[Any], Any] | None,
+) -> nn.Module:
+    """Return the sub-model of a device of some rate."""
+    import torch
+
+    from feddrop.methods import build_method
+    from feddrop.methods.method import Setup
+    from feddrop.methods.sizes import sub_model
+    from feddrop.subnets import parameters
+
+    shapes, given = about.get("shapes") or {}, config.given_rate
+    kind = torch.int64 if shapes.get("vocabulary") else torch.float32
+    setup = Setup(
+        model=network,
+        example=tuple(torch.zeros(1, *shape, dtype=kind) for shape in shapes.get("input_shapes", ())),
+        rounds=config.rounds,
+        train=config.train,
+        rates=None if isinstance(given, str) else given if isinstance(given, tuple) else (given,),
+        server=config.server,
+        seed=config.seed,
+    )
+    made = method(setup) if method else build_method(config.method, setup)
+    groups = checkpoint.groups
+    params = {name: groups["params"][name] for name in parameters.shapes(network)}  # in the network's order
+    return sub_model(made, dict(groups.get("state", {})), params, checkpoint.round, rate, config.seed, draw)
 
 
 def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Path:
@@ -145,7 +201,8 @@ def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Pa
         path: the file; its extension, ``.parquet`` or ``.csv``, selects the format.
         devices: write one row per device per round, not one per round.
     """
-    return tables.write(load_run(folder).rounds, Path(path), devices=devices)
+    run = load_run(folder)
+    return tables.write(run.devices if devices else run.rounds, Path(path))
 
 
 def _preprocessing(about: Mapping[str, Any], folder: Path) -> list[Preprocessing | None]:

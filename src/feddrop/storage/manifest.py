@@ -36,7 +36,7 @@ FIXED = {
 """Facts that must be the same on resume, and what was exchanged if they are not."""
 
 FREE = (
-    *("rounds", "data.path", "callbacks"),
+    *("rounds", "record_devices", "data.path", "callbacks"),
     *(f"execution.{name}" for name in ("executor", "workers", "timeout_s", "address", "cpus", "gpus")),
 )
 """Settings and sections that may change on resume, because they do not alter what a round computes. ``rounds`` is free
@@ -147,10 +147,24 @@ def check_config(
     """Raise if a run cannot be resumed with a configuration; return the changed settings as (old, new) pairs."""
     changed = _changes(before, config, clean(folder))
     barred = {key: values for key, values in changed.items() if not _is_free(key, config)}
-    refuse(barred, folder, f" ({_depends_on_rounds(config)} depends on it)" if "rounds" in barred else "")
+    refuse(barred, folder, f" ({depends_on_rounds(config)} depends on it)" if "rounds" in barred else "")
     check_rounds(config, done, folder)
     check_files(before, config, folder)
     return changed
+
+
+def check_text(text: str, before: str, folder: object) -> None:
+    """Raise if ``config.toml`` differs from the copy in ``run.json`` in a setting that shapes the run."""
+    try:
+        same = text == before or flat(tomllib.loads(text)) == flat(tomllib.loads(before))
+    except (ValueError, RecursionError):  # reported by whoever parses it
+        return
+    if not same:
+        from feddrop.config import RunConfig
+
+        config = RunConfig.from_toml(text)
+        changed = _changes({"config": before}, config, clean(folder))
+        refuse({key: pair for key, pair in changed.items() if not _is_free(key, config) and key != "rounds"}, folder)
 
 
 def refuse(changed: Mapping[str, tuple[Any, Any]], folder: object, why: str = "") -> None:
@@ -196,12 +210,12 @@ def _crc32(path: Path) -> int | None:
 
 
 def _is_free(key: str, config: RunConfig) -> bool:
-    if key == "rounds" and _depends_on_rounds(config):
+    if key == "rounds" and depends_on_rounds(config):
         return False
     return any(key == one or key.startswith(f"{one}.") for one in FREE)
 
 
-def _depends_on_rounds(config: RunConfig) -> str:
+def depends_on_rounds(config: RunConfig) -> str:
     """Return the setting through which the total number of rounds shapes each of them; empty if no setting does."""
     return "train.schedule" if config.train.schedule != "constant" else config.method.by_rounds
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from feddrop.errors import RunError
-from feddrop.storage.checkpoints import DamagedError, read_sealed, seal
+from feddrop.storage.checkpoints import read_sealed, seal
 from feddrop.storage.files import sync_folder, write_atomically
+from feddrop.storage.sealed import DamagedError
 
 Index = npt.NDArray[np.int32]
 """The round that wrote each device's current memory, ``[devices]``; 0 for none."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.config.parsing import load_json
 from feddrop.errors import RunError, clean
 from feddrop.storage.files import os_errors, read_whole
-from feddrop.storage.manifest import FORMAT
+from feddrop.storage.manifest import FORMAT, check_text
 from feddrop.storage.records import RoundRecord
+from feddrop.storage.verification import Saved, read_saved
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
 
-CONFIG, MANIFEST, METRICS, REPORT = "config.toml", "run.json", "metrics.jsonl", "report.html"
+CONFIG, MANIFEST, REPORT = "config.toml", "run.json", "report.html"
 OVERWRITING = "overwriting"
 """The only key of ``run.json`` while a run is being overwritten."""
 
@@ -84,31 +84,21 @@ class RunReader:
             return found
         raise RunError(f"{clean(self.path)} has no {MANIFEST}, so it holds no run. Restore it, or start a new run.")
 
+    def saved(self, *, verify: bool = True) -> Saved:
+        """Read the saved rounds and the table of their devices, and verify them."""
+        return read_saved(self, verify=verify)
+
     def records(self) -> list[RoundRecord]:
-        """Read the finished rounds; a last line that was cut off in the middle is skipped."""
-        found: list[RoundRecord] = []
-        rows = self.read(METRICS, b"").decode("utf-8", errors="replace").split("\n")
-        for number, row in enumerate(rows, 1):
-            if not row.strip():
-                continue
-            place, problem = f"{clean(self.path / METRICS)} line {number}", ""
-            try:
-                record = RoundRecord.from_json(load_json(row), place)
-            except ValueError as error:
-                if number == len(rows):  # no newline after it: cut off while writing
-                    break
-                problem = f" is not valid JSON: {clean(error, 120)}. Restore the line, or resume the run."
-            else:
-                if found and record.round <= found[-1].round:
-                    problem = f": round {record.round} follows round {found[-1].round}. Did two runs write here?"
-                found.append(record)
-            if problem:
-                raise RunError(f"{place}{problem}")
-        return found
+        """Read the saved rounds, and verify them."""
+        return self.saved().records
 
     def _config_text(self) -> str:
-        """Return the configuration; if a kill came before its file was written, the copy in ``run.json``."""
-        copy = None
-        with suppress(OSError):  # no permission: reading the file reports it
-            copy = None if (self.path / CONFIG).exists() else self.about().get("config")
-        return copy if isinstance(copy, str) else self.read(CONFIG).decode("utf-8", errors="replace")
+        """Return the configuration, which must be that of the start; without its file, the copy in ``run.json``."""
+        data = self.read(CONFIG, b"")
+        copy = self.about().get("config")
+        if not data and isinstance(copy, str):  # a kill came before the file was written
+            return copy
+        text = (data or self.read(CONFIG)).decode("utf-8", errors="replace")
+        if isinstance(copy, str):
+            check_text(text, copy, self.path)
+        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -16,6 +16,12 @@ from feddrop.errors import RunError, clean
 _ABSENT: tuple[Any, ...] = (None, "", {}, ())
 WORST = "worst_decile"
 """The metric that holds the mean accuracy of the worst tenth of the devices."""
+UNTRAINED = "untrained"
+"""The metric that holds the share of the trainable parameters that no device has held so far; absent if 0."""
+KEPT_AT = "kept_at_"
+"""Begins the names of the metrics that hold the share of all values that a sub-model of some rate keeps."""
+DRAWS = 5
+"""Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
 _EDITED = "Was it edited by hand?"
@@ -70,10 +76,19 @@ class DeviceRecord(_Record):
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
         measured_energy_j: joules from measured frames, likewise.
-        tx_power_w: transmit power in watts, if the allocator chose it.
+        tx_power_w: transmit power in watts, if it changes from round to round: chosen by the allocator, or drawn.
         cpu_hz: CPU clock in hertz, likewise.
         dtype: how its values travelled, if chosen per device: ``"float32"``, ``"float16"`` or ``"int8"``.
-        suspicious: why its update looks suspicious; None if it does not.
+        suspicious: why its update looks suspicious, and how surely; None if it does not.
+        update_size: root mean square of its update, in the units of the network's weights.
+        uplink_gain: power gain |h|² from the device to the server; None without a radio.
+        downlink_gain: power gain |h|² from the server to the device.
+        uplink_efficiency: bit/s/Hz in the device's share of the band.
+        downlink_efficiency: likewise, to the device.
+        flops: counted FLOPs of its training, forward and backward.
+        push_s: seconds to receive the subnet; ``push_s + compute_s + pull_s`` is ``latency_s``.
+        compute_s: seconds to train it.
+        pull_s: seconds to send it back.
     """
 
     device: int
@@ -95,10 +110,20 @@ class DeviceRecord(_Record):
     cpu_hz: float | None = None
     dtype: str | None = None
     suspicious: str | None = None
+    update_size: float | None = None
+    uplink_gain: float | None = None
+    downlink_gain: float | None = None
+    uplink_efficiency: float | None = None
+    downlink_efficiency: float | None = None
+    flops: float | None = None
+    push_s: float | None = None
+    compute_s: float | None = None
+    pull_s: float | None = None
 
     _rare: ClassVar[frozenset[str]] = frozenset(
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
-        | {"tx_power_w", "cpu_hz", "dtype", "suspicious"}
+        | {"tx_power_w", "cpu_hz", "dtype", "suspicious", "uplink_gain", "downlink_gain", "uplink_efficiency"}
+        | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s", "update_size"}
     )
 
     @property
@@ -111,15 +136,15 @@ class DeviceRecord(_Record):
         """Whether the device took part in the round, that is, was not left out."""
         return self.status != "left out"
 
-    @classmethod
-    def from_json(cls, entry: Any, where: str = "a device") -> Self:
-        """Read an entry; unknown keys are ignored, wrong values are a RunError that names ``where``."""
-        return cls(device=integer(entry, "device", where), **_values(cls, entry, where, ("device",)))
+    @property
+    def outcome(self) -> str:
+        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
+        return self.status if self.status in ("ok", LATE, "left out") else "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord(_Record):
-    """What happened in a round: one line of ``metrics.jsonl``.
+    """What happened in a round: one line of ``metrics.jsonl``, and its rows in the table of devices.
 
     Attributes:
         round: its number, from 1.
@@ -137,9 +162,12 @@ class RoundRecord(_Record):
         objective: the allocator's objective, over the devices that take part; None without a radio.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
         remark: ``"ideal: ignores the band"`` for the scheme ``"ideal"``; else None.
+        counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
+        mean_rate: mean dropout rate of the devices that took part.
         metrics: custom metrics by name.
         device_accuracy: accuracy of every device of the run, if it was measured; None where it is unknown.
-        devices: one entry per device that took part or was left out.
+        devices: one entry per device that took part or was left out; a sample of them if ``record_devices`` says so. In
+            a loaded run, they are read from the files at the first use.
     """
 
     round: int
@@ -157,27 +185,38 @@ class RoundRecord(_Record):
     objective: float | None = None
     charged_objective: float | None = None
     remark: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    mean_rate: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     device_accuracy: tuple[float | None, ...] = ()
-    devices: tuple[DeviceRecord, ...] = ()
+    devices: Sequence[DeviceRecord] = ()
 
     _rare: ClassVar[frozenset[str]] = frozenset(
-        {"metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark"}
+        {"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark"}
     )
 
     @classmethod
     def from_json(cls, line: Any, where: str = "a record") -> Self:
-        """Read a line; unknown keys are ignored, wrong values are a RunError that names ``where``."""
+        """Read a line, without devices; unknown keys are ignored, wrong values are a RunError naming ``where``."""
         if problem := _malformed(line):
             raise RunError(f"{where}{problem}. {_EDITED}")
         metrics, of_devices = line.get("metrics") or {}, line.get("device_accuracy") or []
+        counts = line.get("counts") or {}
         return cls(
             round=integer(line, "round", where),
+            counts={str(name): integer(counts, name, where) for name in counts},
             metrics={str(name): number(metrics, name, where) for name in metrics},
             device_accuracy=tuple(number(dict(enumerate(of_devices)), n, where) for n in range(len(of_devices))),
-            devices=tuple(DeviceRecord.from_json(entry, where) for entry in line["devices"]),
-            **_values(cls, line, where, ("round", "metrics", "device_accuracy", "devices")),
+            **_values(cls, line, where),
         )
+
+    def to_line(self) -> dict[str, Any]:
+        """Return the round's line of ``metrics.jsonl``: the record without its devices, as JSON values."""
+        return {key: json_value(self[key]) for key in self if key != "devices"}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record with its devices as JSON values; None for unknown and non-finite numbers."""
+        return self.to_line() | {"devices": [device.to_json() for device in self.devices]}
 
     @property
     def score(self) -> float | None:
@@ -201,29 +240,29 @@ class RoundRecord(_Record):
 
     def scalars(self) -> dict[str, float]:
         """Return every known number of the round by name, custom metrics included."""
-        found = {key: self[key] for key in self if key not in _NOT_SCALAR}
-        rates = [device.rate for device in self.devices if device.took_part and device.rate is not None]
-        found |= {"devices": len([d for d in self.devices if d.took_part])}
-        found |= {"mean_rate": sum(rates) / len(rates) if rates else None, **self.metrics}
-        return {key: float(value) for key, value in found.items() if value is not None}
+        found = {key: self[key] for key in self if key not in _NESTED} | {"devices": self.took_part, **self.metrics}
+        return {
+            key: float(value) for key, value in found.items() if value is not None and key not in ("round", "remark")
+        }
+
+    @property
+    def took_part(self) -> int:
+        """Number of devices that took part, that is, were not left out."""
+        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, "refused"))
 
 
-_NOT_SCALAR = ("round", "remark", "metrics", "device_accuracy", "devices")
+_NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 
 def _malformed(line: Any) -> str:
     """Return what is wrong with the structure of a line; empty if nothing."""
-    if not isinstance(line, Mapping) or not isinstance(line.get("devices"), list | tuple):
-        return " must be an object with a round number and a list of devices"
-    if not isinstance(metrics := line.get("metrics") or {}, Mapping):
-        return f": 'metrics' is {metrics!r:.60}; it must be an object of numbers"
+    if not isinstance(line, Mapping):
+        return " must be an object with a round number"
+    for name in ("counts", "metrics"):
+        if not isinstance(value := line.get(name) or {}, Mapping):
+            return f": {name!r} is {value!r:.60}; it must be an object of numbers"
     if not isinstance(of_devices := line.get("device_accuracy") or [], list | tuple):
         return f": 'device_accuracy' is {of_devices!r:.60}; it must be a list of numbers"
-    if wrong := [entry for entry in line["devices"] if not isinstance(entry, Mapping)]:
-        return f": every device must be an object, not {wrong[0]!r:.60}"
-    numbers = [one for entry in line["devices"] if isinstance(one := entry.get("device"), int)]
-    if len(set(numbers)) < len(numbers):
-        return f": device {max(numbers, key=numbers.count)} appears twice in one round"
     return ""
 
 
@@ -266,11 +305,11 @@ def kinds(cls: Any) -> dict[str, str]:
     return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
 
 
-def _values(cls: Any, item: Mapping[str, Any], where: str, but: tuple[str, ...]) -> dict[str, Any]:
-    """Return the known fields of a record, converted to their types."""
+def _values(cls: Any, item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the numbers and words of a record except its round, converted to their types."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
-        if item.get(name) is None or name in but:
+        if item.get(name) is None or name == "round" or name in _NESTED:
             continue
         if kind == "str":
             found[name] = str(item[name])

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddrop.config.parsing import load_json
 from feddrop.errors import RunError, clean
+from feddrop.storage.lines import Line
 from feddrop.storage.records import RoundRecord
+from feddrop.storage.sealed import DamagedError, saved_rounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,37 +26,22 @@ INDEX = "memories"
 """The group of a checkpoint that says which device memories are current."""
 
 
-def line_ends(data: bytes) -> list[int]:
-    """Return where the lines of rounds 1, 2, 3, ... end, up to the first missing or damaged one."""
-    ends: list[int] = []
-    at = 0
-    while (end := data.find(b"\n", at)) >= 0:
-        try:
-            if RoundRecord.from_json(load_json(data[at:end])).round != len(ends) + 1:
-                break
-        except (ValueError, RunError):
-            break
-        at = end + 1
-        ends.append(at)
-    return ends
-
-
 def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
     """Return whether these are exactly the lines that had been written when the checkpoint was saved."""
     return checkpoint.notes.get("metrics") == hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoint | None, int]:
+def newest_pair(
+    folder: Path, data: bytes, lines: Sequence[Line], memories: Memories
+) -> tuple[Checkpoint | None, Sequence[Line]]:
     """Find the newest intact checkpoint that has its memories and all lines of metrics (``data``) before it.
 
     Returns:
-        The checkpoint, and how many bytes of metrics belong to it; None and 0 if no round was finished. If rounds were
+        The checkpoint, and the lines that belong to it; None and no lines if no round was finished. If rounds were
         finished but no state to resume from is intact, a RunError is raised.
     """
-    from feddrop.storage.checkpoints import saved_rounds
-
     where, last = clean(folder.parent), 0
-    ends, rounds = line_ends(data), saved_rounds(folder)
+    ends, rounds = [line.end for line in lines], saved_rounds(folder)
     changed: Checkpoint | None = None
     for round_ in reversed(rounds):
         found = _intact(folder, round_, memories)
@@ -71,9 +57,9 @@ def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoi
             break
         if round_ != rounds[-1]:
             log.warning("%s resumes from round %d, the newest intact one.", where, round_)
-        return found, ends[round_ - 1]
+        return found, lines[:round_]
     if changed:
-        return changed, ends[changed.round - 1]
+        return changed, lines[: changed.round]
     problem = ""
     if last:
         problem = f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is lost or damaged"
@@ -81,12 +67,12 @@ def newest_pair(folder: Path, data: bytes, memories: Memories) -> tuple[Checkpoi
         problem = f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read"
     if problem:
         raise RunError(f"{problem}. Restore the file from a backup, or start a new run.")
-    return None, 0
+    return None, ()
 
 
 def _intact(folder: Path, round_: int, memories: Memories) -> Checkpoint | None:
     """Read a checkpoint and verify its memories; log a warning and return None if any is damaged."""
-    from feddrop.storage.checkpoints import DamagedError, read_checkpoint
+    from feddrop.storage.checkpoints import read_checkpoint
 
     try:
         found = read_checkpoint(folder, round_)
@@ -102,7 +88,7 @@ def _intact(folder: Path, round_: int, memories: Memories) -> Checkpoint | None:
 
 def memory_indices(folder: Path, last: int) -> dict[int, Tensor]:
     """Read which memories the checkpoints up to a round refer to: their arrays by round."""
-    from feddrop.storage.checkpoints import DamagedError, read_checkpoint, saved_rounds
+    from feddrop.storage.checkpoints import read_checkpoint
 
     found: dict[int, Tensor] = {}
     for round_ in saved_rounds(folder):

@@ -11,78 +11,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError, RunError, clean
+from feddrop.storage.devices import DeviceTable
 from feddrop.storage.files import write_atomically
-from feddrop.storage.records import DeviceRecord, RoundRecord, kinds
+from feddrop.storage.records import RoundRecord, kinds
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pandas import DataFrame
 
-Columns = dict[str, list[Any]]
-
-_DTYPES = {"int": "int64", "float": "float64", "str": "object"}
-_NESTED = ("metrics", "device_accuracy", "devices")
+Rows = Sequence[RoundRecord] | DeviceTable
+_NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 
-def columns(rounds: Sequence[RoundRecord], *, devices: bool = False) -> Columns:
-    """Return the columns of a table, all of the same length; None for unknown values.
+def to_arrow(rows: Rows) -> pa.Table:
+    """Return rounds or devices as a ``pyarrow.Table`` with nulls for unknown values.
 
-    Custom metrics become columns ``metrics.NAME``, in the order in which they first appear.
+    Counts and custom metrics become columns ``counts.NAME`` and ``metrics.NAME``, in order of their first appearance.
     """
-    if devices:
-        names = [one.name for one in dataclasses.fields(DeviceRecord)]
-        pairs = [(record.round, device) for record in rounds for device in record.devices]
-        return {"round": [number for number, _ in pairs]} | {
-            name: [getattr(device, name) for _, device in pairs] for name in names
-        }
+    import pyarrow
+
+    if isinstance(rows, DeviceTable):
+        return rows.to_arrow()
+    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
     names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in _NESTED]
-    metrics = list(dict.fromkeys(name for record in rounds for name in record.metrics))
-    return {name: [getattr(record, name) for record in rounds] for name in names} | {
-        f"metrics.{name}": [record.metrics.get(name) for record in rounds] for name in metrics
-    }
+    table = {name: pyarrow.array([row[name] for row in rows], types[kinds(RoundRecord)[name]]) for name in names}
+    for field, kind, absent in (("counts", "int", 0), ("metrics", "float", None)):
+        for name in dict.fromkeys(name for row in rows for name in getattr(row, field)):
+            values = [getattr(row, field).get(name, absent) for row in rows]
+            table[f"{field}.{name}"] = pyarrow.array(values, types[kind])
+    return pyarrow.table(table)
 
 
-def to_pandas(rounds: Sequence[RoundRecord], *, devices: bool = False) -> DataFrame:
+def to_pandas(rows: Rows) -> DataFrame:
     """Return a pandas table: numbers as float64 with NaN for unknown, counts as int64, words as strings or None."""
-    pandas = _need("pandas")
-    table = columns(rounds, devices=devices)
-    return pandas.DataFrame({name: pandas.Series(values, dtype=_dtype(name)) for name, values in table.items()})
+    try:
+        import_module("pandas")
+    except ImportError:
+        raise RunError("this needs pandas, which is not installed. Run: pip install 'feddrop[pandas]'.") from None
+    return to_arrow(rows).to_pandas()
 
 
-def write(rounds: Sequence[RoundRecord], path: Path, *, devices: bool = False) -> Path:
+def write(rows: Rows, path: Path) -> Path:
     """Write a table as ``.parquet`` or ``.csv``, atomically."""
-    table = columns(rounds, devices=devices)
     match path.suffix.lower():
         case ".csv":
             text = io.StringIO(newline="")
             out = csv.writer(text)
-            out.writerow(table)
-            out.writerows(zip(*table.values(), strict=True))
+            table = to_arrow(rows)
+            out.writerow(table.column_names)
+            for part in table.to_batches(max_chunksize=10_000):
+                out.writerows(zip(*(column.to_pylist() for column in part.columns), strict=True))
             write_atomically(path, text.getvalue().encode())
         case ".parquet":
-            write_atomically(path, _parquet(table))
+            write_atomically(path, _parquet(to_arrow(rows)))
         case other:
             raise ConfigError(f"{clean(path)} ends in {clean(other)!r}; it must end in '.parquet' or '.csv'.")
     return path
 
 
-def _parquet(table: Columns) -> bytes:
-    arrow = _need("pyarrow")
-    parquet = _need("pyarrow.parquet")
-    types = {"int64": arrow.int64(), "float64": arrow.float64(), "object": arrow.string()}
-    arrays = {name: arrow.array(values, type=types[_dtype(name)]) for name, values in table.items()}
+def _parquet(table: Any) -> bytes:
+    from pyarrow import parquet
+
     sink = io.BytesIO()
-    parquet.write_table(arrow.table(arrays), sink)
+    parquet.write_table(table, sink)
     return sink.getvalue()
-
-
-def _dtype(name: str) -> str:
-    known = kinds(RoundRecord) | kinds(DeviceRecord)
-    return _DTYPES[known.get(name, "float")]  # custom metrics are numbers
-
-
-def _need(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        name = package.partition(".")[0]
-        raise RunError(f"this needs {name}, which is not installed. Run: pip install 'feddrop[pandas]'.") from None

@@ -4,11 +4,12 @@
 are the same operation and element-wise operations carry a tag. At first every dimension of every parameter has separate
 units; the rule of each operation (:mod:`feddrop.subnets.rules`, or a custom one by :func:`register_rule`) joins the
 dimensions that must be cut together. Units used by an operation that mixes them, or that has no rule, are kept whole,
-and the reason is recorded.
+and the reason is recorded. Modules with a rule (:mod:`feddrop.subnets.modules`) are taken as one operation.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ _VIEW = re.compile("_reshape_copy|_unsafe_view|alias|detach|expand|permute|squee
 _LINEAR = re.compile("_to_copy|clone|div|mul|neg")
 
 Kind = Literal["conv", "linear"]
+View = tuple[int, int]
+"""A view and one of the dimensions it was given: the number of the call in a forward pass, and the dimension."""
 
 
 class Units:
@@ -37,18 +40,20 @@ class Units:
         count: number of units, valid at the root; the size of every dimension that follows them is a multiple of it.
         whole: why all units must be kept, valid at the root; empty if they can be cut.
         role: of this node, if it is a dimension of a weight: "in" if the dimension is summed over.
-        outer: of this node: how often all units are repeated along the dimension; more than 1 after a view merged a
-            fixed dimension with a following dimension of units.
+        outer: of this node: how often all units of its parent are repeated along the dimension: after a view merged a
+            fixed dimension with a following dimension of units, in packed projections and in the gates of an LSTM.
+        view: the view that made this the first of several dimensions; see :attr:`Coupling.packed`.
     """
 
-    __slots__ = ("count", "outer", "parent", "role", "whole")
+    __slots__ = ("count", "outer", "parent", "role", "view", "whole")
 
-    def __init__(self, count: int, *, parent: Units | None = None, outer: int = 1) -> None:
+    def __init__(self, count: int, *, parent: Units | None = None, outer: int = 1, view: View | None = None) -> None:
         self.parent = parent
         self.count = count
         self.whole = ""
         self.role: Literal["in", "out"] | None = None
         self.outer = outer
+        self.view = view
 
     def root(self) -> Units:
         """Return the root of all joined nodes."""
@@ -56,6 +61,10 @@ class Units:
         while node.parent is not None:
             node = node.parent
         return node
+
+    def repeats(self) -> int:
+        """Return how often all units of the root are repeated along the dimension."""
+        return self.outer * self.parent.repeats() if self.parent else 1
 
 
 Dims = tuple[Units | None, ...]
@@ -81,6 +90,11 @@ class Call(NamedTuple):
 Rule = Callable[["Coupling", Call], Sequence[Units | None]]
 """Joins the dimensions that an operation couples and returns the units of its first result's dimensions."""
 
+ModuleRule = Callable[["Coupling", nn.Module, dict[str, Any], Any], None]
+"""Joins the dimensions that a module couples, given its arguments by name, and sets those of what it returned."""
+
+MODULE_RULES: dict[type[nn.Module], tuple[Callable[[Any], bool], ModuleRule]] = {}
+"""By the exact type of a module: whether the rule covers it, and the rule."""
 _CUSTOM: list[tuple[re.Pattern[str], Rule]] = []
 BUILT_IN: list[tuple[re.Pattern[str], Rule]] = []
 
@@ -121,19 +135,23 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         norms: the same for the shape that each norm module stores as an attribute.
         made: kind of every weight that is summed over, and the units it produces, in forward order.
         users: for each of these weights, the modules whose forward uses it.
+        packed: the views, by number, that split off how often units are repeated, as in ``[N, L, 3, heads, size]``.
+        unpacked: the views whose first dimension was taken apart, so that they must be in ``packed``.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # PyTorch's default imports its compiler, which takes a second
 
-    def __init__(self, model: nn.Module, path: list[str]) -> None:
+    def __init__(self, model: nn.Module, path: list[str], packed: frozenset[View] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.path = path
         self.tensors: dict[str, tuple[tuple[int, ...], Dims]] = {}
         self.norms: dict[str, tuple[tuple[int, ...], Dims]] = {}
         self.made: dict[str, tuple[Kind, Units | None]] = {}
         self.users: dict[str, tuple[str, ...]] = {}
+        self.packed, self.unpacked, self.views = packed, set[View](), 0
+        self._inside = False  # a module with a rule
         self._names: dict[int, str] = {}  # of parameters, buffers and their views, by id
         self._seen: dict[int, tuple[Tensor, Dims]] = {}  # holds the tensor, so that its id is not reused
         self._op = ""
@@ -145,6 +163,10 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, module in model.named_modules():
             if isinstance(module, _NormBase | nn.GroupNorm | nn.LayerNorm):
                 module.register_forward_pre_hook(self._meet_norm(name))
+            covered, rule = MODULE_RULES.get(type(module), (None, None))
+            if covered and rule and covered(module):
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave(rule), with_kwargs=True, prepend=True)
 
     def dims(self, tensor: Tensor) -> Dims:
         """Return the units that each dimension of a tensor follows; all None for inputs and constants."""
@@ -163,7 +185,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let two dimensions follow the same units; if one is fixed, keep all units of the other."""
         if this is None or that is None:
             self.keep((this, that), f"{self.where()} ties it to a fixed size")
-        elif this.outer != that.outer:
+        elif not self._repeat_alike(this, that):
             self.keep((this, that))
         elif (a := this.root()) is not (b := that.root()):
             # With p and q positions per unit, the finest common unit has lcm(p, q), so the number of units is the gcd.
@@ -171,9 +193,26 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
             a.whole = a.whole or b.whole
             b.parent = a
 
+    def _repeat_alike(self, this: Units, that: Units) -> bool:
+        """Let two dimensions repeat their units equally often; return False if they cannot."""
+        few, many = sorted((this, that), key=Units.repeats)
+        ratio, rest = divmod(many.repeats(), few.repeats())
+        return ratio == 1 or (few.root() is not many.root() and not rest and self.repeat(few, ratio))
+
+    def repeat(self, units: Units, times: int) -> bool:
+        """Take what were units as repetitions of fewer units; return False if their number is not a multiple."""
+        old = units.root()
+        if old.count % times:
+            return False
+        old.parent, old.outer = Units(old.count // times), times
+        old.parent.whole = old.whole
+        return True
+
     def coarsen(self, units: Units | None, count: int) -> None:
         """Coarsen units so that each consists of complete ``1/count`` parts of the dimension."""
-        if units:
+        if units and units.repeats() > 1:
+            self.keep([units])
+        elif units:
             units.root().count = math.gcd(units.root().count, count)
 
     def keep(self, dims: Iterable[Units | None], why: str = "") -> None:
@@ -182,13 +221,19 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if units:
                 units.root().whole = units.root().whole or why or f"{self.where()} mixes its units, or is unknown"
 
-    def produce(self, weight: Tensor, fan_in: Units | None, fan_out: Units | None, kind: Kind) -> None:
-        """Record that a weight sums over its fan-in and produces the units of its fan-out."""
+    def produce(
+        self, weight: Tensor, fan_in: Units | None, fan_out: Units | None, kind: Kind, *, first: bool = True
+    ) -> None:
+        """Record that a weight sums over its fan-in and produces the units of its fan-out.
+
+        ``first`` is false if another weight of the module was recorded for the same units.
+        """
         if not self.is_own(weight):  # a weight computed from others
             self.keep((fan_in, fan_out))
             return
         name = self._names[id(weight)]
-        self.made[name] = kind, fan_out
+        if first:
+            self.made[name] = kind, fan_out
         self.users[name] = tuple(dict.fromkeys((*self.users.get(name, ()), self.path[-1])))
         for units, role in ((fan_in, "in"), (fan_out, "out")):
             if units and units.role not in (None, role):
@@ -199,6 +244,21 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def where(self) -> str:
         """Describe the current operation and its module."""
         return f"the operation {self._op!r} in {place(self.path)}"
+
+    def follow(self, tensor: Tensor, dims: Dims) -> None:
+        """Set the units that each dimension of a tensor follows."""
+        self._seen[id(tensor)] = tensor, dims
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._op, self._inside = type(module).__name__, True
+
+    def _leave(self, rule: ModuleRule) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            self._inside = False
+            names = list(inspect.signature(module.forward).parameters)
+            rule(self, module, dict(zip(names, args, strict=False)) | kwargs, out)
+
+        return hook
 
     def _meet_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -215,6 +275,8 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if self._inside:
+            return out
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | (kwargs or {})
         inputs, outs = list(tensors_in(given)), list(tensors_in(out))
         if outs and any(any(self.dims(t)) for t in inputs):
@@ -229,7 +291,7 @@ class Coupling(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 fits = result.ndim == len(dims) and all(
                     size == same for size, same, units in zip(result.shape, outs[0].shape, dims, strict=True) if units
                 )
-                self._seen[id(result)] = result, dims if fits else (None,) * result.ndim
+                self.follow(result, dims if fits else (None,) * result.ndim)
         return out
 
 

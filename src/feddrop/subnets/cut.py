@@ -70,7 +70,7 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     Keeping a share sqrt(1-γ) of the units keeps 1-γ of the weights between two cut layers (the paper's x² = 1-γ), but
     sqrt(1-γ) of those in the first and last layer, whose outer side is not cut. All shares are therefore multiplied by
     one factor, slightly below 1, at which the subnet has Σ (1-γ)·weights + biases values, as at the weight level.
-    Weights outside all groups (tables, recurrent layers) are kept whole and do not count towards this target.
+    Weights outside all groups (tables) are kept whole and do not count towards this target.
     """
     wanted = {
         group: math.sqrt(1.0 - max(rates.get(layer, 0.0) for layer in graph.layers[group])) for group in graph.groups
@@ -124,7 +124,7 @@ def _unit_sizes(blueprint: Blueprint, graph: UnitGraph, shares: Mapping[str, flo
     for name, shape in blueprint.shapes.items():
         sides = list(shape)
         for axis in graph.axes.get(name, ()):
-            sides[axis.dim] = kept[axis.group] * axis.block
+            sides[axis.dim] = axis.size(kept[axis.group])
         sizes[name] = math.prod(sides)
     return sizes
 
@@ -189,5 +189,7 @@ def shrinker(
 def kept_units(graph: UnitGraph, subnet: Subnet) -> dict[str, int]:
     """Return the number of units that a subnet keeps in every group."""
     return {
-        axis.group: subnet[name].sub_shape[axis.dim] // axis.block for name, axes in graph.axes.items() for axis in axes
+        axis.group: subnet[name].sub_shape[axis.dim] // axis.size(1)
+        for name, axes in graph.axes.items()
+        for axis in axes
     }

@@ -114,6 +114,7 @@ def _embedding(coupling: Coupling, call: Call) -> Dims:
 def _reshape(coupling: Coupling, call: Call) -> Dims:
     """Match the shortest runs of dimensions with equal products."""
     source, out = call.inputs[0], call.outs[0]
+    coupling.views += 1
     result: list[Units | None] = [None] * out.ndim
     old = [d for d, size in enumerate(source.shape) if size > 1]
     new = [d for d, size in enumerate(out.shape) if size > 1]
@@ -138,6 +139,7 @@ def _regrouped(coupling: Coupling, source: Tensor, run: list[int], sizes: list[i
 
     The units must come first, or after fixed dimensions only. A fixed dimension before them repeats all of them, and
     must be split off again before they are used: so a batch and its heads are merged for a product and split after it.
+    In a view that unpacks a projection, as to ``[3, heads, size]``, the first new dimension repeats the units.
 
     Returns:
         The new dimension that follows the units, and the units; 0 and None if none does.
@@ -149,17 +151,21 @@ def _regrouped(coupling: Coupling, source: Tensor, run: list[int], sizes: list[i
     units = dims[first]
     assert units is not None  # noqa: S101 -- for mypy
     coupling.keep(dims[first + 1 :])
-    outer = math.prod(source.shape[d] for d in run[:first]) * units.outer
-    base = units if units.outer == 1 else units.parent
+    view = (coupling.views, run[0])
+    if view in coupling.packed:
+        coupling.repeat(units, sizes[0])
+    fixed = math.prod(source.shape[d] for d in run[:first])
+    outer = fixed * units.repeats()
+    base = units if units.repeats() == 1 else units.root()
     if len(sizes) == 1:
-        return 0, base if outer == 1 else Units(units.count, parent=base, outer=outer)
+        return 0, units if fixed == 1 else Units(units.count, parent=units, outer=fixed)
     at = next((i for i in range(len(sizes)) if math.prod(sizes[:i]) == outer), None)
     if at is None:
         coupling.keep([units])
         return 0, None
     if at < len(sizes) - 1:
-        coupling.coarsen(units, sizes[at])
-    return at, base
+        coupling.coarsen(base, sizes[at])
+    return at, base if at or coupling.is_own(source) else Units(units.count, parent=base, view=view)
 
 
 @built_in("permute")
@@ -210,14 +216,27 @@ def _along(coupling: Coupling, call: Call) -> Dims:
     return dims
 
 
-@built_in("select")
+@built_in("select|unbind")
 def _select(coupling: Coupling, call: Call) -> Dims:
-    dims, gone = coupling.dims(call.inputs[0]), call.given["dim"]
+    dims, gone = coupling.dims(call.inputs[0]), call.given.get("dim", 0)
+    if (units := dims[gone]) and units.view:
+        coupling.unpacked.add(units.view)
     coupling.keep([dims[gone]])
     return tuple(units for d, units in enumerate(dims) if d != gone % len(dims))
 
 
-@built_in("slice|split|split_with_sizes|constant_pad_nd")
+@built_in("split|split_with_sizes")
+def _split(coupling: Coupling, call: Call) -> Dims:
+    """Take units that are split into equal parts, as by ``chunk``, as repetitions; each part has all of them."""
+    dims, across, parts = coupling.dims(call.inputs[0]), call.given.get("dim", 0), len(call.outs)
+    units = dims[across]
+    equal = len({part.shape[across] for part in call.outs}) == 1
+    if units is None or not equal or units.repeats() > 1 or not coupling.repeat(units, parts):
+        return tuple(_part(coupling, call))
+    return tuple(units.root() if d == across % len(dims) else other for d, other in enumerate(dims))
+
+
+@built_in("slice|constant_pad_nd")
 def _part(coupling: Coupling, call: Call) -> Dims:
     first = call.inputs[0]
     dims, rank = coupling.dims(first), first.ndim

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import SubnetError
-from feddrop.subnets import parameters, rules  # noqa: F401 -- importing registers them
-from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, place
+from feddrop.subnets import modules, parameters, rules  # noqa: F401 -- importing registers them
+from feddrop.subnets.coupling import Coupling, Dims, Kind, Units, View, place
 from feddrop.subnets.probe import Example, describe_example, example_inputs, random_state_kept, tensors_in, twin
 from feddrop.subnets.units import Axis, UnitGraph, resized
 
@@ -40,7 +40,7 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
     if not any(p.is_floating_point() for p in model.parameters()):
         raise SubnetError("The network has no parameters, so there are no units to drop.")
     inputs = example_inputs(model, example, 2)
-    coupling, outs, failure = _watch(twin(model), inputs)
+    coupling, outs, failure = _watch(model, inputs)
     if failure or not outs:
         failure = failure or "it returns no tensors; return tensors, alone or in dicts, lists or tuples"
         raise SubnetError(f"The network fails on {describe_example(example)}: {failure}")
@@ -61,14 +61,21 @@ def trace(model: nn.Module, example: Example) -> UnitGraph:
 
 
 def _watch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Coupling, list[Tensor], str]:
-    """Run a network on two samples, and return the coupling, its outputs and the failure, if any.
+    """Run a twin of a network on two samples, and return the coupling, its outputs and the failure, if any.
 
-    With one sample, the batch would look like a dimension of size one.
+    With one sample, the batch would look like a dimension of size one. Only the use of a view shows that it unpacks a
+    projection; then the network runs once more.
     """
-    path = _follow(model)
-    coupling = Coupling(model, path)
-    with coupling:
-        outs, failure = _run(model, inputs, path)
+    packed = frozenset[View]()
+    while True:
+        copy = twin(model)
+        path = _follow(copy)
+        coupling = Coupling(copy, path, packed)
+        with coupling:
+            outs, failure = _run(copy, inputs, path)
+        if coupling.unpacked <= packed:
+            break
+        packed |= coupling.unpacked
     coupling.keep((units for out in outs for units in coupling.dims(out)), _OUTPUT)
     return coupling, outs, failure
 
@@ -97,7 +104,7 @@ def _trial(
     hint = "take sizes from x.shape in its code, as in x.flatten(1)"
     other = resized(model, graph, sizes)
     failure = _run(other, inputs, _follow(other))[1] if model.training else ""
-    coupling, outs, worse = _watch(other.eval(), inputs)
+    coupling, outs, worse = _watch(other, inputs)
     if failure := failure or worse:
         return f"{failure}; {hint}"
     if [tuple(out.shape) for out in outs] != shapes:
@@ -145,11 +152,17 @@ def _read(model: nn.Module, coupling: Coupling) -> tuple[dict[Units, str], UnitG
         else:
             group = named.setdefault(units, name)
             groups[group] = units.count
-            layers[group] = (*layers.get(group, ()), layer)
+            layers[group] = tuple(dict.fromkeys((*layers.get(group, ()), layer)))
 
     def axes(shape: tuple[int, ...], dims: Dims) -> tuple[Axis, ...]:
         return tuple(
-            Axis(dim=dim, group=named[root], block=shape[dim] // root.count, role=units.role or "out")
+            Axis(
+                dim=dim,
+                group=named[root],
+                block=shape[dim] // (root.count * units.repeats()),
+                role=units.role or "out",
+                repeats=units.repeats(),
+            )
             for dim, units in enumerate(dims)
             if units and (root := units.root()) in named
         )

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from feddrop.errors import SubnetError
+from feddrop.subnets.modules import CutAttention
 from feddrop.subnets.piece import Index, Piece, Subnet
 from feddrop.subnets.probe import structural_copy
 
@@ -32,12 +33,26 @@ class Axis:
         group: the group it follows.
         block: consecutive positions per unit (H·W after a flatten of C × H × W).
         role: "in" if the dimension is summed over (the fan-in of a weight), else "out".
+        repeats: how often all units follow each other: 4 for the gates of an LSTM, 3 for packed queries, keys and
+            values.
     """
 
     dim: int
     group: str
     block: int
     role: Literal["in", "out"]
+    repeats: int = 1
+
+    def size(self, units: int) -> int:
+        """Return the size of the dimension with this many units."""
+        return self.repeats * units * self.block
+
+    def positions(self, index: Index, units: int) -> Index:
+        """Return the positions of some of the units, sorted."""
+        found = _spread(index, self.block)
+        if self.repeats == 1:
+            return found
+        return (np.arange(self.repeats)[:, None] * units * self.block + found).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +135,9 @@ def resized(model: nn.Module, graph: UnitGraph, sizes: Mapping[str, int]) -> nn.
         if name in graph.heads:
             attribute, group = graph.heads[name]
             setattr(module, attribute, sizes[group])
+            if isinstance(module, nn.MultiheadAttention):
+                module.__class__ = CutAttention
+                module._qkv_same_embed_dim = False  # so that transformer layers call it, not a fused kernel
     return other
 
 
@@ -131,7 +149,7 @@ def _check_groups(graph: UnitGraph, given: Mapping[str, object]) -> None:
 def _cut_shape(shape: tuple[int, ...], axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
     cut = list(shape)
     for axis in axes:
-        cut[axis.dim] = axis.block * sizes[axis.group]
+        cut[axis.dim] = axis.size(sizes[axis.group])
     return tuple(cut)
 
 
@@ -146,7 +164,7 @@ def _piece(
     scale = 1.0
     for axis in axes:
         if axis.group in cut:
-            positions[axis.dim] = _spread(cut[axis.group], axis.block)
+            positions[axis.dim] = axis.positions(cut[axis.group], units[axis.group])
             if axis.role == "in":
                 scale *= units[axis.group] / sizes[axis.group]
     return Piece(shape=shape, index=_flat(shape, positions), sub_shape=_cut_shape(shape, axes, sizes), scale=scale)
@@ -185,6 +203,11 @@ def _correct(module: nn.Module, norm: tuple[Axis, ...], sizes: Mapping[str, int]
             module.in_channels, module.out_channels = weight.shape[1] * module.groups, weight.shape[0]
     elif isinstance(module, nn.Linear) and weight is not None:
         module.out_features, module.in_features = weight.shape
+    elif isinstance(module, nn.RNNBase) and not module.proj_size:
+        sides = [module.get_parameter(name).shape[1] for name in ("weight_ih_l0", "weight_hh_l0")]
+        module.input_size, module.hidden_size = sides
+    elif isinstance(module, nn.TransformerEncoder):
+        module.use_nested_tensor = False  # its attention may have fewer heads than torch's kernel for these can take
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.numel()
     elif isinstance(module, _NormBase) and norm:

@@ -77,9 +77,14 @@ def run_study(
     return replace(found, notes=subject.notes), f"{subject.title}, {point.samples} samples"
 
 
+MEASURED = ("lenet", "alexnet", "mlp")
+"""Networks by name that can be measured: without norms."""
+
+
 def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> Subject:
     """Return a new network, and devices that share the data equally."""
     dataset = _numbers(load_dataset(data))
+    one_of("model", model, MEASURED)
     count = len(dataset.train_y)
     if not 1 <= devices <= count:
         raise ConfigError(f"devices is {devices}; it must be from 1 to the {count} training samples.")

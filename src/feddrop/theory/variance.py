@@ -125,7 +125,7 @@ class Masks:
         shape = self._point.shapes[name]
         along = [1] * len(shape)
         along[axis.dim] = -1
-        return values[axis.group].repeat_interleave(axis.block).view(along).expand(shape)
+        return values[axis.group].repeat_interleave(axis.block).repeat(axis.repeats).view(along).expand(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,158 @@
+"""Which updates of a round look suspicious: by size, by direction, by distance from the others, by claimed samples.
+
+Of every update only its size and a sketch of 1,024 numbers are kept, so nothing has to wait and the cost of a round is
+linear in its devices. A sketch sums the update's values with random signs into 1,024 buckets: inner products of
+sketches estimate those of updates, with an error of about 3 % of the norms. Large tensors are sketched on a window of
+32,768 values. Signs and windows follow from the run's seed and the round, which devices do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.learning.robust import unscaled
+from feddrop.seeds import derive
+
+Floats = npt.NDArray[np.float64]
+
+STANDS_OUT = 7.0
+"""Times the median from which a size or distance is marked. Honest updates of rates from 0 to 0.9 were up to 5 times as
+large; on uneven data more, so the limit grows with the spread of the round."""
+IN_AGREEMENT, STANDS_OUT_THERE = 0.15, 3.0
+"""A median cosine of the round's updates from which they agree, as on IID data, and the limit that is enough then."""
+SPREADS = 5.0
+"""Robust standard deviations from the median, in logarithms, up to which a size is not marked."""
+OPPOSED, OPPOSED_SPREADS = -0.22, 2.5
+"""Median cosine with the others below which an update is marked, if it is also this many deviations below theirs."""
+CLAIMED = 1000.0
+"""Times the median number of samples from which a claim is marked."""
+A_FEW, ENOUGH = 3, 5
+"""Numbers of updates from which a round's median is used, and from which their directions and spread are."""
+
+_BUCKETS, _WINDOW = 1024, 2**15
+_COMPARED = 256
+"""The most updates that each one's direction is compared with."""
+
+
+@dataclass
+class Seen:
+    """What is kept of the updates of a round.
+
+    Attributes:
+        seed: the run's root seed.
+        round: the round.
+        sizes: root mean square of every update, by device.
+        samples: claimed samples, by device.
+    """
+
+    seed: int
+    round: int
+    sizes: dict[int, float] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+    _sketches: list[Floats] = field(default_factory=list)
+    _shares: list[float] = field(default_factory=list)
+    _signs: dict[str, tuple[int, npt.NDArray[np.int8]]] = field(default_factory=dict)
+
+    def add(self, update: Any, size: float) -> None:
+        """Keep what is needed of an update."""
+        sketch, held, all_ = np.zeros(_BUCKETS), 0, 0
+        for at, (name, piece) in enumerate(update.subnet.items()):
+            full = int(np.prod(piece.shape))
+            start, signs = self._window(name, full)
+            values = unscaled(update.values[name], piece).numpy()
+            buffer = np.zeros(-(-len(signs) // _BUCKETS) * _BUCKETS, np.float32)
+            if piece.index is None:
+                buffer[: len(signs)] = values[start : start + len(signs)]
+                held += len(signs)
+            else:
+                low, high = np.searchsorted(piece.index, (start, start + len(signs)))
+                buffer[piece.index[low:high] - start] = values[low:high]
+                held += int(high - low)
+            buffer[: len(signs)] *= signs
+            sketch += np.roll(buffer.reshape(-1, _BUCKETS).sum(axis=0), 331 * at)  # spreads small tensors
+            all_ += len(signs)
+        self.sizes[update.device], self.samples[update.device] = size, update.num_samples
+        self._sketches.append(sketch / max(1, held) ** 0.5)
+        self._shares.append(held / max(1, all_))
+
+    def _window(self, name: str, size: int) -> tuple[int, npt.NDArray[np.int8]]:
+        """Return where a tensor's window starts, and a random sign for each of its values."""
+        if name not in self._signs:
+            chance = np.random.Generator(np.random.Philox(derive(self.seed, "sketch", name, self.round)))
+            start = int(chance.integers(max(1, size - _WINDOW + 1)))
+            bits = np.unpackbits(np.frombuffer(chance.bytes(min(size, _WINDOW) // 8 + 1), np.uint8))
+            self._signs[name] = start, 2 * bits[: min(size, _WINDOW)].astype(np.int8) - 1
+        return self._signs[name]
+
+    def suspicious(self, usual: float, whose: str) -> dict[int, str]:
+        """Return why and how surely updates are suspicious, by device; ``usual`` is the size to compare with."""
+        devices = list(self.sizes)
+        if not devices:
+            return {}
+        sizes, samples = np.array(list(self.sizes.values())), np.array(list(self.samples.values()), float)
+        found: dict[int, list[tuple[float, str]]] = {}
+
+        def mark(values: Floats, limit: float, text: str) -> None:
+            for at in np.flatnonzero(values > limit):
+                reason = text.format(f"{values[at]:.3g}", f"{limit:.3g}")
+                found.setdefault(devices[at], []).append((float(values[at] / limit), reason))
+
+        cosines, limit = np.zeros(len(devices)), STANDS_OUT
+        if len(devices) >= ENOUGH:
+            sketches = np.stack(self._sketches)
+            cosines = median_cosines(sketches, derive(self.seed, "compared", self.round))
+            away = np.linalg.norm(sketches - medians_of_others(sketches), axis=1)
+            agree = float(np.median(cosines)) >= IN_AGREEMENT * float(np.median(self._shares))
+            limit = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(sizes))
+            far = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(away))
+            mark(away / (np.median(away) or 1.0), far, "{} × as far from the others' median as usual (limit {})")
+            lower = float(np.median(cosines)) - OPPOSED_SPREADS * max(0.03, _deviation(cosines))
+            mark(np.where(cosines < lower, -cosines, 0.0), -OPPOSED, "cosine with the others -{} (limit -{})")
+        if usual > 0:
+            mark(sizes / usual, limit, "{} × as large as " + whose + " median (limit {})")
+        if len(devices) >= A_FEW:
+            mark(samples / (np.median(samples) or 1.0), CLAIMED, "claims {} × the median samples (limit {})")
+        return {device: _verdict(reasons) for device, reasons in sorted(found.items())}
+
+
+def _verdict(reasons: list[tuple[float, str]]) -> str:
+    """Return how sure the marks are, by the one that exceeds its limit most, and why."""
+    most = max(excess for excess, _ in reasons)
+    sure = "almost certain" if most >= 2.0 else "likely" if most >= 1.3 else "possible"
+    return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))
+
+
+def median_cosines(sketches: Floats, seed: int) -> Floats:
+    """Return every update's median cosine with the others, or with 256 of them, drawn by the seed; ``[K]``."""
+    norms = np.linalg.norm(sketches, axis=1, keepdims=True)
+    rows = sketches / np.where(norms > 0, norms, 1.0)
+    chance = np.random.Generator(np.random.Philox(seed))
+    few = np.sort(chance.permutation(len(rows))[:_COMPARED])
+    cosines = rows @ rows[few].T
+    cosines[few, np.arange(len(few))] = np.nan  # with itself
+    return np.asarray(np.nanmedian(cosines, axis=1))
+
+
+def medians_of_others(rows: Floats) -> Floats:
+    """Return the median of every column over all rows but one, for each of them; ``[K, W]``, K at least 2."""
+    count = len(rows)
+    order = np.argsort(rows, axis=0, kind="stable")
+    ranks = np.argsort(order, axis=0, kind="stable")
+    ordered = np.take_along_axis(rows, order, axis=0)
+    low, high = (count - 2) // 2, (count - 1) // 2  # places of the middle among the others
+    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in (low, high)]
+    return np.asarray((middle[0] + middle[1]) / 2)
+
+
+def _deviation(values: Floats) -> float:
+    """Return the standard deviation of a normal distribution with the same median absolute deviation."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+def _spread_limit(sizes: Floats) -> float:
+    """Return how many times the median a size may be in a round whose sizes spread this much."""
+    return float(np.exp(min(50.0, SPREADS * _deviation(np.log(np.maximum(sizes, 1e-30))))))

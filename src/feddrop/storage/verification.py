@@ -1,0 +1,155 @@
+"""The one verification that every reader of a run folder uses; ``feddrop check`` prints its findings.
+
+A checkpoint holds the digest of all lines of metrics before it and the rows of devices that are in no file yet; the
+lines hold the digests of the files of devices; ``run.json`` holds the configuration. Reading needs no lock and no
+torch: beside a writer, it sees the rounds up to a recent one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from feddrop.errors import FeddropError, RunError, clean
+from feddrop.storage.devices import DEVICES, DeviceTable, RoundDevices, digest
+from feddrop.storage.files import is_folder, os_errors, read_whole
+from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines
+from feddrop.storage.records import RoundRecord
+from feddrop.storage.sealed import DamagedError, checkpoint_path, notes_of, peek, saved_rounds
+
+if TYPE_CHECKING:
+    from feddrop.storage.reading import RunReader
+
+ROWS = f"{DEVICES}/rows"
+"""The tensor of a checkpoint that holds the rows of the open block."""
+CHECKPOINTS, MEMORIES = "checkpoints", "memories"
+_TRIES = 3
+"""Attempts to read a run beside a writer that replaces its checkpoints."""
+_ADVICE = "Restore it from a backup, or read the run as it is with load_run(folder, verify=False)."
+
+
+class Saved(NamedTuple):
+    """The saved rounds of a run, and their devices."""
+
+    records: list[RoundRecord]
+    devices: DeviceTable
+
+
+class Finding(NamedTuple):
+    """What ``feddrop check`` says about a file: empty ``problem`` if it is whole."""
+
+    name: str
+    problem: str
+    note: str = ""
+
+
+class Mark(NamedTuple):
+    """What a checkpoint says about the lines and rows before it."""
+
+    round: int
+    metrics: str
+    rows: bytes
+
+
+def read_saved(reader: RunReader, *, verify: bool = True) -> Saved:
+    """Read all saved rounds of a run; RunError if anything differs from what was written.
+
+    Without ``verify``, only what cannot be read is an error. A last round that has no checkpoint yet is skipped: its
+    devices are not saved, and a resumed run repeats it.
+    """
+    saved, problem, changed = _read_lines(reader)
+    if problem or (verify and changed):
+        raise RunError(problem or changed)
+    if verify:
+        saved.devices.check()
+    return saved
+
+
+def _read_lines(reader: RunReader) -> tuple[Saved, str, str]:
+    """Return the saved rounds, why a line cannot be read, and how the lines differ from what was written."""
+    for _ in range(_TRIES):
+        marks = list(_marks(reader.path / CHECKPOINTS))  # before the lines: a writer appends a line first
+        data = reader.read(METRICS, b"")
+        where = clean(reader.path / METRICS)
+        lines, problem = parse_lines(data, where)
+        mark, changed = _matching(reader.path / CHECKPOINTS, marks, lines, data)
+        if changed:
+            changed = f"{where} is not what was written: {changed}. {_ADVICE}"
+        blocks = blocks_of(lines)
+        closed = blocks[-1].last if blocks else 0
+        known = max(mark.round if mark else 0, closed)
+        if len(lines) > known + 1 and not changed:
+            changed = (
+                f"the devices of rounds {known + 1} to {len(lines)} in {clean(reader.path)} are lost: the checkpoints "
+                f"that held them are damaged or missing. Resume the run to repeat the rounds. {_ADVICE}"
+            )
+        elif len(lines) == known + 1:
+            lines = lines[:-1]
+        if not problem and not changed:
+            break
+    table = DeviceTable(reader.path / DEVICES, blocks, mark.rows if mark and mark.round > closed else b"")
+    records = [replace(one.record, devices=RoundDevices(table, one.record.round)) for one in lines]
+    return Saved(records, table), problem, changed
+
+
+def _marks(folder: Path) -> Iterator[Mark]:
+    """Yield what the checkpoints say, newest first; those that cannot be read are left out."""
+    for round_ in reversed(saved_rounds(folder)):
+        try:
+            notes, rows = peek(checkpoint_path(folder, round_), ROWS)
+        except DamagedError:
+            continue
+        if notes.get("round") == str(round_) and notes.get(DEVICES) == digest(rows):
+            yield Mark(round_, str(notes.get("metrics")), rows)
+
+
+def _matching(folder: Path, marks: list[Mark], lines: Sequence[Line], data: bytes) -> tuple[Mark | None, str]:
+    """Return the newest checkpoint that fits the lines, and what is wrong with the lines if an intact one does not."""
+    for mark in marks:
+        if mark.round <= len(lines):
+            found = hashlib.blake2b(data[: lines[mark.round - 1].end], digest_size=16).hexdigest()
+            if found == mark.metrics:
+                return mark, ""
+            why = f"a line of rounds 1 to {mark.round} was changed"
+        else:
+            why = f"it ends after round {len(lines)}, and round {mark.round} was saved"
+        if not sealed_problem(checkpoint_path(folder, mark.round)):
+            return mark, why
+    return None, ""
+
+
+def sealed_problem(path: Path) -> str:
+    """Return what is wrong with a checkpoint or memory; empty if it is intact."""
+    try:
+        with os_errors("read", path):
+            notes_of(read_whole(path))
+    except (DamagedError, RunError) as error:
+        return str(error)
+    return ""
+
+
+def inspect(reader: RunReader) -> Iterator[Finding]:
+    """Yield a finding about every file of a run."""
+    if not is_folder(reader.path):
+        raise RunError(f"{clean(reader.path)} is not a folder. Give a run folder.")
+    for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
+        yield Finding(name, _error(read))
+    saved, *problems = _read_lines(reader)
+    yield Finding(METRICS, " ".join(filter(None, problems)), f"{len(saved.records)} rounds")
+    for block in saved.devices.blocks:
+        yield Finding(f"{DEVICES}/{block.name}", _error(partial(block.read, reader.path / DEVICES)))
+    for name in (CHECKPOINTS, MEMORIES):
+        for path in sorted((reader.path / name).glob("*.safetensors")):
+            yield Finding(f"{name}/{path.name}", sealed_problem(path))
+
+
+def _error(read: Callable[[], object]) -> str:
+    try:
+        read()
+    except FeddropError as error:
+        return str(error)
+    return ""

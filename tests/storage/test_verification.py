@@ -1,0 +1,198 @@
+"""What is read is verified: every reader refuses a changed line, a missing line, a damaged file, another setting."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import feddrop
+from feddrop.errors import RunError
+from feddrop.report import write_report
+from feddrop.storage import RunFolder, devices, export, load_run
+from feddrop.storage.verification import inspect
+
+TEXT = "rounds = 5\nmodel = { name = 'mlp' }\ndata = { devices = 3, train_limit = 60 }"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A finished run and a stopped one, whose last rows are in its checkpoint; two files of devices each."""
+    place, config = tmp_path_factory.mktemp("verified"), feddrop.RunConfig.from_toml(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "BLOCK", 6)
+        feddrop.run(config, place / "finished")
+        for record in feddrop.Run(config, place / "stopped"):
+            if record.round == 3:
+                break
+    return place
+
+
+READERS = {
+    "load_run": load_run,
+    "report": lambda folder: write_report(folder, folder / "page.html"),
+    "export": lambda folder: export(folder, folder / "x.csv"),
+    "devices": lambda folder: export(folder, folder / "x.csv", devices=True),
+}
+
+
+def lines(folder):
+    return (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def rewrite(folder, kept):
+    (folder / "metrics.jsonl").write_bytes(b"".join(kept))
+
+
+def flip_digit(folder):
+    text = (folder / "metrics.jsonl").read_bytes()
+    at = text.index(b'"train_loss": ') + len(b'"train_loss": ') + 2
+    (folder / "metrics.jsonl").write_bytes(text[:at] + (b"1" if text[at : at + 1] != b"1" else b"2") + text[at + 1 :])
+
+
+def flip_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a digit": (flip_digit, r"metrics\.jsonl is not what was written: a line of rounds 1 to \d was changed"),
+    "a line": (lambda f: rewrite(f, [*lines(f)[:1], *lines(f)[2:]]), "line 2 holds round 3; round 2 is missing"),
+    "the first line": (lambda f: rewrite(f, lines(f)[1:]), "line 1 holds round 2; round 1 is missing"),
+    "two last lines": (lambda f: rewrite(f, lines(f)[:-2]), r"it ends after round \d, and round \d was saved"),
+    "all lines": (lambda f: rewrite(f, []), r"it ends after round 0, and round \d was saved"),
+    "a file changed": (lambda f: flip_byte(f / "devices" / "rounds-000001-000002.parquet"), "its checksum does not"),
+    "a file missing": (lambda f: (f / "devices" / "rounds-000001-000002.parquet").unlink(), "it is missing"),
+}
+
+
+@pytest.mark.parametrize("run", ["finished", "stopped"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_refused_by_every_reader(runs, tmp_path, run, damage):
+    folder = shutil.copytree(runs / run, tmp_path / "run")
+    for read in READERS.values():
+        read(folder)
+    hurt, said = DAMAGE[damage]
+    hurt(folder)
+    for read in READERS.values():
+        with pytest.raises(RunError, match=said):
+            read(folder)
+    assert [one.name for one in inspect(RunFolder(folder)) if one.problem]
+
+
+@pytest.mark.parametrize("name", ["load_run", "model", "report"])
+def test_a_changed_setting_is_refused_by_every_reader(runs, tmp_path, name):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    readers = {"load_run": load_run, "model": feddrop.load_model, "report": READERS["report"]}
+    path = folder / "config.toml"
+    whole = path.read_text()
+    for free in (whole.replace("rounds = 5", "rounds = 9"), whole.replace("eval_every = 1\n", "")):
+        path.write_text(free)
+        readers[name](folder)
+    path.write_text(feddrop.RunConfig.from_toml(whole, ["train.lr=0.0123"]).to_toml())
+    with pytest.raises(RunError, match=r"changed since the run started: train\.lr was .*, is 0\.0123"):
+        readers[name](folder)
+    assert [one.name for one in inspect(RunFolder(folder)) if one.problem] == ["config.toml"]
+
+
+def test_a_run_can_be_read_as_it_is(runs, tmp_path):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    flip_digit(folder)
+    flip_byte(folder / "devices" / "rounds-000001-000002.parquet")
+    run = load_run(folder, verify=False)
+    assert len(run.rounds) == 5
+    assert [one.device for one in run.rounds[4].devices] == [0, 1, 2]
+    with pytest.raises(RunError, match="its checksum does not match"):
+        len(run.rounds[0].devices)
+
+
+def test_a_damaged_checkpoint_accuses_no_line(runs, tmp_path):
+    """The round before it vouches for the lines; rounds whose devices it held are skipped or asked for."""
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    flip_byte(folder / "checkpoints" / "round-000003.safetensors")
+    assert [one.round for one in load_run(folder).rounds] in ([1, 2], [1, 2, 3])
+    assert [one.name for one in inspect(RunFolder(folder)) if one.problem] == ["checkpoints/round-000003.safetensors"]
+    shutil.rmtree(folder / "checkpoints")
+    assert [one.round for one in load_run(folder).rounds] == [1, 2]
+    assert len(feddrop.load_run(shutil.copytree(runs / "finished", tmp_path / "two")).rounds) == 5
+
+
+def test_devices_after_the_last_file_are_lost_with_the_checkpoints(runs, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    for record in feddrop.Run(feddrop.RunConfig.from_toml(TEXT), folder):
+        if record.round == 3:
+            break
+    assert not (folder / "devices").exists()
+    assert len(load_run(folder).rounds[2].devices) == 3
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(RunError, match=r"devices of rounds 1 to 3 in .* are lost"):
+        load_run(folder)
+    assert len(load_run(folder, verify=False).rounds) == 3
+
+
+def test_a_reader_beside_a_writer_sees_whole_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "BLOCK", 4)
+    folder, config, seen, wrong = tmp_path / "run", feddrop.RunConfig.from_toml(TEXT, ["rounds=12"]), set(), []
+    run = feddrop.Run(config, folder)
+
+    def watch():
+        while 12 not in seen and not wrong:
+            try:
+                loaded = load_run(folder)
+                seen.add(len(loaded.rounds))
+                if any(len(one.devices) != 3 for one in loaded.rounds):
+                    wrong.append("devices are missing")
+            except RunError as error:
+                wrong.append(str(error))
+
+    reader = threading.Thread(target=watch)
+    reader.start()
+    list(run)
+    reader.join(60)
+    assert not wrong
+    assert 12 in seen
+
+
+def test_the_command_says_what_is_whole(runs, tmp_path):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    command = [sys.executable, "-m", "feddrop", "check", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"whole"}
+    assert "metrics.jsonl  5 rounds" in done.stdout
+    flip_byte(folder / "devices" / "rounds-000001-000002.parquet")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("damaged")] == [
+        "devices/rounds-000001-000002.parquet"
+    ]
+    assert "1 of" in done.stderr
+
+
+def test_resume_continues_a_block_to_the_same_bytes(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "BLOCK", 6)
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    feddrop.resume(folder)
+    names = sorted(path.name for path in (folder / "devices").iterdir())
+    assert names == sorted(path.name for path in (runs / "finished" / "devices").iterdir())
+    for name in names:
+        assert (folder / "devices" / name).read_bytes() == (runs / "finished" / "devices" / name).read_bytes()
+
+
+def test_a_sample_of_the_devices_is_recorded(tmp_path):
+    config = feddrop.RunConfig.from_toml(TEXT, ["rounds=2", "data.devices=6", "record_devices=2"])
+    live = list(feddrop.Run(config, tmp_path / "run"))
+    loaded = load_run(tmp_path / "run")
+    assert [len(one.devices) for one in live] == [6, 6]
+    assert [len(one.devices) for one in loaded.rounds] == [2, 2]
+    for whole, part in zip(live, loaded.rounds, strict=True):
+        assert set(part.devices) <= set(whole.devices)
+        assert (part.took_part, part.push_bytes, part.mean_rate) == (6, whole.push_bytes, whole.mean_rate)
+    assert "or was not recorded" in write_report(tmp_path / "run").read_text()
+    for wrong in ("record_devices=0", "record_devices=some"):
+        with pytest.raises(feddrop.ConfigError, match="record_devices"):
+            feddrop.RunConfig.from_toml(TEXT, [wrong])
