@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddrop.compare import FAILS, HOLDS, UNDECIDED
+from feddrop.comparison import FAILS, HOLDS, UNDECIDED
 from reproduction.experiments import EXPERIMENTS
 from reproduction.framework.experiment import Experiment
 from reproduction.framework.page import Judged

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.compare import Answer
+from feddrop.comparison import Answer
 from feddrop.errors import RunError
 from reproduction import changes
 from reproduction.experiments import accuracy, deadline, explain, objective, remark

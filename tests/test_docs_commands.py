@@ -26,6 +26,8 @@ LOOKED_AT = {
     "feddrop sweep examples/sweep.toml --ray": "joins a cluster; test_ray.py does it on one of two nodes",
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
+    "feddrop compare examples/compare_schemes.toml --ray": "joins a cluster, likewise",
+    "feddrop explore": "serves until Ctrl-C; the tests of the explorer do it",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
 }
 # Other programs, and what tests them.
@@ -38,6 +40,7 @@ OTHERS = {
 STAND_INS = {"cifar100": "digits", "cifar10": "digits", "fashion_mnist": "digits"}
 SMALLER = {
     "sweep": {"--set": ["rounds=2", "data.train_limit=60"]},
+    "compare": {"--set": ["compare.budget.bytes=12e6", "compare.seeds=1", "data.train_limit=60", "data.devices=2"]},
     "run": {"--set": ["rounds=2", "data.train_limit=100", "eval_every=2"]},
     "theory": {"--batch": "8", "--masks": "2", "--rates": "0.1"},
 }
@@ -59,7 +62,8 @@ FORMS = {
 def filled(command: str) -> list[str]:
     """The words of a command, with placeholders filled in and optional words kept."""
     words = shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", command) if " [" in command else command)
-    return [FORMS.get(word, word) for word in words]
+    forms = FORMS | ({"FILE.toml": "examples/compare_methods.toml"} if words[1:2] == ["compare"] else {})
+    return [forms.get(word, word) for word in words]
 
 
 def smaller(words: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ def test_a_city_street(tmp_path):
     records = run(RunConfig.from_file(EXAMPLES / "urban.toml", small), tmp_path / "run")
     devices = [device for record in records for device in record.devices if device.took_part]
     assert all(device.latency_s <= 0.1 and device.dtype for device in devices)
-    problem, _, method, policy, _ = load(EXAMPLES / "urban_cell.toml")
+    problem, _, method, policy, *_ = load(EXAMPLES / "urban_cell.toml")
     found = allocate(problem, method, policy=policy)
     assert 0.2 < found.rate[found.active].mean() < 0.6
 

@@ -21,7 +21,7 @@ ROOT = Path(feddrop.__file__).parent
 SHOWN = (
     *("Cell", "FeddropError", "Problem", "Run", "RunConfig", "Serial", "allocate", "build_method", "derive"),
     *("from_arrays", "from_dataset", "gains_from", "lenet", "load_dataset", "load_model", "load_run", "method_named"),
-    *("partition", "register_rule", "resume", "run", "sweep", "write_report"),
+    *("partition", "register_rule", "resume", "run", "sweep", "write_report", "compare", "Budget", "Arm"),
 )
 """Names whose docstring must hold an example: what a user calls first."""
 FORBIDDEN = {"brought", "own", "whole", "wire", "wires", "method"}

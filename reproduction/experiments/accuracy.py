@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import draw_seeds, legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table, percents, spread

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from feddrop import data, models
-from feddrop.compare import Comparison
+from feddrop.comparison import Comparison
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
 from feddrop.theory import EstimatePoint as Place

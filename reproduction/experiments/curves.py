@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.compare import first_reached, running_mean, spent_until
+from feddrop.comparison import first_reached, running_mean, spent_until
 from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
 from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.framework.scales import Scale

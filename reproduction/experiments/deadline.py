@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feddrop.compare import HOLDS, Comparison, matched
+from feddrop.comparison import HOLDS, Comparison, matched
 from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import deadline_for, mean_rate, radio
 from reproduction.experiments.resource_claims import Ends, judge_accuracy

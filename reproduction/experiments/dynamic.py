@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of

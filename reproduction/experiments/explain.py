@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.accuracy import PEAK
 from reproduction.experiments.resources import latency_spots, with_seeds

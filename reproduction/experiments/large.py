@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddrop.compare import Comparison
+from feddrop.comparison import Comparison
 from feddrop.config import RunConfig
 from reproduction.experiments import explain
 from reproduction.experiments.objective import one_rate

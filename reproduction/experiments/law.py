@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from feddrop import data, models
-from feddrop.compare import Comparison, Spent, matched, spent_differences
+from feddrop.comparison import Comparison, Spent, matched, spent_differences
 from feddrop.config import RunConfig
 from feddrop.config.methods import LEVELS
 from feddrop.seeds import derive, permutation

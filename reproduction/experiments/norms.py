@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.framework.drawing import legend, panels
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table, spread

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.compare import Comparison
+from feddrop.comparison import Comparison
 from feddrop.config import RunConfig
 from reproduction.experiments import dynamic
 from reproduction.experiments.resources import SCHEMES, bandwidth_spots, latency_spots, with_seeds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddrop.allocation import Allocation, PowerProblem, allocate
-from feddrop.compare import LEAST_SEEDS, Answer, Comparison, matched
+from feddrop.comparison import LEAST_SEEDS, Answer, Comparison, matched
 from feddrop.config import Radio, RunConfig
 from feddrop.errors import InfeasibleError
 from feddrop.radio import build_cell

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from feddrop import models, wire
-from feddrop.compare import Comparison
+from feddrop.comparison import Comparison
 from feddrop.config import FedDrop, FedDST, Model, RunConfig
 from feddrop.methods import build_method
 from feddrop.methods.method import Payload, Setup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from feddrop.compare import LEAST_SEEDS, Comparison, matched
+from feddrop.comparison import LEAST_SEEDS, Comparison, matched
 from reproduction.experiments.resources import Spot
 from reproduction.framework.verdicts import Verdict, verdict
 

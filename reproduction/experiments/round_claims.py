@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from feddrop.compare import Comparison, Spent, spent_differences
+from feddrop.comparison import Comparison, Spent, spent_differences
 from reproduction.experiments.curves import CONVERGED, HALF, Curves, Reading
 from reproduction.framework.verdicts import Verdict, verdict
 

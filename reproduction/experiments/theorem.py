@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from feddrop import data, models
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
 from feddrop.theory import Constants, curvature, learning_rate, slope, theorem1

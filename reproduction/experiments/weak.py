@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddrop.compare import Comparison, matched
+from feddrop.comparison import Comparison, matched
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.resources import with_seeds

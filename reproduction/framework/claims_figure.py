@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddrop.compare import IN_NOISE, NO, UNDECIDED, YES, Answer
+from feddrop.comparison import IN_NOISE, NO, UNDECIDED, YES, Answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

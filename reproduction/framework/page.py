@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddrop.compare import (
+from feddrop.comparison import (
     FAILS,
     FEW_SEEDS,
     HOLDS,

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
-from feddrop.compare import LEAST_SEEDS
+from feddrop.comparison import LEAST_SEEDS
 from feddrop.config import RunConfig, from_table
 from reproduction.framework.experiment import markdown_table
 from reproduction.framework.store import Result, Store, key_of

@@ -1,11 +1,11 @@
-"""Verdicts on the paper's claims, by the rule of :mod:`feddrop.compare`."""
+"""Verdicts on the paper's claims, by the rule of :mod:`feddrop.comparison`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from feddrop.compare import Answer, Comparison, judge, outcome
+from feddrop.comparison import Answer, Comparison, judge, outcome
 
 
 class Verdict(NamedTuple):

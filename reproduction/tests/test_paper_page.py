@@ -12,7 +12,7 @@ import pytest
 from made_up import SMOKE, quiet
 from rich.console import Console
 
-from feddrop.compare import HOLDS, NO, UNDECIDED, YES, Comparison
+from feddrop.comparison import HOLDS, NO, UNDECIDED, YES, Comparison
 from reproduction.console import overview, verdicts
 from reproduction.experiments import EXPERIMENTS, accuracy, deadline, remark
 from reproduction.framework import claims_figure

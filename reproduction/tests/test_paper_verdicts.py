@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_up import JITTER, SMOKE, THREE, fake, outcomes
 
-from feddrop.compare import FAILS, HOLDS, PARTLY, UNDECIDED, Comparison
+from feddrop.comparison import FAILS, HOLDS, PARTLY, UNDECIDED, Comparison
 from feddrop.config import to_table
 from reproduction import changes
 from reproduction.experiments import EXPERIMENTS, accuracy, deadline, dynamic, energy, objective, weak

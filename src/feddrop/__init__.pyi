@@ -12,6 +12,7 @@ from feddrop.allocation import Random as Random
 from feddrop.allocation import allocate as allocate
 from feddrop.cli.live import show_run as show_run
 from feddrop.config import FIARSE as FIARSE
+from feddrop.config import Budget as Budget
 from feddrop.config import Callbacks as Callbacks
 from feddrop.config import CustomMethod as CustomMethod
 from feddrop.config import Data as Data
@@ -89,4 +90,6 @@ from feddrop.storage import load_model as load_model
 from feddrop.storage import load_run as load_run
 from feddrop.subnets.blueprint import Blueprint as Blueprint
 from feddrop.subnets.coupling import register_rule as register_rule
+from feddrop.sweeps import Arm as Arm
+from feddrop.sweeps import compare as compare
 from feddrop.sweeps import sweep as sweep

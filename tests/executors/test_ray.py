@@ -175,6 +175,26 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
 
 @pytest.mark.slow
 @with_ray
+def test_a_comparison_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, monkeypatch):
+    """Its run goes on from its checkpoint; every arm spends its budget; a second call trains nothing."""
+    loss, struck = deadly_loss(tmp_path, monkeypatch)
+    small = ["data.devices=2", "data.train_limit=60", f"train.loss={loss}"]
+    arms = {f"rate {rate}": feddrop.RunConfig.from_toml("", [*small, f"rate={rate}"]) for rate in (0.1, 0.5)}
+    options = {"seeds": 2, "budget": feddrop.Budget(bytes=4e6), "ray": nodes.address}
+    found = feddrop.compare(arms, tmp_path / "out", **options)
+    assert struck.exists()
+    for run in (run for runs in found.runs.values() for run in runs):
+        spent = [record.push_bytes + record.pull_bytes for record in run.rounds]
+        assert sum(spent) <= 4e6 < sum(spent) + spent[0]
+        alone = feddrop.run(run.config, tmp_path / "alone" / run.name)
+        assert [r.test_loss for r in alone] == [r.test_loss for r in run.rounds]
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/metrics.jsonl")}
+    assert feddrop.compare(arms, tmp_path / "out", **options).rows[0].mean == found.rows[0].mean
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+@pytest.mark.slow
+@with_ray
 def test_a_machine_is_lost_and_then_the_head(no_own_ray, nodes, tiny, digits, monkeypatch):
     """The other machine goes on, to the same bits; without a head the run ends in a line, and soon."""
     monkeypatch.setattr(cluster, "HEAD_S", 1.0)

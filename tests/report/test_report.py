@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from feddrop import report
-from feddrop.compare.identity import complete_settings
+from feddrop.comparison.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall
@@ -610,10 +610,9 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)<!--"
     key = json.dumps("</dt><script>k")
     config = f'[evil]\n{key} = {json.dumps("</dd><script>alert(2)</script>")}\nlist = ["<b>", "$x"]\n'
-    write_run(
+    lines = write_run(
         folder, class_names=[HOSTILE] * 4 + ["$\\frac{$"], config=config, command=HOSTILE, cpu=HOSTILE, python="<i>"
     )
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines[0]["devices"][0] |= {"binding": "<script>", "status": "<script>"}
     write_metrics(folder, lines)
     page = page_of(folder)
@@ -692,7 +691,13 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(folder: Path, monkeypa
     with pytest.raises(RunError, match="the disk is full"):
         report.write_report(folder)
     assert path.read_text() == "old"
-    assert sorted(p.name for p in folder.iterdir()) == ["config.toml", "metrics.jsonl", "report.html", "run.json"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.toml",
+        "devices",
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    ]
 
 
 def test_importing_the_report_loads_neither_matplotlib_nor_torch() -> None:
@@ -962,7 +967,7 @@ def test_figures_that_have_nothing_to_draw_are_errors(folder: Path) -> None:
         report.binding_figure(run)
     with pytest.raises(ConfigError, match="Did you mean 'rate'"):
         report.device_figure(run, "rates")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="one of 'bytes', 'round', 'time'"):
+    with pytest.raises(ConfigError, match="one of 'bytes', 'energy', 'round', 'time'"):
         report.accuracy_figure(run, against="epochs")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no simulated time to draw against; that needs a radio"):
         report.accuracy_figure(run, against="time")

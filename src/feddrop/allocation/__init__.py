@@ -78,13 +78,14 @@ def allocate(
     return scheme.solve(problem, policy)
 
 
-def scheme_named(name: str, *, seed: int = 0, rate: npt.ArrayLike | None = None) -> Scheme:
+def scheme_named(name: str, *, seed: int = 0, rate: npt.ArrayLike | None = None, objective: str = "inverse") -> Scheme:
     """Return a scheme by its name in TOML, with default settings.
 
     Args:
         name: a key of ``SCHEMES``.
         seed: of :class:`Random`; the other schemes ignore it.
         rate: of :class:`Fixed`, which needs one; the other schemes refuse it.
+        objective: a key of ``OBJECTIVES``, of :class:`Exact`; the other schemes ignore it.
     """
     scheme = SCHEMES[one_of("scheme", name, SCHEMES)]
     if (rate is not None) != (scheme is Fixed):
@@ -95,4 +96,6 @@ def scheme_named(name: str, *, seed: int = 0, rate: npt.ArrayLike | None = None)
         )
     if rate is not None:
         return Fixed(rate)
+    if scheme is Exact:
+        return Exact(OBJECTIVES[one_of("objective", objective, OBJECTIVES)])
     return Random(seed) if scheme is Random else scheme()  # type: ignore[call-arg]

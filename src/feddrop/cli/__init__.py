@@ -13,12 +13,13 @@ from pathlib import Path
 from cyclopts import App
 
 from feddrop.cli.allocation import allocate
+from feddrop.cli.explore import explore
 from feddrop.cli.failures import guarded
 from feddrop.cli.results import check, data, export, report
 from feddrop.cli.runs import resume, run
 from feddrop.cli.settings import config
 from feddrop.cli.studies import theory
-from feddrop.cli.sweeps import sweep, with_address
+from feddrop.cli.sweeps import compare, sweep, with_address
 
 app = App(
     name="feddrop",
@@ -28,7 +29,7 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # handled by guarded()
 )
-for command in (run, resume, sweep, report, export, check, config, data, allocate, theory):
+for command in (run, resume, sweep, compare, report, export, check, config, data, allocate, explore, theory):
     app.command(command)
 
 

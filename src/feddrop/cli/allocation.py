@@ -68,15 +68,14 @@ def _solve(file: Path, scheme: str | None, policy: str | None, rate: float | Non
     from feddrop.allocation import scheme_named
     from feddrop.radio.files import load, with_names
 
-    problem, names, given, fallback, usual = load(file)
+    problem, names, given, fallback, objective, usual = load(file)
     chosen = scheme or given
     for option, value, takes in (("seed", seed, chosen == "random"), ("policy", policy, chosen != "ideal")):
         if value is not None and not takes:
             raise ConfigError(f"--{option} is {value}, but the scheme {chosen!r} takes no {option}. Remove --{option}.")
+    named = scheme_named(chosen, seed=usual if seed is None else seed, rate=rate, objective=objective)
     try:
-        found = solve(
-            problem, scheme_named(chosen, seed=usual if seed is None else seed, rate=rate), policy=policy or fallback
-        )
+        found = solve(problem, named, policy=policy or fallback)
     except InfeasibleError as error:
         raise with_names(error, names) from None
     return problem, names, found

@@ -6,10 +6,20 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from feddrop.cli.output import FLAG, Json, say
+from feddrop.errors import ConfigError
 
 
-def report(folders: list[Path], /, *, out: Path | None = None) -> None:
+def report(
+    folders: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    target: Annotated[list[float], Parameter(negative=(), show_default=False)] = [],  # noqa: B006 -- cyclopts copies it
+    reference: str = "",
+) -> None:
     """Write report.html for a run, or one page that compares several.
 
     Parameters
@@ -18,13 +28,20 @@ def report(folders: list[Path], /, *, out: Path | None = None) -> None:
         One run folder, or several to compare. Runs that differ only in their seed are drawn as one, with their spread.
     out:
         Output file. Default: report.html in the run folder, or comparison.html in the current folder.
+    target:
+        Accuracy whose cost is compared, e.g. --target 0.5; may be repeated. Default: the best that all runs reached.
+    reference:
+        Name of the run or group that all others are compared with, seed by seed.
     """
     from feddrop.report import write_comparison, write_report
 
-    if len(folders) == 1:
-        say(f"Report: {write_report(folders[0], out)}")
-    else:
-        say(f"Comparison: {write_comparison(folders, out or Path('comparison.html'))}")
+    if len(folders) > 1:
+        page = write_comparison(folders, out or Path("comparison.html"), targets=target, reference=reference)
+        say(f"Comparison: {page}")
+        return
+    if target or reference:
+        raise ConfigError("--target and --reference compare runs. Give at least two run folders.")
+    say(f"Report: {write_report(folders[0], out)}")
 
 
 def export(folder: Path, *, out: Path, devices: Annotated[bool, FLAG] = False) -> None:

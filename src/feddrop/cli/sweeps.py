@@ -1,4 +1,4 @@
-"""``feddrop sweep``: many runs from one file."""
+"""``feddrop sweep`` and ``feddrop compare``: many runs from one file."""
 
 from __future__ import annotations
 
@@ -98,6 +98,52 @@ def sweep(
     say(f"Comparison: {folder / PAGE}")
 
 
+def compare(
+    file: Path,
+    *,
+    set_: Annotated[list[str], SET] = [],  # noqa: B006 -- cyclopts copies it
+    target: Annotated[list[float], Parameter(negative=(), show_default=False)] = [],  # noqa: B006
+    out: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> None:
+    """Compare methods, schemes or other settings over seeds, at equal budgets, on one page.
+
+    Also writes tables (CSV, LaTeX) and figures (PDF, PNG). The same command continues a stopped comparison.
+
+    Parameters
+    ----------
+    file:
+        TOML: the settings of a run, [compare] with seeds, budget, targets and reference, and one table
+        [compare.arms.NAME] per arm. See examples/compare_methods.toml.
+    set_:
+        Change a setting of all runs or of the comparison, e.g. --set compare.budget.bytes=1e7; may be repeated.
+    target:
+        Accuracy to reach, e.g. --target 0.5, in place of those in the file; may be repeated.
+    out:
+        Folder for the runs and results. Default: runs/NAME-OF-THE-FILE.
+    workers:
+        Number of parallel runs. Default: the number of cores, on this machine or on the cluster.
+    ray:
+        Train on Ray, as for `feddrop sweep`.
+    """
+    from feddrop.sweeps import compare as train
+
+    address = None if ray is None else address_of(ray)
+    folder, options = out or Path("runs") / file.stem, {"workers": workers, "ray": address}
+    try:
+        with Board(Screen()) as board:
+            found = train(file, folder, overrides=set_, targets=target or None, watch=board.show, **options)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        note("All finished rounds are saved; the same command continues.")
+        raise
+    for row in found.rows:
+        if row.measure == "rounds":
+            say(f"{row.arm}: {row.runs} runs of {row.mean:g} rounds")
+    say(f"Tables and figures: {folder}")
+    say(f"Comparison: {found.page}")
+
+
 class Board:
     """Progress of a sweep: all rounds and the active runs; plain lines without a terminal."""
 
@@ -108,7 +154,7 @@ class Board:
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._started = self._printed = time.monotonic()
         self._first: int | None = None
-        self._ended: set[str] = set()
+        self._ended: set[tuple[str, int]] = set()  # name and rounds: a comparison may add rounds
 
     def __enter__(self) -> Board:
         if self._live is not None:
@@ -123,30 +169,31 @@ class Board:
         """Update the progress."""
         from feddrop.sweeps import rounds_done
 
-        done = {job.name: min(rounds_done(job), job.config.rounds) for job in jobs}
+        done = {job.name: min(rounds_done(job), job.goal) for job in jobs}
         for job in jobs:  # report each once, when it ends
-            state = "failed" if job.name in failed else "done" if done[job.name] == job.config.rounds else ""
-            if state and job.name not in self._ended:
-                self._ended.add(job.name)
+            state = "failed" if job.name in failed else "done" if done[job.name] == job.goal else ""
+            if state and (job.name, job.goal) not in self._ended:
+                self._ended.add((job.name, job.goal))
                 if self._first is not None:
                     self._console.print(f"{job.name}: {state}", markup=False, highlight=False)
-        total = sum(job.config.rounds for job in jobs)
+        total = sum(job.goal for job in jobs)
         rounds = sum(done.values())
         self._first = rounds if self._first is None else self._first
-        line = self._summary(len(jobs), failed, rounds, total)
+        ended = len(self._ended & {(job.name, job.goal) for job in jobs})
+        line = self._summary(f"{ended - len(failed)} of {len(jobs)}", failed, rounds, total)
         if self._live is not None:
             self._live.update(self._picture(line, jobs, done, rounds, total))
         elif time.monotonic() - self._printed >= _LINE_EVERY_S:
             self._printed = time.monotonic()
             self._console.print(line, markup=False, highlight=False)
 
-    def _summary(self, count: int, failed: Mapping[str, str], rounds: int, total: int) -> str:
+    def _summary(self, ended: str, failed: Mapping[str, str], rounds: int, total: int) -> str:
         elapsed = time.monotonic() - self._started
         new = rounds - (self._first or 0)
         minutes = elapsed * (total - rounds) / new / 60 if new else math.nan
         left = f", about {max(minutes, 1):.0f} min left" if new and rounds < total else ""
         failures = f", {len(failed)} failed" if failed else ""
-        return f"{len(self._ended) - len(failed)} of {count} runs done{failures}, {rounds} of {total} rounds{left}"
+        return f"{ended} runs done{failures}, {rounds} of {total} rounds{left}"
 
     def _picture(self, line: str, jobs: list[SweepJob], done: Mapping[str, int], rounds: int, total: int) -> Any:
         from rich.console import Group
@@ -156,8 +203,9 @@ class Board:
 
         table = Table.grid(padding=(0, 2))
         table.add_row(Text("all", "bold"), ProgressBar(total, rounds, width=40), Text(f"{rounds} of {total}"))
-        active = [job for job in jobs if 0 < done[job.name] < job.config.rounds and job.name not in self._ended]
+        ended = {name for name, _ in self._ended & {(job.name, job.goal) for job in jobs}}
+        active = [job for job in jobs if 0 < done[job.name] < job.goal and job.name not in ended]
         for job in active[:_SHOWN]:
-            bar = ProgressBar(job.config.rounds, done[job.name], width=40)
-            table.add_row(Text(job.name), bar, Text(f"{done[job.name]} of {job.config.rounds}"))
+            bar = ProgressBar(job.goal, done[job.name], width=40)
+            table.add_row(Text(job.name), bar, Text(f"{done[job.name]} of {job.goal}"))
         return Group(table, Text(line))

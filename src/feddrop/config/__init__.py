@@ -1,6 +1,8 @@
 """The configuration of a run, from Python, TOML or the command line. Imports neither torch nor NumPy."""
 
 from feddrop.config.callbacks import Callbacks as Callbacks
+from feddrop.config.compare import Budget as Budget
+from feddrop.config.compare import Compare as Compare
 from feddrop.config.conversion import from_table as from_table
 from feddrop.config.conversion import to_table as to_table
 from feddrop.config.data import Data as Data

@@ -26,7 +26,7 @@ DEVICE_KINDS = (
     *("phone-low", "phone-mid", "phone-high", "pi-4", "pi-5", "jetson-nano", "jetson-orin-nano", "esp32", "nordic-m33"),
     *("phone", "board", "microcontroller"),
 )
-_PACED = ("exact", "equal", "random")
+PACED = ("exact", "equal", "random")
 """Schemes that can choose power and clock in addition to rates."""
 
 
@@ -192,10 +192,10 @@ class Radio(Settings):
                 f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
                 "Leave them out, or change the objective."
             )
-        if self.chooses and self.scheme not in _PACED:
+        if self.chooses and self.scheme not in PACED:
             yield (
                 f"radio.control contains {' and '.join(self.chooses)}, which radio.scheme = {self.scheme!r} does not "
-                f"choose. Remove it, or set radio.scheme to one of {', '.join(_PACED)}."
+                f"choose. Remove it, or set radio.scheme to one of {', '.join(PACED)}."
             )
         if "share" not in self.control and self.scheme not in ("exact", "equal"):
             yield (

@@ -28,7 +28,14 @@ log = logging.getLogger("feddrop")
 
 RATE = 0.3
 """The rate if none is given."""
-_OTHERS = {"base": "sweep", "grid": "sweep", "variants": "sweep", "device": "allocate", "cell": "allocate"}
+_OTHERS = {
+    "compare": "compare",
+    "base": "sweep",
+    "grid": "sweep",
+    "variants": "sweep",
+    "device": "allocate",
+    "cell": "allocate",
+}
 """Keys of the files for other commands."""
 
 
@@ -119,7 +126,7 @@ class RunConfig(Settings):
             locate(table, Path(folder))
         # Sections before their keys, in whatever order they are given.
         for override in sorted(overrides, key=lambda one: one.partition("=")[0].count(".")):
-            _override(table, override)
+            apply_override(table, override)
         return from_table(cls, table, others=_OTHERS)
 
     def located(self) -> RunConfig:
@@ -186,7 +193,7 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-def _override(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
     """Apply one ``section.key=value``; the value is TOML, or a bare word."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():

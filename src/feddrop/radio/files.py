@@ -13,9 +13,10 @@ optionally ``least_cpu_hz`` and ``least_tx_power_w``; ``bandwidth_hz`` holds for
 
 A ``.toml`` or ``.json`` file may describe a cell instead: a ``radio`` table (:class:`~feddrop.config.Radio`), a
 ``cell`` table with ``devices``, ``samples``, ``seed`` and ``round``, and a ``model`` table with ``parameters`` and
-``forward_flops``. Its ``radio.scheme`` and ``radio.policy`` choose the allocation. Devices, channels and random shares
-are those of a run with the same seed. Costs follow the paper's formula: ``radio.costs = "measured"`` needs the frames
-of a run and is refused. ``feddrop allocate`` also takes the file of a run, see :func:`is_run`.
+``forward_flops``. Its ``radio.scheme``, ``radio.objective`` and ``radio.policy`` choose the allocation. Devices,
+channels and random shares are those of a run with the same seed. Costs follow the paper's formula:
+``radio.costs = "measured"`` needs the frames of a run and is refused. ``feddrop allocate`` also takes the file of a
+run, see :func:`is_run`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from feddrop.config.fields import Settings, setting
 from feddrop.config.parsing import json_line, parse_json, parse_toml, read_text
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
 from feddrop.radio.build import build_cell
+from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.tables import brief, read_table
 from feddrop.seeds import derive
 
@@ -85,7 +87,20 @@ class Given(NamedTuple):
     names: list[str]  # of the devices; empty without names
     scheme: str = "exact"  # ``radio.scheme`` of a cell, else ``"exact"``
     policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
+    objective: str = "inverse"  # ``radio.objective`` of a cell, else the paper's
     seed: int = 0  # of random shares: that of a run of the cell, else 0
+
+
+class CellFile(NamedTuple):
+    """A cell that a file describes, and one of its rounds."""
+
+    radio: Radio
+    table: CellTable
+    costs: dict[str, float | None]  # the ``model`` table: arguments of ``Cell.problem`` and ``cost``
+    cell: Cell
+    channels: Channels  # of round ``table.round``
+    problem: AnyProblem
+    seed: int  # of random shares
 
 
 def is_run(path: str | Path) -> bool:
@@ -176,6 +191,18 @@ def _numbers(key: str, values: Any) -> FloatArray:
 
 
 def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
+    found = read_cell(table, folder)
+    radio, names = found.radio, [""] * found.cell.devices
+    return Given(found.problem, names, radio.band_scheme, radio.policy, radio.objective, found.seed)
+
+
+def read_cell(table: Mapping[str, Any], folder: str | Path = ".") -> CellFile:
+    """Build the cell of a file with a ``radio`` table.
+
+    Args:
+        table: the tables ``radio``, ``cell`` and ``model``.
+        folder: folder of relative file names.
+    """
     if wrong := next(_cell_problems(table), ""):
         raise ConfigError(wrong)
     radio, cell, model = (from_table(kind, table.get(name, {}), f"{name}.") for name, kind in _TABLES.items())
@@ -185,8 +212,7 @@ def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
     costs = {"parameters": model.parameters, "forward_flops": model.forward_flops}
     channels = built.draw(cell.round, derive(cell.seed, "channels"))
     problem = built.problem(channels, **costs, choose=radio.chooses)
-    seed = derive(cell.seed, "shares", cell.round)
-    return Given(problem, [""] * built.devices, radio.band_scheme, radio.policy, seed)
+    return CellFile(radio, cell, costs, built, channels, problem, derive(cell.seed, "shares", cell.round))
 
 
 def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:

@@ -1,37 +1,102 @@
-"""Compare runs on one page: overlaid curves, a table of results, and the settings that differ.
+"""Compare runs on one page: a table of results, differences to a reference, overlaid curves, and what differs.
 
-Runs of equal identity (see :mod:`feddrop.compare.identity`) are seeds of one experiment. They form a group, shown as
+Runs of equal identity (see :mod:`feddrop.comparison.identity`) are seeds of one experiment. They form a group, shown as
 its mean with a band of one standard deviation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from feddrop.errors import RunError
-from feddrop.report.curves import Against, accuracy_figure, loss_figure, metric_figure
+from feddrop.comparison.verdicts import IN_NOISE, UNDECIDED
+from feddrop.errors import RunError, one_of
+from feddrop.report.curves import SPENT, Against, accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, differing_settings, grouped, marked
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, table, write_page
 from feddrop.report.load import read_run_log
-from feddrop.report.quantities import UNKNOWN, how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
+from feddrop.report.measures import (
+    Measure,
+    Row,
+    Score,
+    amount_text,
+    costs_to,
+    metric_scores,
+    resources_of,
+    score_of,
+    scores,
+    spendings,
+    summarised,
+    target_text,
+)
+from feddrop.report.quantities import UNKNOWN, how_many
 from feddrop.report.radio import CHARGED
-from feddrop.report.runlog import Floats, RunLog
+from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
-TITLES: dict[Against, str] = {"round": "by round", "bytes": "by traffic", "time": "by simulated time"}
+TITLES: dict[Against, str] = {
+    "round": "by round",
+    "bytes": "by traffic",
+    "time": "by simulated time",
+    "energy": "by energy",
+}
 
 
-def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standings:
+    """Groups of runs and what was measured on them.
+
+    Attributes:
+        groups: one per experiment.
+        score: what they are compared by.
+        judged: the measures that are compared with the reference.
+        others: further measures.
+        rows: one per group and measure.
+        lead: how the numbers were read, in one or two sentences.
+        reference: the group that all others are compared with; None for no comparison.
+    """
+
+    groups: Sequence[Group]
+    score: Score
+    judged: Sequence[Measure]
+    others: Sequence[Measure]
+    rows: Sequence[Row]
+    lead: str
+    reference: Group | None = None
+
+    @property
+    def runs(self) -> list[RunLog]:
+        """All runs."""
+        return [run for group in self.groups for run in group.runs]
+
+    def lines(self) -> list[tuple[Group, list[tuple[Measure, Row]]]]:
+        """Return every group with its measures and rows, the judged measures first."""
+        measures = [*self.judged, *self.others]
+        parts = (self.rows[n * len(measures) :] for n in range(len(self.groups)))
+        return [(group, [*zip(measures, rows, strict=False)]) for group, rows in zip(self.groups, parts, strict=True)]
+
+
+def write_comparison(
+    run_dirs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    targets: Sequence[float] = (),
+    reference: str = "",
+    budget: Mapping[str, float] | None = None,
+) -> Path:
     """Write one self-contained HTML page that compares runs.
 
     Args:
         run_dirs: the run folders, in the order to list them.
         out: the file to write, or a folder for ``comparison.html``.
+        targets: accuracies to reach; by default, the highest one that every run reached.
+        reference: the group that all others are compared with; by default, no differences are shown.
+        budget: the amounts at which accuracy is read: ``"rounds"``, ``"bytes"``, ``"seconds"`` or ``"joules"``; by
+            default, it is read at the end of each run.
 
     Returns:
         The file written.
@@ -39,42 +104,83 @@ def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     Raises:
         RunError: no folder is given, one is incomplete or malformed, or the page cannot be written.
     """
+    groups = grouped(read_logs(run_dirs))
+    named = {group.name: group for group in groups}
+    chosen = named[one_of("reference", reference, named)] if reference else None
+    found = standings(groups, targets=targets, reference=chosen, budget=budget or {})
+    return write_page(Path(out), "comparison.html", comparison_page(found))
+
+
+def read_logs(run_dirs: Sequence[str | Path]) -> list[RunLog]:
+    """Read run folders, with distinct names."""
     if isinstance(run_dirs, str | Path) or not run_dirs:
         raise RunError(f"run_dirs is {run_dirs!r}; it must be a list of run folders. Give at least one.")
     runs = [read_run_log(folder, RunLog) for folder in run_dirs]
-    runs = [replace(run, name=name) for run, name in zip(runs, _unique_names(run_dirs, runs), strict=True)]
-    return write_page(Path(out), "comparison.html", comparison_page(runs))
+    return [replace(run, name=name) for run, name in zip(runs, _unique_names(run_dirs, runs), strict=True)]
 
 
-def comparison_page(runs: Sequence[RunLog]) -> Html:
+def standings(
+    groups: Sequence[Group], *, targets: Sequence[float], reference: Group | None, budget: Mapping[str, float]
+) -> Standings:
+    """Measure groups; see :func:`write_comparison` for the arguments."""
+    runs = [run for group in groups for run in group.runs]
+    score, named = score_of(runs), dict.fromkeys(targets, "")
+    lead = []
+    if budget:
+        amounts = " and ".join(amount_text(*one) for one in budget.items())
+        lead += [f"Rounds that exceed {amounts} do not count; the {score.name} is that of the last evaluated round."]
+    if not named and len(runs) > 1 and score.better > 0:
+        target = float(np.min([score.best(run) for run in runs]))
+        if np.isfinite(target):
+            named = {target: "target"}
+            shown = f"Every run reached {target_text(score, target)}, the target."
+            lead += [f"{shown} The last columns show the cost of reaching it."]
+    if targets or named:
+        lead += ["Targets go by the validation samples."] * score.chosen.startswith("val_")
+        lead += ["Where a run never reached its target, > is a bound: in brackets, how many did."] * bool(targets)
+    lead += [CHARGED] * any(run.left_out.any() for run in runs)
+    judged = [*scores(runs, budget)]
+    for target, name in named.items():
+        judged += costs_to(runs, target, name or target_text(score, target))
+    others = [*(metric_scores(runs) if not budget else ()), *spendings(runs)]
+    return Standings(
+        groups=groups,
+        score=score,
+        judged=judged,
+        others=others,
+        rows=summarised(groups, [*judged, *others], reference),
+        lead=" ".join(lead),
+        reference=reference,
+    )
+
+
+def comparison_page(found: Standings) -> Html:
     """Return the comparison page of runs."""
-    groups = grouped(runs)
-    repeated, (target, about_target) = len(groups) < len(runs), _target(runs)
-    about = f"{about_target} {CHARGED if any(run.left_out.any() for run in runs) else ''}".strip()
+    groups, runs = found.groups, found.runs
+    repeated = len(groups) < len(runs)
     title = f"{how_many(len(groups), 'setting')}, " * repeated + how_many(len(runs), "run")
     lead = "Runs that differ only in their seed are drawn as their mean; the band is one standard deviation."
-    every = folded("All runs", _results(_split(groups), target)) if repeated else Html("")
+    single = [replace(group, name=marked(run.name, run), runs=(run,)) for group in groups for run in group.runs]
+    every = replace(found, groups=single, rows=summarised(single, [*found.judged, *found.others]))
     return document(
         f"{title} compared",
         "feddrop comparison",
         " · ".join(group.name + _seeds(group) for group in groups),
-        section("Results", about, _results(groups, target), every),
-        section("Learning", lead if repeated else "", *_figures(groups)),
-        section("What differs", _incomparable(groups), _differences(groups)),
+        section("Results", found.lead, _results(found), folded("All runs", _results(every)) if repeated else Html("")),
+        _differences(found),
+        section("Learning", lead if repeated else "", *_figures(found)),
+        section("What differs", _incomparable(groups), _settings(groups)),
     )
 
 
-def _figures(groups: Sequence[Group]) -> list[Html]:
+def _figures(found: Standings) -> list[Html]:
     """Return the learning curves: accuracy and loss side by side, one row per x-axis; then custom metrics."""
-    runs = [run for group in groups for run in group.runs]
-    ways: list[Against] = ["round", "bytes"]
-    if all(np.isfinite(run.by_round["latency_s"]).any() for run in runs):
-        ways.append("time")
+    runs, groups = found.runs, found.groups
     kinds = (("accuracy", "Accuracy", accuracy_figure), ("loss", "Test loss", loss_figure))
     there = [kind for kind in kinds if any(np.isfinite(run.by_round[f"test_{kind[0]}"]).any() for run in runs)]
     figures = [
         figure_panel(f"{name}-{way}", f"{title} {TITLES[way]}", "", partial(draw, groups, against=way))
-        for way in ways
+        for way in ways_of(runs)
         for name, title, draw in there
     ]
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
@@ -83,6 +189,12 @@ def _figures(groups: Sequence[Group]) -> list[Html]:
         figure_panel(f"metric-{n}", f"{name} by round", "", partial(metric_figure, groups, name))
         for n, name in enumerate(shared)
     ]
+
+
+def ways_of(runs: Sequence[RunLog]) -> list[Against]:
+    """Return the x-axes that all runs have."""
+    known = resources_of(runs)
+    return [way for way, resource in SPENT.items() if resource in known]
 
 
 def _unique_names(folders: Sequence[str | Path], runs: Sequence[RunLog]) -> list[str]:
@@ -108,94 +220,42 @@ def _seeds(group: Group) -> str:
     return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
 
 
-def _split(groups: Sequence[Group]) -> list[Group]:
-    """Return one group per run, drawn like the group it was in."""
-    return [replace(group, name=marked(run.name, run), runs=(run,)) for group in groups for run in group.runs]
+def _results(found: Standings) -> Html:
+    """Return a table with one row per group: means, and for results the standard deviation."""
+    head, rows = [], []
+    for group, line in found.lines():
+        line.sort(key=lambda pair: pair[0].step is not None)  # costs of a target last
+        head = [measure.name for measure, _ in line]
+        rows.append(
+            [el("span", _dot(group), group.name), len(group.runs), *(measure.text(row) for measure, row in line)]
+        )
+    return table(["run", "seeds", *head], rows)
 
 
-def _target(runs: Sequence[RunLog]) -> tuple[float, str]:
-    """Return the highest accuracy that every run reached, and a sentence about it; NaN if a run was never tested."""
-    target = float(np.min([run.accuracy[1] for run in runs]))
-    if not np.isfinite(target) or len(runs) < 2:
-        return float("nan"), ""
-    return target, f"Every run reached {in_percent(target)}, the target. The last columns show the cost of reaching it."
-
-
-def _results(groups: Sequence[Group], target: float) -> Html:
-    """Return a table with one row per group: means, and for test results the standard deviation."""
-    runs = [run for group in groups for run in group.runs]
-    radio = any(run.has_radio for run in runs)
-    columns: list[tuple[str, Callable[[RunLog], float], Callable[[float, float], str]]] = []
-    if any(np.isfinite(run.accuracy[0]) for run in runs):
-        columns += [("accuracy", lambda run: run.accuracy[0], _percent)]
-        columns += [("best", lambda run: run.accuracy[1], _percent)]
-    else:
-        columns += [("test loss", lambda run: run.last("test_loss"), _plain)]
-    for name in dict.fromkeys(name for run in runs for name in run.metrics):
-        columns += [(name, partial(RunLog.last, key=f"metrics.{name}"), _plain)]
-    columns += [
-        ("rounds", lambda run: len(run.rounds), _mean_of(mean_count)),
-        ("mean γ", lambda run: run.mean_rate, _mean_of(in_digits)),
-        ("traffic", lambda run: float(run.traffic.sum()), _mean_of(in_bytes)),
-        ("saved", lambda run: run.saving, _mean_of(in_percent)),
-    ]
-    if radio:
-        columns += [("time", lambda run: _sum(run, "latency_s"), _mean_of(in_seconds))]
-        columns += [("energy", lambda run: _sum(run, "energy_j"), _mean_of(in_joules))]
-    if any(run.left_out.any() for run in runs):
-        columns += [("left out per round", lambda run: float(run.left_out.mean()), _mean_of(in_digits))]
-        columns += [("objective", lambda run: _mean(run.by_round["objective"]), _mean_of(in_digits))]
-        columns += [("charged objective", lambda run: _mean(run.charged_objective), _mean_of(in_digits))]
-    if np.isfinite(target):
-        columns += [
-            ("rounds to target", lambda run: float(run.rounds[_reached(run, target) - 1]), _mean_of(mean_count)),
-            ("traffic to target", lambda run: float(run.traffic[: _reached(run, target)].sum()), _mean_of(in_bytes)),
-        ]
-        if radio:
-            needed = partial(_reached, target=target)
-            columns += [("time to target", lambda run: _sum(run, "latency_s", needed(run)), _mean_of(in_seconds))]
+def _differences(found: Standings) -> Html:
+    """Return the differences to the reference with their standard errors and verdicts."""
+    if found.reference is None:
+        return Html("")
     rows = [
-        [
-            el("span", _dot(group), group.name + _seeds(group)),
-            *(write(*group.spread([value(run) for run in group.runs])) for _, value, write in columns),
-        ]
-        for group in groups
+        [el("span", _dot(group), group.name), *(_verdict(*pair) for pair in line[: len(found.judged)])]
+        for group, line in found.lines()
+        if group is not found.reference
     ]
-    return table(["run", *(name for name, _, _ in columns)], rows)
+    lead = (
+        "Mean difference ± standard error, over the seeds that both were run with. Does the claim hold that the row is "
+        f"better than {found.reference.name}? It is undecided within a 95 % margin, and with fewer than three seeds."
+    )
+    content = table(["run", *(measure.name for measure in found.judged)], rows)
+    return section(f"Better than {found.reference.name}?", lead, content if rows else Html(""))
 
 
-def _reached(run: RunLog, target: float) -> int:
-    """Return the number of rounds that a run needed to reach the target."""
-    return int(np.flatnonzero(run.by_round["test_accuracy"] >= target)[0]) + 1
+def _verdict(measure: Measure, row: Row) -> Html:
+    why = f" ({row.why})" if row.why not in ("", IN_NOISE) else ""
+    word = el("span" if row.verdict == UNDECIDED else "strong", row.verdict + why)
+    return el("span", measure.difference(row), Html("<br>"), word) if row.seeds else el("span", word)
 
 
-def _sum(run: RunLog, key: str, first: int | None = None) -> float:
-    values = run.by_round[key][:first]
-    return float(np.nansum(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _mean(values: Floats) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _percent(mean: float, deviation: float) -> str:
-    return in_percent(mean) if not np.isfinite(deviation) else f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
-
-
-def _plain(mean: float, deviation: float) -> str:
-    return in_digits(mean) if not np.isfinite(deviation) else f"{in_digits(mean)} ± {in_digits(deviation)}"
-
-
-def mean_count(value: float) -> str:
-    """Write the mean of counts, which need not be an integer."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
-
-
-def _mean_of(write: Callable[[float], str]) -> Callable[[float, float], str]:
-    return lambda mean, _: write(mean)
-
-
-def _differences(groups: Sequence[Group]) -> Html:
+def _settings(groups: Sequence[Group]) -> Html:
     rows = [
         [key, *(UNKNOWN if value is None else setting_text(value) for value in values)]
         for key, values in differing_settings(groups).items()

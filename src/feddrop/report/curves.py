@@ -5,39 +5,58 @@ Save one with ``figure.savefig("accuracy.pdf")``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
 from feddrop.errors import ConfigError, clean, one_of
-from feddrop.report import style
+from feddrop.report import journal, style
 from feddrop.report.groups import Group, one_group_per_run
-from feddrop.report.quantities import byte_scale, in_digits, second_scale
+from feddrop.report.quantities import SCALES, in_digits
 from feddrop.report.runlog import Floats, RunLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Against = Literal["round", "bytes", "time"]
-"""The x-axis of a learning curve: rounds, bytes sent so far, or simulated seconds so far."""
+Against = Literal["round", "bytes", "time", "energy"]
+"""The x-axis of a learning curve: rounds; bytes, simulated seconds or joules so far."""
+
+Labels = Mapping[str, str] | Sequence[str]
+"""The names of curves: one per curve, or new names for some of them."""
+
+SPENT: dict[Against, str] = {"round": "rounds", "bytes": "bytes", "time": "seconds", "energy": "joules"}
+"""The resource on each x-axis."""
 
 Runs = RunLog | Sequence[RunLog] | Sequence[Group]
 """One run, several runs, or groups of runs that differ only in the seed."""
 
 
-def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
-    """Draw test accuracy in percent, in the rounds that evaluated it. For a single run, mark the best round."""
-    groups = _as_groups(runs)
+def accuracy_figure(
+    runs: Runs, *, against: Against = "round", width: journal.Width | None = None, labels: Labels = ()
+) -> Figure:
+    """Draw test accuracy in percent, in the rounds that evaluated it. For a single run, mark the best round.
+
+    Args:
+        runs: what to draw.
+        against: the x-axis.
+        width: for a journal page: ``"ieee"`` (one column, 3.5 in), ``"ieee-double"`` (7.16 in) or a width in inches.
+            The figure then has serif text, a legend, and a dash and marker per curve.
+        labels: names of the curves.
+    """
+    groups = _as_groups(runs, labels)
+    if width is not None:
+        return _journal_figure(groups, "test_accuracy", against, width, "test accuracy (%)", 100)
     figure, axes = style.new_figure("test accuracy, %")
-    labels = _curves(axes, groups, "test_accuracy", against, factor=100)
-    _require_curves(labels, "test_accuracy")
+    ends = _curves(axes, groups, "test_accuracy", against, factor=100)
+    _require_curves(ends, "test_accuracy")
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.06 * axes.dataLim.y1), 103))
     if len(groups) > 1 or len(groups[0].runs) > 1:
-        style.end_labels(axes, labels)
-    elif labels:
-        style.end_labels(axes, [labels[0]._replace(text=f"{labels[0].y:.1f}")])
+        style.end_labels(axes, ends)
+    elif ends:
+        style.end_labels(axes, [ends[0]._replace(text=f"{ends[0].y:.1f}")])
         x, y, _ = _curve(groups[0], "test_accuracy", against, _scale(groups, against))
         (run,) = groups[0].runs
         best = int(np.argmax(run.rounds[np.isfinite(run.by_round["test_accuracy"])] == run.accuracy[2]))
@@ -50,77 +69,96 @@ def accuracy_figure(runs: Runs, *, against: Against = "round") -> Figure:
     return figure
 
 
-def loss_figure(runs: Runs, *, against: Against = "round") -> Figure:
-    """Draw the training and test loss of one run, or the test losses of several."""
-    groups = _as_groups(runs)
+def loss_figure(
+    runs: Runs, *, against: Against = "round", width: journal.Width | None = None, labels: Labels = ()
+) -> Figure:
+    """Draw the training and test loss of one run, or the test losses of several; see :func:`accuracy_figure`."""
+    groups = _as_groups(runs, labels)
+    if width is not None:
+        return _journal_figure(groups, "test_loss", against, width, "test loss")
     one = len(groups) == 1 and len(groups[0].runs) == 1
     figure, axes = style.new_figure("loss" if one else "test loss")
-    labels = _curves(axes, groups, "test_loss", against)
+    ends = _curves(axes, groups, "test_loss", against)
     if one:
-        labels = [label._replace(text="test") for label in labels]
+        ends = [end._replace(text="test") for end in ends]
         x, y, _ = _curve(groups[0], "train_loss", against, _scale(groups, against))
         if len(x):
             style.draw_line(axes, x, y, style.SERIES[1])
-            labels.append(style.EndLabel(float(x[-1]), float(y[-1]), "training", style.SERIES[1]))
-    _require_curves(labels, "test_loss")
+            ends.append(style.EndLabel(float(x[-1]), float(y[-1]), "training", style.SERIES[1]))
+    _require_curves(ends, "test_loss")
     if one or axes.dataLim.y0 < axes.dataLim.y1 / 2:  # curves that stay high are not squeezed by a y-axis from 0
         axes.set_ylim(bottom=0)
-    style.end_labels(axes, labels)
+    style.end_labels(axes, ends)
     return figure
 
 
-def metric_figure(runs: Runs, name: str, *, against: Against = "round") -> Figure:
-    """Draw a custom metric."""
-    groups = _as_groups(runs)
+def metric_figure(
+    runs: Runs, name: str, *, against: Against = "round", width: journal.Width | None = None, labels: Labels = ()
+) -> Figure:
+    """Draw a custom metric; see :func:`accuracy_figure`."""
+    groups = _as_groups(runs, labels)
     for run in (run for group in groups for run in group.runs):
         one_of("metric", name, run.metrics)
+    if width is not None:
+        return _journal_figure(groups, f"metrics.{name}", against, width, clean(name, style.LONGEST_LABEL))
     figure, axes = style.new_figure(clean(name, style.LONGEST_LABEL))
     axes.title.set_parse_math(False)
-    labels = _curves(axes, groups, f"metrics.{name}", against)
-    _require_curves(labels, name)
+    ends = _curves(axes, groups, f"metrics.{name}", against)
+    _require_curves(ends, name)
     if len(groups) == 1:
-        labels = [label._replace(text=in_digits(label.y)) for label in labels]
-    style.end_labels(axes, labels)
+        ends = [end._replace(text=in_digits(end.y)) for end in ends]
+    style.end_labels(axes, ends)
     return figure
 
 
-def _require_curves(labels: Sequence[style.EndLabel], field: str) -> None:
-    """Raise if no curve was drawn."""
-    if not labels:
+def _journal_figure(
+    groups: Sequence[Group], key: str, against: Against, width: journal.Width, title: str, factor: float = 1.0
+) -> Figure:
+    """Draw curves for a journal page."""
+    scale = _scale(groups, against)
+    curves = [(group, *_curve(group, key, against, scale)) for group in groups]
+    shown = [journal.Curve(g.name, g.colour, x, factor * y, factor * band) for g, x, y, band in curves if len(x)]
+    _require_curves(shown, key)
+    return journal.draw(shown, width, scale[1], title, 100.0 if factor == 100 else None)
+
+
+def _require_curves(curves: Sequence[object], field: str) -> None:
+    """Raise if there is no curve to draw."""
+    if not curves:
         raise ConfigError(f"no run has {field!r} to draw: it was not measured, or is never finite.")
 
 
-def _as_groups(runs: Runs) -> list[Group]:
+def _as_groups(runs: Runs, labels: Labels) -> list[Group]:
     given = [runs] if isinstance(runs, RunLog) else list(runs)
     if not given:
         raise ConfigError("no run to draw. Give at least one.")
     groups = one_group_per_run([run for run in given if isinstance(run, RunLog)])
-    return groups + [group for group in given if isinstance(group, Group)]
+    groups += [group for group in given if isinstance(group, Group)]
+    names = [group.name for group in groups]
+    if isinstance(labels, Mapping):
+        for old in labels:
+            one_of("labels", old, names)
+        labels = [labels.get(name, name) for name in names]
+    if labels and len(labels) != len(groups):
+        raise ConfigError(f"labels has {len(labels)} names for {len(groups)} curves; give one per curve.")
+    return [replace(group, name=str(name)) for group, name in zip(groups, labels or names, strict=True)]
 
 
 def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
-    one_of("against", against, ("round", "bytes", "time"))
+    resource = SPENT[cast(Against, one_of("against", against, SPENT))]
+    if resource == "rounds":
+        return 1.0, "round"
     runs = [run for group in groups for run in group.runs]
-    if against == "bytes":
-        scale, unit = byte_scale(max(float(run.traffic.sum()) for run in runs))
-        return scale, f"{unit} sent so far"
-    if against == "time":
-        if missing := [run.name for run in runs if not np.isfinite(run.by_round["latency_s"]).any()]:
-            raise ConfigError(f"run {missing[0]!r} has no simulated time to draw against; that needs a radio section.")
-        scale, unit = second_scale(max(float(np.nansum(run.by_round["latency_s"])) for run in runs))
-        return scale, f"simulated time, {unit}"
-    return 1.0, "round"
+    what = {"bytes": "traffic", "seconds": "simulated time", "joules": "energy"}[resource]
+    if missing := [run.name for run in runs if not np.isfinite(run.spent(resource)).any()]:
+        raise ConfigError(f"run {missing[0]!r} has no {what} to draw against; that needs a radio section.")
+    scale, unit = SCALES[resource](max(float(run.spent(resource)[-1]) for run in runs))
+    return scale, f"{unit} sent so far" if resource == "bytes" else f"{what}, {unit}"
 
 
 def _curve(group: Group, key: str, against: Against, scale: tuple[float, str]) -> tuple[Floats, Floats, Floats]:
     """Return a curve: x in the given scale, and the mean and standard deviation over the runs of a group."""
-
-    def position(run: RunLog) -> Floats:
-        if against == "round":
-            return run.rounds.astype(np.float64)
-        return np.cumsum(run.traffic if against == "bytes" else np.nan_to_num(run.by_round["latency_s"])) / scale[0]
-
-    return group.curve(key, [position(run) for run in group.runs])
+    return group.curve(key, [run.spent(SPENT[against]) / scale[0] for run in group.runs])
 
 
 def _curves(

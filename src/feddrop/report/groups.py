@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.compare.identity import Identity, complete_settings, identity_of, is_under, object_differences
+from feddrop.comparison.identity import Identity, complete_settings, identity_of, is_under, object_differences
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import SERIES
 
@@ -159,7 +159,9 @@ def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:
     identities = [group.identity for group in groups if group.identity]
     if len(identities) == len(groups):
         found |= object_differences(identities)
-        if len({one.label for one in identities}) > 1:
+        labels = [one.label for one in identities]
+        named = all(label and group.name.startswith(label) for label, group in zip(labels, groups, strict=True))
+        if len(set(labels)) > 1 and not named:
             found["label"] = [one.label or None for one in identities]
     return found
 

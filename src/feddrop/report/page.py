@@ -90,10 +90,12 @@ def _headlines(run: RunLog) -> Iterable[tuple[str, str, str]]:
         note = "best of the run" if when == run.rounds[-1] else f"best {in_percent(best)} in round {when}"
         yield "Test accuracy", in_percent(last), note
     elif np.isfinite(run.last("test_loss")):
-        values = run.by_round["test_loss"]
-        at = int(np.nanargmin(values))
-        lowest = f"lowest {in_digits(float(values[at]))} in round {run.rounds[at]}"
-        yield "Test loss", in_digits(run.last("test_loss")), lowest if at < len(values) - 1 else "lowest of the run"
+        values, chosen = run.by_round["test_loss"], run.by_round["val_loss"]
+        validated = bool(np.isfinite(chosen).any())
+        at = int(np.nanargmin(np.where(np.isfinite(values), chosen if validated else values, np.nan)))
+        word = "best by validation" if validated else "lowest"
+        shown = f"{word} {in_digits(float(values[at]))} in round {run.rounds[at]}"
+        yield "Test loss", in_digits(run.last("test_loss")), shown if at < len(values) - 1 else f"{word} of the run"
     for name, values in run.metrics.items():
         known = run.rounds[np.isfinite(values)]
         yield name, in_digits(run.last(f"metrics.{name}")), f"in round {known[-1]}" if known.size else ""

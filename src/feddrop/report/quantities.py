@@ -52,6 +52,19 @@ def second_scale(top: float) -> Scale:
     return _fit(scales, top / 2 if top >= 60 else top)
 
 
+def bare(_: float) -> Scale:
+    """Return no unit."""
+    return 1.0, ""
+
+
+SCALES: dict[str, Callable[[float], Scale]] = {
+    "rounds": bare,
+    "bytes": byte_scale,
+    "seconds": second_scale,
+    "joules": joule_scale,
+}
+"""The unit of each resource that a run spends."""
+
 in_bytes = partial(_write, byte_scale)  # 12.3 MB
 in_seconds = partial(_write, second_scale)  # 1.20 s, 12.5 min
 in_joules = partial(_write, joule_scale)  # 301 J

@@ -7,9 +7,9 @@ empty string where a device was absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
 )  # fmt: skip
+_ROUNDING = 1e-9  # relative, of sums of costs
+_COSTS = {"seconds": "latency_s", "joules": "energy_j"}
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
@@ -151,6 +153,25 @@ class RunLog:
     def traffic(self) -> Floats:
         """Bytes pushed and pulled in each round, ``[R]``."""
         return np.asarray(np.nan_to_num(self.by_round["push_bytes"]) + np.nan_to_num(self.by_round["pull_bytes"]))
+
+    def spent(self, resource: str) -> Floats:
+        """Return the ``"rounds"``, ``"bytes"``, ``"seconds"`` or ``"joules"`` spent by the end of each round, ``[R]``.
+
+        NaN if the run has none, such as seconds without a radio.
+        """
+        if resource == "rounds":
+            return self.rounds.astype(np.float64)
+        per_round = self.traffic if resource == "bytes" else self.by_round[_COSTS[resource]]
+        return np.asarray(np.cumsum(np.nan_to_num(per_round)) if np.isfinite(per_round).any() else per_round)
+
+    def within(self, budget: Mapping[str, float]) -> Self:
+        """Return the run up to the last round that is within one of these amounts, by resource."""
+        limits = [self.spent(resource) <= amount * (1 + _ROUNDING) for resource, amount in budget.items()]
+        count = int(np.any(limits, axis=0).sum()) if limits else len(self.rounds)
+        cut = {key: getattr(self, key)[:count] for key in ("rounds", "suspicious")}
+        for key in ("by_round", "by_device", "words", "metrics"):
+            cut[key] = {name: values[:count] for name, values in getattr(self, key).items()}
+        return replace(self, **cut)
 
     @cached_property
     def full_traffic(self) -> Floats:

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#656d78", "#e4e6ea", "#ffffff"
-SERIES = ("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02", "#a56ff0")
-DARK_SERIES = ("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630", "#bdb2ff")
+SERIES = (
+    *("#2a5fc4", "#d9740c", "#159c92", "#6b1d5c", "#7a5c02"),
+    *("#a56ff0", "#170800", "#0308a7", "#342b04", "#a9336f"),
+)
+DARK_SERIES = (
+    *("#5295f5", "#e58a35", "#62ecd4", "#b0609a", "#f0d630"),
+    *("#bdb2ff", "#d7111b", "#425be3", "#b7939b", "#ebfea5"),
+)
 MAP, OVER = "#3b7ddd", "#d9730d"  # colours inside images, which cannot follow the theme: readable on light and dark
 BINDINGS = {
     "deadline": MAP,

@@ -229,7 +229,7 @@ def _compact(values: Any) -> Any:
 def supplied(run: Prepared, given: Iterable[str]) -> dict[str, Any]:
     """Return what identifies a run besides its configuration: fingerprints of data and of the objects ``given``.
 
-    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.compare` ignores them.
+    ``replaced`` lists the settings that custom objects replace; :mod:`feddrop.comparison` ignores them.
     """
     custom, dataset = run.custom, run.dataset
     objects: dict[str, Fingerprint] = {

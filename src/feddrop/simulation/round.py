@@ -129,8 +129,8 @@ def run_round(
         _check_enough(list(devices.values()), min_devices, round_)
 
     def note(device: int, **found: Any) -> None:
-        found |= {"loss": None, "num_samples": 0} if "status" in found else {}
-        devices[device] = replace(devices[device], **found)
+        refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
+        devices[device] = replace(devices[device], **found, **refused)
 
     watched = (guard or Guard()).watch(updates(), params, round_, note)
     merged, new_state = method.merge(state, params, watched)

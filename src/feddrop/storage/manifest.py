@@ -147,7 +147,7 @@ def check_config(
     """Raise if a run cannot be resumed with a configuration; return the changed settings as (old, new) pairs."""
     changed = _changes(before, config, clean(folder))
     barred = {key: values for key, values in changed.items() if not _is_free(key, config)}
-    refuse(barred, folder, f" ({_depends_on_rounds(config)} depends on it)" if "rounds" in barred else "")
+    refuse(barred, folder, f" ({depends_on_rounds(config)} depends on it)" if "rounds" in barred else "")
     check_rounds(config, done, folder)
     check_files(before, config, folder)
     return changed
@@ -210,12 +210,12 @@ def _crc32(path: Path) -> int | None:
 
 
 def _is_free(key: str, config: RunConfig) -> bool:
-    if key == "rounds" and _depends_on_rounds(config):
+    if key == "rounds" and depends_on_rounds(config):
         return False
     return any(key == one or key.startswith(f"{one}.") for one in FREE)
 
 
-def _depends_on_rounds(config: RunConfig) -> str:
+def depends_on_rounds(config: RunConfig) -> str:
     """Return the setting through which the total number of rounds shapes each of them; empty if no setting does."""
     return "train.schedule" if config.train.schedule != "constant" else config.method.by_rounds
 

@@ -1,22 +1,27 @@
-"""Sweeps: many runs from one description, trained in parallel on this machine or a Ray cluster, and compared."""
+"""Sweeps and comparisons: many runs from one description, in parallel on this machine or a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from feddrop.config import RunConfig
+from feddrop.config import Budget, RunConfig
 from feddrop.config.execution import MOST
 from feddrop.errors import ConfigError, RunError, within
 from feddrop.report import write_comparison
+from feddrop.simulation.custom import with_method
 from feddrop.storage import LoadedRun, RunFolder, load_run
 from feddrop.storage.files import locked
 from feddrop.storage.manifest import check_files, check_rounds, digest
+from feddrop.sweeps.comparison import Arm, Compared, checked, finish, train_to_budget
 from feddrop.sweeps.engine import SweepJob, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
 from feddrop.sweeps.results import ResultsTable
 
-__all__ = ["PAGE", "TABLE", "SweepJob", "jobs_for", "read_sweep", "rounds_done", "sweep", "train_all"]
+__all__ = [
+    "PAGE", "TABLE", "Arm", "Compared", "SweepJob", "compare", "jobs_for", "read_sweep", "rounds_done", "sweep",
+    "train_all",
+]  # fmt: skip
 
 PAGE, TABLE = "comparison.html", "results.csv"
 Watcher = Callable[[list[SweepJob], Mapping[str, str]], None]
@@ -59,44 +64,117 @@ def sweep(
         >>> {name: len(run.rounds) for name, run in found.items()}
         {'rate-0.1': 2, 'rate-0.5': 2}
     """
-    if workers is not None:
-        within("workers", workers, 1, MOST)
     out = Path(out)
     jobs = jobs_for(runs if isinstance(runs, Mapping) else read_sweep(runs), out)
+    with locked(out):  # two sweeps in one folder would wait for each other's runs
+        failed, done = _train(jobs, out, workers, ray, watch)
+        if done:
+            write_comparison([job.folder for job in done], out / PAGE)
+    _raise_failed(failed, jobs)
+    return {job.name: load_run(job.folder) for job in jobs}
+
+
+def compare(
+    arms: str | Path | Mapping[str, RunConfig | Arm],
+    out: str | Path,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    budget: Budget | None = None,
+    targets: Sequence[float] | None = None,
+    reference: str | None = None,
+    width: str | None = None,
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    ray: str | None = None,
+    watch: Watcher | None = None,
+) -> Compared:
+    """Train arms with several seeds in parallel, each until the budget is spent, and judge them on one page.
+
+    A second call continues where the first one stopped, as for :func:`sweep`. ``out`` receives the runs,
+    ``comparison.html``, ``comparison.csv``, ``comparison.tex``, and figures as PDF and PNG; see docs/compare.md.
+
+    Args:
+        arms: a comparison file, or configurations by name; an :class:`Arm` adds custom objects.
+        out: folder for the runs and the results.
+        seeds: number of seeds, counted up from the configured one, or a list; 3 by default.
+        budget: what every run may spend; by default, each arm trains its ``rounds``.
+        targets: accuracies to reach; by default, the highest one that every run reached.
+        reference: the arm that all others are compared with; by default, the first one.
+        width: of the figures: ``"ieee"`` (the default) or ``"ieee-double"``.
+        overrides: ``"section.key=value"`` settings that take precedence over those of a comparison file.
+        workers: number of parallel runs; by default, the number of cores on this machine or on the cluster.
+        ray: None for the cores of this machine; otherwise the address of a Ray cluster, as for :func:`sweep`.
+        watch: progress callback.
+
+    Raises:
+        RunError: some runs failed; the message gives the reasons. The others are saved.
+
+    Example:
+        >>> import feddrop
+        >>> data = feddrop.Data("digits", devices=2, train_limit=60)
+        >>> arms = {f"rate {rate}": feddrop.RunConfig(rate=rate, data=data) for rate in (0.1, 0.5)}
+        >>> found = feddrop.compare(arms, "runs/compared", seeds=1, budget=feddrop.Budget(bytes=2e6), workers=1)
+        >>> {name: len(run.rounds) for name, (run,) in found.runs.items()}
+        {'rate 0.1': 4, 'rate 0.5': 7}
+    """
+    given = {"seeds": seeds, "budget": budget, "targets": targets, "reference": reference, "width": width}
+    found, settings = checked(arms, given, overrides)
+    out = Path(out)
+
+    def train(jobs: list[SweepJob]) -> None:
+        check_jobs(jobs)
+        failed, _ = _train(jobs, out, workers, ray, watch)
+        _raise_failed(failed, jobs)
+
+    with locked(out):
+        return finish(train_to_budget(found, settings, out, train), settings, out, PAGE)
+
+
+def _train(
+    jobs: list[SweepJob], out: Path, workers: int | None, ray: str | None, watch: Watcher | None
+) -> tuple[dict[str, str], list[SweepJob]]:
+    """Train the unfinished runs and write the table; return why runs failed, by name, and the finished ones."""
+    if workers is not None:
+        within("workers", workers, 1, MOST)
     table, failed = ResultsTable(jobs, out / TABLE), dict[str, str]()
 
     def tick() -> None:
         if watch is not None:
             watch(jobs, failed)
 
-    with locked(out):  # two sweeps in one folder would wait for each other's runs
-        table.add(*(job for job in jobs if _finished(job)))
-        if missing := [job for job in jobs if job.name not in table.summaries]:
-            train_all(missing, workers=workers, ray=ray, finished=table.add, failed=failed, tick=tick)
-        tick()
-        if table.finished:
-            write_comparison([job.folder for job in table.finished], out / PAGE)
+    table.add(*(job for job in jobs if _finished(job)))
+    if missing := [job for job in jobs if job.name not in table.summaries]:
+        train_all(missing, workers=workers, ray=ray, finished=table.add, failed=failed, tick=tick)
+    tick()
+    return failed, table.finished
+
+
+def _raise_failed(failed: Mapping[str, str], jobs: Sequence[SweepJob]) -> None:
     if failed:
         reasons = [f"{name}: {reason}" for name, reason in failed.items()]
         raise RunError("\n".join([f"{len(failed)} of {len(jobs)} runs failed; the others are done.", *reasons]))
-    return {job.name: load_run(job.folder) for job in jobs}
 
 
 def jobs_for(configs: Mapping[str, RunConfig], out: Path) -> list[SweepJob]:
     """Return one job per configuration; raise if a folder holds a run of another configuration."""
     jobs = [SweepJob(name=name, config=config.located(), folder=out / name) for name, config in configs.items()]
-    for problem in _problems(jobs):
-        raise ConfigError(problem)
-    for job in jobs:
-        before = RunFolder(job.folder).about()
-        if before.get("config_digest", digest(job.config)) != digest(job.config):
-            raise RunError(f"{job.folder} holds a run of another configuration. Delete it, or use another folder.")
-        check_files(before, job.config, job.folder)
-        check_rounds(job.config, rounds_done(job), job.folder)
+    check_jobs(jobs)
     return jobs
 
 
-def _problems(jobs: list[SweepJob]) -> Iterator[str]:
+def check_jobs(jobs: Sequence[SweepJob]) -> None:
+    """Raise if a run cannot be trained or resumed in its folder."""
+    for problem in _problems(jobs):
+        raise ConfigError(problem)
+    for job in jobs:
+        before, config = RunFolder(job.folder).about(), with_method(job.config, job.custom.get("method"))
+        if before.get("config_digest", digest(config)) != digest(config):
+            raise RunError(f"{job.folder} holds a run of another configuration. Delete it, or use another folder.")
+        check_files(before, job.config, job.folder)
+        check_rounds(job.config, rounds_done(job), job.folder)
+
+
+def _problems(jobs: Sequence[SweepJob]) -> Iterator[str]:
     if not jobs:
         yield "a sweep needs at least one run."
     for job in jobs:
@@ -108,8 +186,8 @@ def _problems(jobs: list[SweepJob]) -> Iterator[str]:
 
 
 def _finished(job: SweepJob) -> bool:
-    """Return whether a run has all its rounds and the checkpoint of the last one."""
+    """Return whether a run has reached its goal and has the checkpoint of that round."""
     try:
-        return rounds_done(job) >= job.config.rounds and RunFolder(job.folder).saved_round() >= job.config.rounds
+        return rounds_done(job) >= job.goal and RunFolder(job.folder).saved_round() >= job.goal
     except RunError:  # its worker will report the reason
         return False

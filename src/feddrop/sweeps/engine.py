@@ -6,11 +6,12 @@ import contextlib
 import math
 import multiprocessing as mp
 import os
+import pickle
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ from feddrop.errors import FeddropError, RunError
 from feddrop.executors import actor, worker
 from feddrop.executors.cluster import Cluster
 from feddrop.executors.pool import Pool
+from feddrop.executors.shared import pickled
 from feddrop.storage import RunFolder
 from feddrop.storage.files import InUseError, locked, read_whole, write_atomically
 
@@ -31,11 +33,28 @@ LOCKED_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
-    """A run of a sweep: its name, configuration and folder."""
+    """A run of a sweep.
+
+    Attributes:
+        name: its name.
+        config: its configuration.
+        folder: its folder.
+        label: its label in reports.
+        custom: custom objects by argument of :func:`feddrop.run`.
+        until: the round to stop after; 0 for the last one.
+    """
 
     name: str
     config: RunConfig
     folder: Path
+    label: str = ""
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    until: int = 0
+
+    @property
+    def goal(self) -> int:
+        """The number of rounds to train."""
+        return min(self.until or self.config.rounds, self.config.rounds)
 
 
 def rounds_done(job: SweepJob) -> int:
@@ -69,8 +88,9 @@ def train_all(
     a second; ``failed`` receives the reason of each failed run by name.
     """
 
-    def message(_: Any, job: SweepJob) -> tuple[str, str]:
-        return job.config.to_toml(), str(job.folder.absolute())
+    def message(_: Any, job: SweepJob) -> tuple[str, str, str, bytes, int]:
+        custom = pickled(job.custom) if job.custom else b""
+        return job.config.to_toml(), str(job.folder.absolute()), job.label, custom, job.goal
 
     def given_up(_: SweepJob, reason: str) -> str:
         return f"its worker process {reason}. Finished rounds are saved: repeat the command to continue."
@@ -141,24 +161,28 @@ def _nothing(_link: Connection, _pid: int) -> None:
     """Send nothing at start: each call carries its run."""
 
 
-def _trainer(_: Connection) -> Callable[[str, str], str]:
+def _trainer(_: Connection) -> Callable[..., str]:
     return _train
 
 
-def _trainer_seeing(probe: str) -> Callable[[str, str], str]:
+def _trainer_seeing(probe: str) -> Callable[..., str]:
     if not Path(probe).exists():
         raise RunError(f"{socket.gethostname()} has no {Path(probe).parent}: all machines must share a sweep's folder")
     return _train
 
 
-def _train(toml: str, folder: str) -> str:
-    """Run one configuration in this process from its last checkpoint; return the reason if it fails, else ''."""
+def _train(toml: str, folder: str, label: str = "", custom: bytes = b"", goal: int = 0) -> str:
+    """Train a run in this process from its last checkpoint to its goal; return the reason if it fails, else ''."""
     from feddrop.simulation.run import Run
 
     try:
         path = Path(folder)
         _wait_for(path)
-        for _ in Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about())):
+        given = pickle.loads(custom) if custom else {}  # noqa: S301 -- from the process that started us
+        run = Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about()), label=label, **given)
+        for _ in run if not goal or run.round < goal else ():
+            if run.round == goal:
+                break
             parent = mp.parent_process()
             if parent is not None and not parent.is_alive():
                 os._exit(1)  # the sweep is gone; the round is saved

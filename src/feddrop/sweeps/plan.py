@@ -46,17 +46,17 @@ def read_sweep(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Run
     base = _base(table.get("base", {}), folder)
     variants = _variants(table.get("variants", []), folder)
     grid: dict[str, list[Any]] = flat(table.get("grid", {}))
-    for problem in _conflicts(variants, grid, overrides):
+    for problem in conflicts(variants, grid, overrides):
         raise ConfigError(problem)
     runs: dict[str, RunConfig] = {}
     seen: dict[str, str] = {}
     for (label, variant), values in itertools.product(variants, itertools.product(*grid.values())):
         cell = dict(zip(grid, values, strict=True))
-        name = _name(label, cell)
+        name = run_name(label, cell)
         if name in runs:  # a number and a string, or equal short digests
-            name = _name(label, cell, digest_size=8)
+            name = run_name(label, cell, digest_size=8)
         try:
-            config = _config(merged(base, variant), cell, folder, overrides)
+            config = configured(merged(base, variant), cell, folder, overrides)
         except ConfigError as error:
             raise ConfigError(f"run {name or 'base'}: {error}") from None
         first = seen.setdefault(config.to_toml(), name)
@@ -95,7 +95,7 @@ def _problems(path: str, table: Mapping[str, Any]) -> Iterator[str]:
             yield f"two variants are named {name!r}. Rename one of them."
 
 
-def _conflicts(
+def conflicts(
     variants: list[tuple[str, dict[str, Any]]], grid: Mapping[str, list[Any]], overrides: Sequence[str]
 ) -> Iterator[str]:
     """Yield one message per override of a varied setting, and one if there are too many runs."""
@@ -108,7 +108,7 @@ def _conflicts(
         yield f"the sweep has {count} runs; at most {MOST} are allowed. Shorten its lists."
 
 
-def _config(settings: dict[str, Any], cell: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> RunConfig:
+def configured(settings: dict[str, Any], cell: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration of one run; the method is set before its settings."""
     for key in sorted(cell, key=lambda key: not f"{key}.name".startswith("method.name")):
         settings = merged(settings, _nested(key, cell[key]))
@@ -165,7 +165,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return table
 
 
-def _name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
+def run_name(label: str, cell: Mapping[str, Any], digest_size: int = 0) -> str:
     """Return the name of a run and its folder: the variant, the varied settings, and a digest if they are abbreviated.
 
     A ``digest_size`` of 0 means 3 bytes, only if needed.

@@ -13,7 +13,9 @@ from feddrop.storage.files import write_atomically
 from feddrop.sweeps.engine import SweepJob
 
 _LAST = ("test_accuracy", "test_loss", "train_loss")
+_VALIDATED = ("val_accuracy", "val_loss")  # if a run has validation samples
 _SUMS = ("push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s")
+_COLUMNS = ("rounds", *_LAST, *_VALIDATED, *_SUMS)
 
 
 class ResultsTable:
@@ -42,14 +44,21 @@ class ResultsTable:
         varied = [key for key in keys if len({repr(one.get(key)) for one in settings.values()}) > 1]
         text = io.StringIO(newline="")
         table = csv.writer(text)
-        table.writerow(["run", *varied, "rounds", *_LAST, *_SUMS])
+        columns = [n for n, name in enumerate(_COLUMNS) if name not in _VALIDATED or self._any_validated()]
+        table.writerow(["run", *varied, *(_COLUMNS[n] for n in columns)])
         for name, one in settings.items():
-            table.writerow([name, *(one.get(key, "") for key in varied), *self.summaries[name]])
+            row = self.summaries[name]
+            table.writerow([name, *(one.get(key, "") for key in varied), *(row[n] for n in columns)])
         write_atomically(self._path, text.getvalue().encode())
+
+    def _any_validated(self) -> bool:
+        place = _COLUMNS.index("val_loss")
+        return any(row[place] is not None for row in self.summaries.values())
 
 
 def _summary(job: SweepJob) -> list[Any]:
     """Return the number of rounds, the last losses and accuracy, and the totals of a finished run."""
     records = RunFolder(job.folder).records()
     known = [[record[name] for record in records if record[name] is not None] for name in _SUMS]
-    return [len(records), *(records[-1][name] for name in _LAST), *(sum(one) if one else None for one in known)]
+    last = (records[-1][name] for name in (*_LAST, *_VALIDATED))
+    return [len(records), *last, *(sum(one) if one else None for one in known)]

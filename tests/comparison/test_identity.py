@@ -13,8 +13,8 @@ from torch import nn
 
 import feddrop
 from feddrop import report
-from feddrop.compare import identity
-from feddrop.compare.identity import identity_of
+from feddrop.comparison import identity
+from feddrop.comparison.identity import identity_of
 from feddrop.errors import ConfigError, RunError
 from feddrop.simulation.fingerprints import fingerprint, network_fingerprint
 from feddrop.simulation.schemes import GivenRates

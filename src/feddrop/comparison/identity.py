@@ -87,7 +87,7 @@ def identity(run: LoadedRun | str | Path) -> Identity:
 
     Example:
         >>> import feddrop
-        >>> from feddrop.compare import identity
+        >>> from feddrop.comparison import identity
         >>> for seed, rate in ((1, 0.1), (2, 0.1), (3, 0.5)):
         ...     config = feddrop.RunConfig(seed=seed, rate=rate, rounds=1, data=feddrop.Data(devices=2, train_limit=60))
         ...     _ = feddrop.run(config, f"runs/identity-{seed}")

@@ -6,17 +6,17 @@
 4. :func:`judge` says whether the differences exceed the noise, :func:`outcome` sums up several comparisons.
 
 Example:
-    >>> from feddrop.compare import Comparison, judge, matched
+    >>> from feddrop.comparison import Comparison, judge, matched
     >>> ours, theirs = [71.0, 72.5, 71.5], [69.0, 70.0, 69.0]  # accuracy in %, one value per seed
     >>> (answer,) = judge([Comparison("rate 0.3", matched(ours, theirs))])
     >>> print(f"{answer.mean:.2f} ± {answer.margin:.2f}: {answer.says}")
     2.33 ± 0.72: yes
 """
 
-from feddrop.compare.differences import Differences, matched, spent_differences
-from feddrop.compare.identity import Identity, identity, identity_of
-from feddrop.compare.reached import Spent, first_reached, running_mean, spent_until
-from feddrop.compare.verdicts import (
+from feddrop.comparison.differences import Differences, matched, spent_differences
+from feddrop.comparison.identity import Identity, identity, identity_of
+from feddrop.comparison.reached import Spent, first_reached, running_mean, spent_until
+from feddrop.comparison.verdicts import (
     FAILS,
     FEW_SEEDS,
     HOLDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddrop.compare import Spent, first_reached, matched, running_mean, spent_differences, spent_until
+from feddrop.comparison import Spent, first_reached, matched, running_mean, spent_differences, spent_until
 
 
 def test_the_first_round_by_hand():

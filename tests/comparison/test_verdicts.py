@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrop.compare import (
+from feddrop.comparison import (
     FAILS,
     FEW_SEEDS,
     HOLDS,
@@ -25,7 +25,7 @@ from feddrop.compare import (
     outcome,
     reason,
 )
-from feddrop.compare.verdicts import STUDENT
+from feddrop.comparison.verdicts import STUDENT
 
 
 def says(*differences: float, **more) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddrop.compare.reached import Spent
+from feddrop.comparison.reached import Spent
 
 
 class Differences(NamedTuple):

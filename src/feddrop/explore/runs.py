@@ -1,0 +1,177 @@
+"""The runs page: every run folder below a root, as numbers for curves and maps. Nothing outside the root is read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from feddrop.errors import FeddropError, RunError, clean, one_of
+from feddrop.report import write_comparison, write_report
+from feddrop.report.groups import Group, grouped
+from feddrop.report.load import read_run_log
+from feddrop.report.runlog import Floats, RunLog
+from feddrop.storage import export
+
+MOST_FOLDERS, DEEPEST, MOST_CELLS = 10_000, 6, 40_000
+AXES: dict[str, Callable[[RunLog], Floats]] = {
+    "rounds": lambda run: run.rounds.astype(np.float64),
+    "bytes": lambda run: np.cumsum(run.traffic),
+    "seconds": lambda run: _summed(run, "latency_s"),
+    "joules": lambda run: _summed(run, "energy_j"),
+    "wall seconds": lambda run: _summed(run, "wall_s"),
+}
+QUANTITIES = ("test_accuracy", "test_loss", "train_loss", "val_accuracy", "val_loss", "latency_s", "energy_j")
+MAPPED = ("rate", "share", "latency_s", "energy_j", "push_bytes", "pull_bytes", "loss", "samples")
+_DRAWING = Lock()  # Matplotlib is not thread-safe
+
+
+def _summed(run: RunLog, key: str) -> Floats:
+    """Return what was spent up to each round; NaN throughout for a run that has no such number."""
+    values = run.by_round[key]
+    return np.cumsum(np.nan_to_num(values)) if np.isfinite(values).any() else np.full(len(values), np.nan)
+
+
+class Runs:
+    """The run folders below a root.
+
+    Args:
+        root: the folder; symbolic links out of it are not followed.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+        self._known: dict[str, tuple[tuple[int, ...], RunLog | str]] = {}
+
+    def names(self) -> list[str]:
+        """Return the run folders, relative to the root, newest first."""
+        found = []
+        for folder, inside, files in islice(os.walk(self.root, followlinks=False), MOST_FOLDERS):
+            depth = len(Path(folder).relative_to(self.root).parts)
+            inside[:] = sorted(name for name in inside if not name.startswith(".")) if depth < DEEPEST else []
+            if "run.json" in files:
+                inside.clear()
+                found.append(Path(folder))
+        found.sort(key=lambda path: _stamp(path)[0], reverse=True)
+        return [path.relative_to(self.root).as_posix() for path in found]
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a run; a RunError if it is no run folder below the root, or links out of it."""
+        path = (self.root / str(name)).resolve()
+        inside = path.is_relative_to(self.root) and (path / "run.json").is_file()
+        links = [one for one in (*path.glob("*"), *path.glob("*/*")) if one.is_symlink()] if inside else []
+        if not inside or any(not one.resolve().is_relative_to(self.root) for one in links):
+            raise RunError(f"{clean(name, 80)!r} is no run folder below the root, or has links out of it.")
+        return path
+
+    def log(self, name: str) -> RunLog:
+        """Return a run; it is read again only if its files changed."""
+        folder = self.folder(name)
+        stamp = _stamp(folder)
+        known = self._known.get(name)
+        if known is None or known[0] != stamp:
+            try:
+                log = read_run_log(folder, RunLog)
+                known = (stamp, log if log.label else replace(log, name=name))
+            except FeddropError as error:
+                known = (stamp, str(error))
+            self._known[name] = known
+        if isinstance(known[1], str):
+            raise RunError(known[1])
+        return known[1]
+
+    def overview(self, at_work: Mapping[str, str]) -> dict[str, Any]:
+        """Return one row per run, and the pages beside them; ``at_work`` tells what the explorer's processes do."""
+        names = self.names()
+        begun = {name: work for name, work in at_work.items() if name not in names}  # no folder yet, or never one
+        rows = [{"name": name, "error": "starting" if work == "running" else work} for name, work in begun.items()]
+        for name in names:
+            row: dict[str, Any] = {"name": name, "work": at_work.get(name, "")}
+            try:
+                row |= _row(self.log(name))
+            except FeddropError as error:
+                row["error"] = clean(error, 300)
+            rows.append(row)
+        pages = sorted(self.root.glob("*.html")) + sorted(self.root.glob("*/comparison.html"))
+        inside = [one for one in pages if one.resolve().is_relative_to(self.root)]
+        return {"runs": rows, "pages": [one.relative_to(self.root).as_posix() for one in inside]}
+
+    def curves(self, names: Sequence[str], quantity: str, axis: str) -> list[dict[str, Any]]:
+        """Return one curve per group of runs that differ only in their seed: its mean and standard deviation."""
+        where = AXES[one_of("the axis", axis, AXES)]
+        if quantity not in QUANTITIES and not quantity.startswith("metrics."):
+            one_of("the quantity", quantity, QUANTITIES)
+        logs = [self.log(name) for name in names]
+        return [_curve(group, quantity, where) for group in grouped(logs)]
+
+    def device_map(self, name: str, field: str) -> dict[str, Any]:
+        """Return one number per device per round, of the last rounds if there are many."""
+        run = self.log(name)
+        values = run.values(one_of("the field", field, MAPPED))
+        last = max(1, MOST_CELLS // max(1, values.shape[1]))
+        return {"rounds": run.rounds[-last:], "devices": run.devices, "values": values[-last:]}
+
+    def table(self, name: str, *, ending: str, devices: bool) -> bytes:
+        """Return the rounds of a run as a ``.csv`` or ``.parquet`` file."""
+        with tempfile.TemporaryDirectory() as folder:
+            return export(self.folder(name), Path(folder) / f"table.{ending}", devices=devices).read_bytes()
+
+    def page(self, names: Sequence[str]) -> bytes:
+        """Return the report of one run, or the comparison of several."""
+        folders = [self.folder(name) for name in names]
+        with _DRAWING, tempfile.TemporaryDirectory() as made:
+            out = Path(made) / "page.html"
+            page = write_report(folders[0], out) if len(folders) == 1 else write_comparison(folders, out)
+            return page.read_bytes()
+
+    def written_page(self, name: str) -> bytes:
+        """Return a page that ``feddrop report`` or ``feddrop compare`` wrote below the root."""
+        path = (self.root / name).resolve()
+        if path.suffix != ".html" or not path.is_relative_to(self.root) or not path.is_file():
+            raise RunError(f"{clean(name, 80)!r} is no page below the root.")
+        return path.read_bytes()
+
+
+def _row(run: RunLog) -> dict[str, Any]:
+    """Return what the list shows of a run."""
+    sections = [run.config.get(key) for key in ("method", "data", "model")]
+    named = [part.get("name", "") if isinstance(part, Mapping) else part or "" for part in sections]
+    last, best, _ = run.accuracy
+    spent = {key: float(AXES[key](run)[-1]) for key in ("bytes", "seconds", "joules")}
+    return spent | {
+        "label": run.label,
+        "what": clean(" · ".join(map(str, filter(None, named))), 80),
+        "seed": clean(run.config.get("seed", ""), 20),
+        "round": int(run.rounds[-1]),
+        "of": run.config.get("rounds"),
+        "accuracy": last,
+        "best": best,
+        "loss": run.last("test_loss"),
+        "metrics": list(run.metrics),
+    }
+
+
+def _curve(group: Group, quantity: str, where: Callable[[RunLog], Floats]) -> dict[str, Any]:
+    x, mean, deviation = group.curve(quantity, [where(run) for run in group.runs])
+    look = {"colour": group.look[0], "dash": group.look[1], "seeds": len(group.runs)}
+    return {"name": group.name, "x": x, "mean": mean, "deviation": deviation} | look
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """Return when and how large the files of a run were written; the first number is the latest time in ns."""
+    facts = [one.stat() for one in _files(folder)]
+    return (max((one.st_mtime_ns for one in facts), default=0), *(one.st_size for one in facts))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(one for one in folder.iterdir() if one.is_file() and not one.name.startswith("."))
+    except OSError:
+        return

@@ -1,0 +1,298 @@
+"""A small HTTP server for the page. It answers its own page only: Host and Origin are checked, and a token if asked.
+
+The standard library's server is enough: the page has a dozen routes, one user, and asks instead of being told. The
+server writes no log, so a token cannot end up in one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from feddrop.config.parsing import json_line, parse_json
+from feddrop.errors import ConfigError, FeddropError
+from feddrop.explore import cell
+from feddrop.explore.jobs import Jobs
+from feddrop.explore.runs import AXES, MAPPED, QUANTITIES, Runs
+
+log = logging.getLogger("feddrop")
+LARGEST = 2**20  # bytes of a request
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_STATIC = {f"/{name}" for name in ("style.css", "app.js", "cell.js", "runs.js", "chart.js", "icon.svg")}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""For reports, which have no scripts; one that somebody else wrote gets none either."""
+
+
+class Reply(NamedTuple):
+    """An answer."""
+
+    body: bytes
+    kind: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class RefusedError(Exception):
+    """A request that is not answered: its status and the reason."""
+
+
+class Explorer(ThreadingHTTPServer):
+    """The server.
+
+    Args:
+        root: folder of the runs.
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        token: what a client must show; empty for nothing.
+        allow_run: whether runs may be started.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, *, host: str, port: int, token: str, allow_run: bool) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.runs, self.jobs = Runs(root), Jobs(Path(root).resolve(), allowed=allow_run)
+        self.token, self.host = token, host
+        super().__init__((host, port), Handler)
+
+    @property
+    def cookie(self) -> str:
+        """The name of the token's cookie; browsers share cookies between ports."""
+        return f"feddrop-{self.server_port}"
+
+    @property
+    def url(self) -> str:
+        """The address to open; the token is behind the #, which browsers do not send."""
+        host = self.host if self.host not in ("", "0.0.0.0", "::") else socket.gethostname()  # noqa: S104
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.server_port}/" + (f"#token={self.token}" if self.token else "")
+
+    def knows(self, host: str) -> bool:
+        """Return whether a Host header names this server: its own name, or no name but an address.
+
+        A page elsewhere can make its name point to this machine (DNS rebinding), but not an address.
+        """
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+        if is_loopback(self.host):
+            return is_loopback(name)
+        try:
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return name in {self.host.lower(), "localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server at this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    server: Explorer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    wbufsize = -1  # one packet per answer
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Log nothing."""
+
+    def version_string(self) -> str:
+        """Name the server without its versions."""
+        return "feddrop"
+
+    def do_GET(self) -> None:
+        """Answer a question."""
+        self._send(self._answer(GET, b""))
+
+    def do_POST(self) -> None:
+        """Answer a question with a body, or do something."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > LARGEST:
+            self.close_connection = True
+            self._send(_error(413, f"a request has at most {LARGEST} bytes."))
+            return
+        self._send(self._answer(POST, self.rfile.read(int(length))))
+
+    def _answer(self, routes: Mapping[str, Route], body: bytes) -> Reply:
+        parts = urlsplit(self.path)
+        try:
+            self._check(parts.path, routes is POST)
+            if routes is GET and parts.path in ("/", *_STATIC):
+                return _static(parts.path)
+            if parts.path not in routes:
+                raise RefusedError(404, "there is no such page.")
+            given = parse_json(body.decode(), "the request") if body else parse_qs(parts.query)
+            if not isinstance(given, dict):
+                raise ConfigError("the request must be a JSON object.")
+            return routes[parts.path](self.server, given)
+        except RefusedError as refused:
+            return _error(*refused.args)
+        except FeddropError as error:
+            return _error(400, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return _error(400, f"the request is malformed: {type(error).__name__}: {error}"[:300])
+        except Exception:
+            log.exception("explore: unexpected error in %s", parts.path)
+            return _error(500, "unexpected error; the terminal of `feddrop explore` shows it.")
+
+    def _check(self, path: str, posted: bool) -> None:
+        """Refuse other hosts, other sites, and who lacks the token."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if not self.server.knows(host):
+            raise RefusedError(403, "this server has another name. Open the address that `feddrop explore` printed.")
+        elsewhere = self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        if (origin is not None and urlsplit(origin).netloc != host) or (elsewhere and path != "/"):
+            raise RefusedError(403, "another site asked for this.")
+        if posted and self.headers.get("Content-Type", "") != "application/json":
+            raise RefusedError(415, "a request must be application/json.")
+        if self.server.token and path not in ("/", *_STATIC) and not self._has_token():
+            raise RefusedError(401, "the token is missing or wrong. Open the address that `feddrop explore` printed.")
+
+    def _has_token(self) -> bool:
+        shown = [self.headers.get("X-Feddrop-Token", "")]
+        try:
+            crumb = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+            shown += [crumb.value] if crumb else []
+        except CookieError:
+            pass
+        return any(secrets.compare_digest(one.encode(), self.server.token.encode()) for one in shown)
+
+    def _send(self, reply: Reply) -> None:
+        headers = {
+            "Content-Type": reply.kind + ("; charset=utf-8" if reply.kind.startswith("text/") else ""),
+            "Content-Length": str(len(reply.body)),
+            "Content-Security-Policy": _POLICY,
+            "Cache-Control": "no-store",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        self.send_response(reply.status)
+        for key, value in (headers | dict(reply.headers)).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(reply.body)
+
+
+def _static(path: str) -> Reply:
+    name = "index.html" if path == "/" else path[1:]
+    data = resources.files("feddrop.explore").joinpath("static", name).read_bytes()
+    return Reply(data, _KINDS[Path(name).suffix])
+
+
+def _json(content: Mapping[str, Any]) -> Reply:
+    try:
+        return Reply(json.dumps(content, default=_listed, allow_nan=False).encode())
+    except ValueError:  # a number that is not finite; arrays are the fast path
+        return Reply(json_line(content))
+
+
+def _listed(values: Any) -> Any:
+    """Return an array as a list, with None for NaN and infinity."""
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        values = values.astype(object)
+        values[~finite] = None
+    return values.tolist()
+
+
+def _error(status: int, text: str) -> Reply:
+    return Reply(json_line({"error": text}), status=status)
+
+
+def _one(given: Mapping[str, Any], key: str) -> str:
+    values = given.get(key)
+    if isinstance(values, list) and len(values) == 1:
+        return str(values[0])
+    raise ConfigError(f"the request must have one {key!r}.")
+
+
+def _words(app: Explorer, _: Mapping[str, Any]) -> Reply:
+    """Return what the page offers."""
+    runs = {"axes": list(AXES), "quantities": QUANTITIES, "mapped": MAPPED, "root": app.runs.root.name}
+    return _json(cell.choices() | runs | {"allow_run": app.jobs.allowed, "parquet": find_spec("pyarrow") is not None})
+
+
+def _login(app: Explorer, _: Mapping[str, Any]) -> Reply:
+    """Keep the token, which was just shown in a header, as a cookie that scripts cannot read."""
+    kept = f"{app.cookie}={app.token}; HttpOnly; SameSite=Strict; Path=/"
+    return Reply(b"{}", headers={"Set-Cookie": kept} if app.token else {})
+
+
+def _settle(_: Explorer, given: Mapping[str, Any]) -> Reply:
+    return _json(cell.settle(given["state"], str(given["key"]), given["values"]))
+
+
+def _curves(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    names = [str(name) for name in given["runs"]]
+    return _json({"curves": app.runs.curves(names, str(given["y"]), str(given["x"]))})
+
+
+def _table(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    name, ending = _one(given, "run"), "parquet" if given.get("as") == ["parquet"] else "csv"
+    data = app.runs.table(name, ending=ending, devices="devices" in given)
+    plain = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)
+    named = f'attachment; filename="{plain}{"-devices" * ("devices" in given)}.{ending}"'
+    return Reply(data, "application/octet-stream", headers={"Content-Disposition": named})
+
+
+def _page(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    data = app.runs.written_page(_one(given, "page")) if "page" in given else app.runs.page(given.get("run", []))
+    return Reply(data, "text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
+
+
+def _train(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    return _json({"name": app.jobs.train(cell.to_run(given["state"]))})
+
+
+def _resume(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    app.jobs.resume(str(given["run"]), app.runs.folder(str(given["run"])))
+    return _json({})
+
+
+def _stop(app: Explorer, given: Mapping[str, Any]) -> Reply:
+    app.jobs.stop(str(given["run"]))
+    return _json({})
+
+
+Route = Callable[[Explorer, Mapping[str, Any]], Reply]
+GET: dict[str, Route] = {
+    "/api/words": _words,
+    "/api/runs": lambda app, _: _json(app.runs.overview(app.jobs.states())),
+    "/api/map": lambda app, given: _json(app.runs.device_map(_one(given, "run"), _one(given, "field"))),
+    "/table": _table,
+    "/page": _page,
+}
+POST: dict[str, Route] = {
+    "/api/login": _login,
+    "/api/cell": lambda _, given: _json(cell.solve(given["state"])),
+    "/api/settle": _settle,
+    "/api/load": lambda _, given: _json({"state": cell.from_toml(str(given["toml"]))}),
+    "/api/curves": _curves,
+    "/api/train": _train,
+    "/api/resume": _resume,
+    "/api/stop": _stop,
+}

@@ -1,0 +1,123 @@
+// The runs: a list that follows the folder, curves laid over each other, and one number per device per round.
+import { $, ask, digits, el, measure, say } from "./app.js";
+import { lines, onWidth } from "./chart.js";
+
+const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
+const EVERY = 1000;
+const chosen = new Set(), met = new Set();
+let words, rows = [], timer = null, drawn = "", listed = "", shown = false;
+
+const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noopener", "aria-label": `${text} of ${name}` }, text);
+const query = (entries) => new URLSearchParams(entries).toString();
+
+async function poll() {
+  clearTimeout(timer);
+  if (!shown) return;
+  if (!document.hidden) try {
+    const answer = await ask("/api/runs");
+    rows = answer.runs;
+    for (const { name, error } of rows) { // new runs are shown at once, unless there are many
+      if (!error && !met.has(name) && chosen.size < 6) chosen.add(name);
+      if (!error) met.add(name);
+    }
+    const now = JSON.stringify([rows, answer.pages, [...chosen], $("filter").value]);
+    if (now !== listed) { listed = now; list(answer.pages); await draw(); }
+  } catch (error) { say(error.message); }
+  if (shown) timer = setTimeout(poll, EVERY);
+}
+
+function list(pages) {
+  const wanted = $("filter").value.toLowerCase(), held = document.activeElement?.id;
+  const visible = rows.filter((row) => `${row.name} ${row.label ?? ""} ${row.what ?? ""}`.toLowerCase().includes(wanted));
+  $("list").tBodies[0].replaceChildren(...visible.map((row, n) => {
+    const box = el("input", { type: "checkbox", id: `run-${n}`, disabled: Boolean(row.error), onchange: () => {
+      if (box.checked) chosen.add(row.name); else chosen.delete(row.name);
+      poll();
+    } });
+    box.checked = chosen.has(row.name);
+    const name = el("td", {}, el("label", { for: `run-${n}` }, box, ` ${row.label || row.name}`),
+      el("small", {}, [row.label ? row.name : "", row.what, row.seed ? `seed ${row.seed}` : "", row.work].filter(Boolean).join(" · ")));
+    if (row.error) return el("tr", {}, name, el("td", { class: "wrong", colspan: 7 }, row.error));
+    const open = el("td", {}, link("Report", `/page?${query([["run", row.name]])}`, row.name), " ", link("CSV", `/table?${query([["run", row.name]])}`, row.name), " ",
+      link("Devices", `/table?${query([["run", row.name], ["devices", "1"]])}`, row.name));
+    if (words.parquet) open.append(" ", link("Parquet", `/table?${query([["run", row.name], ["as", "parquet"], ["devices", "1"]])}`, row.name));
+    const act = (text, path) => open.append(" ", el("button", { type: "button", "aria-label": `${text} ${row.name}`, onclick: async () => {
+      try { await ask(path, { run: row.name }); poll(); } catch (error) { say(error.message); }
+    } }, text));
+    if (words.allow_run && row.work === "running") act("Stop after this round", "/api/stop");
+    if (words.allow_run && !["running", "stopping"].includes(row.work) && row.round < row.of) act("Resume", "/api/resume");
+    return el("tr", { class: chosen.has(row.name) ? "chosen" : "" }, name, el("td", {}, `${row.round} / ${row.of ?? "?"}`), el("td", {}, measure(row.accuracy, "%")),
+      el("td", {}, digits(row.loss)), el("td", {}, measure(row.bytes, "B")), el("td", {}, measure(row.seconds, "s")), el("td", {}, measure(row.joules, "J")), open);
+  }));
+  if (!visible.length) $("list").tBodies[0].append(el("tr", {}, el("td", { colspan: 8 }, rows.length ? "No run matches the filter." : "There are no runs here yet. Start one with feddrop run, or give another folder: feddrop explore FOLDER.")));
+  if (held?.startsWith("run-")) $(held)?.focus();
+  const known = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
+  $("compare").hidden = known.length < 2;
+  $("compare").textContent = `Compare ${known.length} runs`;
+  $("compare").href = `/page?${query(known.map((name) => ["run", name]))}`;
+  $("pages").replaceChildren(...pages.flatMap((page) => [link(page, `/page?${query([["page", page]])}`, page), " "]));
+  const metrics = [...new Set(rows.flatMap((row) => row.metrics ?? []))].map((name) => `metrics.${name}`);
+  options("quantity", [...words.quantities, ...metrics]);
+  options("mapped-run", known);
+}
+
+function options(id, names) {
+  const before = $(id).value;
+  if ([...$(id).options].map((one) => one.value).join("\n") === names.join("\n")) return;
+  $(id).replaceChildren(...names.map((name) => el("option", { value: name }, name.replace(/^metrics\./, "").replaceAll("_", " "))));
+  if (names.includes(before)) $(id).value = before;
+}
+
+async function draw() {
+  const runs = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
+  const [x, y] = [$("axis").value, $("quantity").value], [label, unit] = AXES[x] ?? [x, ""];
+  const wanted = drawn = JSON.stringify([runs, x, y, Date.now()]);
+  const { curves } = runs.length ? await ask("/api/curves", { runs, x, y }) : { curves: [] };
+  if (wanted !== drawn) return;
+  const tops = curves.flatMap((one) => one.x.filter((value) => value !== null)), top = Math.max(...tops, 0);
+  const scale = unit === "B" && top >= 1e9 ? [1e9, "GB"] : unit === "B" ? [1e6, "MB"] : unit === "s" && top >= 7200 ? [3600, "h"] : unit === "J" && top >= 1e4 ? [1e3, "kJ"] : [1, unit];
+  const percent = y.includes("accuracy") ? 100 : 1;
+  lines($("curves"), curves.map((one) => ({ name: one.name + (one.seeds > 1 ? ` (${one.seeds} seeds)` : ""), x: one.x.map((v) => v === null ? null : v / scale[0]),
+    y: one.mean.map((v) => v === null ? null : percent * v), deviation: one.deviation.map((v) => percent * (v ?? 0)), colour: one.colour, dash: one.dash })),
+  { xLabel: label + (scale[1] ? ` (${scale[1]})` : ""), yLabel: y.replace(/^metrics\./, "").replaceAll("_", " ") + (percent === 100 ? " (%)" : ""), height: 320, xWhole: x === "rounds",
+    label: `${y.replaceAll("_", " ")} of ${curves.length} settings against ${label}` });
+  await grid();
+}
+
+async function grid() {
+  const run = $("mapped-run").value, field = $("mapped").value, canvas = $("grid");
+  canvas.hidden = !run;
+  $("grid-note").textContent = "";
+  if (!run) return;
+  const { rounds, devices, values } = await ask(`/api/map?${query([["run", run], ["field", field]])}`);
+  const known = values.flat().filter((value) => value !== null), [low, high] = [Math.min(...known), Math.max(...known)];
+  canvas.width = rounds.length;
+  canvas.height = devices.length;
+  canvas.style.height = `${Math.min(360, Math.max(80, 14 * devices.length))}px`;
+  const style = getComputedStyle(document.documentElement), pen = canvas.getContext("2d");
+  pen.fillStyle = style.getPropertyValue("--series-0");
+  values.forEach((row, r) => row.forEach((value, k) => {
+    pen.globalAlpha = value === null ? 0 : 0.12 + 0.88 * (high > low ? (value - low) / (high - low) : 0.5);
+    pen.fillRect(r, k, 1, 1);
+  }));
+  const name = field.replaceAll("_", " ");
+  canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);
+  $("grid-note").textContent = known.length ? `Rounds ${rounds[0]} to ${rounds.at(-1)} from left to right, devices ${devices[0]} to ${devices.at(-1)} from top to bottom; `
+    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round.` : `This run has no ${name}.`;
+}
+
+export function start(given) {
+  words = given;
+  $("root").textContent = words.root || "/";
+  options("quantity", words.quantities);
+  options("axis", words.axes);
+  options("mapped", words.mapped);
+  for (const id of ["quantity", "axis"]) $(id).addEventListener("change", () => draw().catch((error) => say(error.message)));
+  for (const id of ["mapped", "mapped-run"]) $(id).addEventListener("change", () => grid().catch((error) => say(error.message)));
+  $("filter").addEventListener("input", poll);
+  onWidth($("curves"), () => { if (shown && rows.length) draw().catch((error) => say(error.message)); });
+}
+
+export function show() { shown = true; listed = ""; poll(); }
+
+export function leave() { shown = false; clearTimeout(timer); }
