@@ -27,7 +27,7 @@ from rich.table import Table
 import feddrop
 from feddrop.storage import RunFolder
 from feddrop.storage.checkpoints import load_checkpoint, save_checkpoint
-from feddrop.storage.devices import BLOCK, Block, digest, encode
+from feddrop.storage.devices import BLOCK, DeviceBlock, digest, encode
 from feddrop.storage.lines import to_line
 
 SECONDS, MEGABYTES = 2.0, 200.0
@@ -75,7 +75,7 @@ def lengthen(folder: Path, rounds: int) -> None:
                 noisy = joined[column.name].to_numpy() * chance.uniform(0.9, 1.0, len(joined))
                 joined = joined.set_column(place, column, pyarrow.array(noisy))
         table = encode(joined)
-        closed = Block(first, block[-1], digest(table))
+        closed = DeviceBlock(first, block[-1], digest(table))
         (folder / "devices" / closed.name).write_bytes(table)
         lines = [to_line(replace(record, round=number), closed if number == block[-1] else None) for number in block]
         data += b"".join(lines)

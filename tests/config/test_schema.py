@@ -16,6 +16,7 @@ from support.bad_toml import BY_SCHEMA
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {"sweep.toml", "problem.toml", "cell.toml", "power.toml", "urban_cell.toml", "pyproject.toml"}
+OTHERS |= {"compare_methods.toml", "compare_schemes.toml"}
 """Files that are not configurations of a run."""
 EXAMPLES = [
     path

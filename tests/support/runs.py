@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrop.storage import DeviceRecord, RoundRecord
-from feddrop.storage.devices import Block, digest, encode, to_table
+from feddrop.storage.devices import DeviceBlock, digest, encode, to_table
 
 
 def write_metrics(folder: Path, lines: list[dict[str, Any]]) -> None:
@@ -21,7 +21,7 @@ def write_metrics(folder: Path, lines: list[dict[str, Any]]) -> None:
     for number, line in enumerate(lines, 1):
         devices = tuple(DeviceRecord(**entry) for entry in line["devices"])
         rows = encode(to_table([RoundRecord(round=number, devices=devices)]))
-        block = Block(number, number, digest(rows))
+        block = DeviceBlock(number, number, digest(rows))
         (folder / "devices" / block.name).write_bytes(rows)
         rates = [device.rate for device in devices if device.took_part]
         totals = {

@@ -222,8 +222,8 @@ def test_arms_carry_objects(tmp_path, here):
 def test_runs_of_an_arm_are_seeds_of_one_experiment(tmp_path, here):
     arms = {"a": small("", "rounds=1"), "b": small("", "rounds=1", "rate=0.1")}
     feddrop.compare(arms, tmp_path / "out", seeds=2)
-    path = tmp_path / "out" / "a,seed=1" / "config.toml"
-    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
+    other = tmp_path / "out" / "a,seed=1"
+    feddrop.run(small("", "rounds=1", "seed=1", "train.lr=0.2"), other, overwrite=True, label="a")
     jobs = comparison.jobs_of(*checked(arms, {"seeds": 2}), {"a": 1, "b": 1}, tmp_path / "out")
     with pytest.raises(RunError, match=r"the runs of arm a are not seeds of one experiment: train.lr: 0.1, 0.2"):
         comparison.judge_runs(jobs, Compare(seeds=2, reference="a"))

@@ -235,10 +235,12 @@ def test_what_is_finished_is_read_once(tmp_path, monkeypatch):
         monkeypatch.setattr(Path, "read_bytes", lambda self: counted.append(self.name) or text(self))
         assert [engine.rounds_done(job) for job in jobs] == [1, 1, 1]
         assert not counted
-        (jobs[0].folder / "metrics.jsonl").write_bytes(b"\n\n")
+        kept = (metrics := jobs[0].folder / "metrics.jsonl").read_bytes()
+        metrics.write_bytes(b"\n\n")
         assert engine.rounds_done(jobs[0]) == 2
-        (jobs[0].folder / "metrics.jsonl").unlink()
+        metrics.unlink()
         assert engine.rounds_done(jobs[0]) == 0
+        metrics.write_bytes(kept)
 
     monkeypatch.setattr(sweeps, "train_all", here)
     monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)

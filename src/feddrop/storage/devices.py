@@ -38,7 +38,7 @@ COLUMNS = {"round": "int", **kinds(DeviceRecord)}
 _NAME = re.compile(r"rounds-(\d{6,10})-(\d{6,10})\.parquet")
 
 
-class Block(NamedTuple):
+class DeviceBlock(NamedTuple):
     """A file of devices: its first and last round, and the BLAKE2b digest of its bytes."""
 
     first: int
@@ -80,7 +80,7 @@ class DeviceWriter:
         self._open: tuple[int, pa.Table | bytes] = (1, b"")
         self._next = self._open
 
-    def add(self, record: RoundRecord, *, last: bool = False) -> tuple[bytes, Block | None]:
+    def add(self, record: RoundRecord, *, last: bool = False) -> tuple[bytes, DeviceBlock | None]:
         """Add the devices of a round; return the rows of the open block, and the block if this round closed it.
 
         They count from :meth:`commit` on, so that a round that could not be saved can be repeated.
@@ -95,7 +95,7 @@ class DeviceWriter:
         if not last and len(table) < BLOCK:
             self._next = first, table
             return data, None
-        block = Block(first, record.round, digest(data))
+        block = DeviceBlock(first, record.round, digest(data))
         write_atomically(self._folder / block.name, data)
         self._next = record.round + 1, b""
         return b"", block
@@ -104,7 +104,7 @@ class DeviceWriter:
         """Apply what was added."""
         self._open = self._next
 
-    def restore(self, blocks: Sequence[Block], rows: bytes) -> None:
+    def restore(self, blocks: Sequence[DeviceBlock], rows: bytes) -> None:
         """Continue after these blocks with these rows of the open one; other files are removed."""
         self._open = blocks[-1].last + 1 if blocks else 1, rows
         remove(self._folder, {block.name for block in blocks})
@@ -119,7 +119,7 @@ class DeviceTable:
         rows: the rows after the last file, from a checkpoint.
     """
 
-    def __init__(self, folder: Path, blocks: Sequence[Block], rows: bytes) -> None:
+    def __init__(self, folder: Path, blocks: Sequence[DeviceBlock], rows: bytes) -> None:
         self._folder, self.blocks, self._rows = folder, tuple(blocks), rows
         self._known: tuple[int, dict[int, tuple[DeviceRecord, ...]]] = (-1, {})
 

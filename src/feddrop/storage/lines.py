@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from feddrop.config.parsing import json_line, load_json
 from feddrop.errors import RunError, clean
-from feddrop.storage.devices import Block
+from feddrop.storage.devices import DeviceBlock
 from feddrop.storage.records import RoundRecord
 
 METRICS = "metrics.jsonl"
@@ -20,11 +20,11 @@ class Line(NamedTuple):
     """A line: its round, the file of devices that ends with it, and where it ends, in bytes."""
 
     record: RoundRecord
-    block: Block | None
+    block: DeviceBlock | None
     end: int
 
 
-def to_line(record: RoundRecord, block: Block | None) -> bytes:
+def to_line(record: RoundRecord, block: DeviceBlock | None) -> bytes:
     """Return the line of a round."""
     return json_line(record.to_line() | ({_BLOCK: [block.first, block.digest]} if block else {}))
 
@@ -56,15 +56,15 @@ def parse_lines(data: bytes, where: str) -> tuple[Sequence[Line], str]:
     return found, ""
 
 
-def blocks_of(lines: Sequence[Line]) -> list[Block]:
+def blocks_of(lines: Sequence[Line]) -> list[DeviceBlock]:
     """Return the files of devices that these lines name."""
     return [line.block for line in lines if line.block is not None]
 
 
-def _block(entry: dict[str, Any], round_: int, place: str) -> Block | None:
+def _block(entry: dict[str, Any], round_: int, place: str) -> DeviceBlock | None:
     match entry.get(_BLOCK):
         case None:
             return None
         case [int(first), str(digest)] if 1 <= first <= round_:
-            return Block(first, round_, digest)
+            return DeviceBlock(first, round_, digest)
     raise RunError(f"{place}: {_BLOCK!r} must hold a round and a digest. Was it edited by hand?")
