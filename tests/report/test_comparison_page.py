@@ -19,6 +19,7 @@ from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped
 from feddrop.report.runlog import RunLog
 from feddrop.storage.manifest import FORMAT
+from support.runs import write_metrics
 
 EMPTY = {"devices": [], "wall_s": 0.1, "train_loss": 1.0, "test_loss": 1.0}
 
@@ -33,7 +34,7 @@ def write_run(folder: Path, arm: str, seed: int, accuracy: list[float], cost: fl
         fields = {key: values[n] for key, values in more.items()}
         costs = {"push_bytes": cost / 2, "pull_bytes": cost / 2, "latency_s": cost / 1e6, "energy_j": cost / 1e5}
         lines.append(EMPTY | {"round": n + 1, "test_accuracy": value} | costs | fields)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_metrics(folder, lines)
     return folder
 
 
@@ -189,7 +190,7 @@ def test_figures_at_journal_width(logs: list[RunLog], tmp_path: Path) -> None:
 
 def test_ten_curves_share_no_colour_dash_or_marker() -> None:
     x = np.arange(5.0)
-    curves = [journal.Curve(f"arm {n}", style.SERIES[n], x, x + n, 0 * x) for n in range(10)]
+    curves = [journal.PrintedCurve(f"arm {n}", style.SERIES[n], x, x + n, 0 * x) for n in range(10)]
     lines = journal.draw(curves, 3.5, "x", "y").axes[0].lines
     for looks in (
         [line.get_color() for line in lines],

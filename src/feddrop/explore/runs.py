@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -165,13 +166,11 @@ def _curve(group: Group, quantity: str, where: Callable[[RunLog], Floats]) -> di
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """Return when and how large the files of a run were written; the first number is the latest time in ns."""
-    facts = [one.stat() for one in _files(folder)]
+    """Return when and how large the files and folders of a run were written; the first number is the latest time.
+
+    A round counts once its checkpoint is saved, which changes the time of the folder ``checkpoints``.
+    """
+    facts = []
+    with suppress(OSError):  # removed meanwhile
+        facts = [one.stat() for one in sorted(folder.iterdir()) if not one.name.startswith(".")]
     return (max((one.st_mtime_ns for one in facts), default=0), *(one.st_size for one in facts))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    try:
-        yield from sorted(one for one in folder.iterdir() if one.is_file() and not one.name.startswith("."))
-    except OSError:
-        return

@@ -40,8 +40,8 @@ _PAGE_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src 
 """For reports, which have no scripts; one that somebody else wrote gets none either."""
 
 
-class Reply(NamedTuple):
-    """An answer."""
+class Response(NamedTuple):
+    """What is sent back."""
 
     body: bytes
     kind: str = "application/json"
@@ -123,11 +123,11 @@ class Handler(BaseHTTPRequestHandler):
         return "feddrop"
 
     def do_GET(self) -> None:
-        """Answer a question."""
+        """Response a question."""
         self._send(self._answer(GET, b""))
 
     def do_POST(self) -> None:
-        """Answer a question with a body, or do something."""
+        """Response a question with a body, or do something."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > LARGEST:
             self.close_connection = True
@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self._send(self._answer(POST, self.rfile.read(int(length))))
 
-    def _answer(self, routes: Mapping[str, Route], body: bytes) -> Reply:
+    def _answer(self, routes: Mapping[str, Route], body: bytes) -> Response:
         parts = urlsplit(self.path)
         try:
             self._check(parts.path, routes is POST)
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
             pass
         return any(secrets.compare_digest(one.encode(), self.server.token.encode()) for one in shown)
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: Response) -> None:
         headers = {
             "Content-Type": reply.kind + ("; charset=utf-8" if reply.kind.startswith("text/") else ""),
             "Content-Length": str(len(reply.body)),
@@ -198,17 +198,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(reply.body)
 
 
-def _static(path: str) -> Reply:
+def _static(path: str) -> Response:
     name = "index.html" if path == "/" else path[1:]
     data = resources.files("feddrop.explore").joinpath("static", name).read_bytes()
-    return Reply(data, _KINDS[Path(name).suffix])
+    return Response(data, _KINDS[Path(name).suffix])
 
 
-def _json(content: Mapping[str, Any]) -> Reply:
+def _json(content: Mapping[str, Any]) -> Response:
     try:
-        return Reply(json.dumps(content, default=_listed, allow_nan=False).encode())
+        return Response(json.dumps(content, default=_listed, allow_nan=False).encode())
     except ValueError:  # a number that is not finite; arrays are the fast path
-        return Reply(json_line(content))
+        return Response(json_line(content))
 
 
 def _listed(values: Any) -> Any:
@@ -219,8 +219,8 @@ def _listed(values: Any) -> Any:
     return values.tolist()
 
 
-def _error(status: int, text: str) -> Reply:
-    return Reply(json_line({"error": text}), status=status)
+def _error(status: int, text: str) -> Response:
+    return Response(json_line({"error": text}), status=status)
 
 
 def _one(given: Mapping[str, Any], key: str) -> str:
@@ -230,55 +230,55 @@ def _one(given: Mapping[str, Any], key: str) -> str:
     raise ConfigError(f"the request must have one {key!r}.")
 
 
-def _words(app: Explorer, _: Mapping[str, Any]) -> Reply:
+def _words(app: Explorer, _: Mapping[str, Any]) -> Response:
     """Return what the page offers."""
     runs = {"axes": list(AXES), "quantities": QUANTITIES, "mapped": MAPPED, "root": app.runs.root.name}
     return _json(cell.choices() | runs | {"allow_run": app.jobs.allowed, "parquet": find_spec("pyarrow") is not None})
 
 
-def _login(app: Explorer, _: Mapping[str, Any]) -> Reply:
+def _login(app: Explorer, _: Mapping[str, Any]) -> Response:
     """Keep the token, which was just shown in a header, as a cookie that scripts cannot read."""
     kept = f"{app.cookie}={app.token}; HttpOnly; SameSite=Strict; Path=/"
-    return Reply(b"{}", headers={"Set-Cookie": kept} if app.token else {})
+    return Response(b"{}", headers={"Set-Cookie": kept} if app.token else {})
 
 
-def _settle(_: Explorer, given: Mapping[str, Any]) -> Reply:
+def _settle(_: Explorer, given: Mapping[str, Any]) -> Response:
     return _json(cell.settle(given["state"], str(given["key"]), given["values"]))
 
 
-def _curves(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _curves(app: Explorer, given: Mapping[str, Any]) -> Response:
     names = [str(name) for name in given["runs"]]
     return _json({"curves": app.runs.curves(names, str(given["y"]), str(given["x"]))})
 
 
-def _table(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _table(app: Explorer, given: Mapping[str, Any]) -> Response:
     name, ending = _one(given, "run"), "parquet" if given.get("as") == ["parquet"] else "csv"
     data = app.runs.table(name, ending=ending, devices="devices" in given)
     plain = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)
     named = f'attachment; filename="{plain}{"-devices" * ("devices" in given)}.{ending}"'
-    return Reply(data, "application/octet-stream", headers={"Content-Disposition": named})
+    return Response(data, "application/octet-stream", headers={"Content-Disposition": named})
 
 
-def _page(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _page(app: Explorer, given: Mapping[str, Any]) -> Response:
     data = app.runs.written_page(_one(given, "page")) if "page" in given else app.runs.page(given.get("run", []))
-    return Reply(data, "text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
+    return Response(data, "text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
 
-def _train(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _train(app: Explorer, given: Mapping[str, Any]) -> Response:
     return _json({"name": app.jobs.train(cell.to_run(given["state"]))})
 
 
-def _resume(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _resume(app: Explorer, given: Mapping[str, Any]) -> Response:
     app.jobs.resume(str(given["run"]), app.runs.folder(str(given["run"])))
     return _json({})
 
 
-def _stop(app: Explorer, given: Mapping[str, Any]) -> Reply:
+def _stop(app: Explorer, given: Mapping[str, Any]) -> Response:
     app.jobs.stop(str(given["run"]))
     return _json({})
 
 
-Route = Callable[[Explorer, Mapping[str, Any]], Reply]
+Route = Callable[[Explorer, Mapping[str, Any]], Response]
 GET: dict[str, Route] = {
     "/api/words": _words,
     "/api/runs": lambda app, _: _json(app.runs.overview(app.jobs.states())),

@@ -117,7 +117,7 @@ def _journal_figure(
     """Draw curves for a journal page."""
     scale = _scale(groups, against)
     curves = [(group, *_curve(group, key, against, scale)) for group in groups]
-    shown = [journal.Curve(g.name, g.colour, x, factor * y, factor * band) for g, x, y, band in curves if len(x)]
+    shown = [journal.PrintedCurve(g.name, g.colour, x, factor * y, factor * band) for g, x, y, band in curves if len(x)]
     _require_curves(shown, key)
     return journal.draw(shown, width, scale[1], title, 100.0 if factor == 100 else None)
 

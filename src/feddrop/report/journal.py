@@ -29,7 +29,7 @@ _NARROWEST, _WIDEST = 2.0, 20.0
 _LETTER = 0.075  # inches per letter of a legend
 
 
-class Curve(NamedTuple):
+class PrintedCurve(NamedTuple):
     """A curve with a band of one deviation to either side."""
 
     name: str
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     deviation: Floats
 
 
-def draw(curves: Sequence[Curve], width: Width, x_label: str, y_label: str, top: float | None = None) -> Figure:
+def draw(curves: Sequence[PrintedCurve], width: Width, x_label: str, y_label: str, top: float | None = None) -> Figure:
     """Draw curves at a width in inches, or at the named one; ``top`` is the largest possible value."""
     from matplotlib.text import Text
 

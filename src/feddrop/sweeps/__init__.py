@@ -113,9 +113,9 @@ def compare(
         >>> import feddrop
         >>> data = feddrop.Data("digits", devices=2, train_limit=60)
         >>> arms = {f"rate {rate}": feddrop.RunConfig(rate=rate, data=data) for rate in (0.1, 0.5)}
-        >>> found = feddrop.compare(arms, "runs/compared", seeds=1, budget=feddrop.Budget(bytes=2e6), workers=1)
+        >>> found = feddrop.compare(arms, "runs/compared", seeds=1, budget=feddrop.Budget(bytes=4e6), workers=1)
         >>> {name: len(run.rounds) for name, (run,) in found.runs.items()}
-        {'rate 0.1': 4, 'rate 0.5': 7}
+        {'rate 0.1': 4, 'rate 0.5': 8}
     """
     given = {"seeds": seeds, "budget": budget, "targets": targets, "reference": reference, "width": width}
     found, settings = checked(arms, given, overrides)

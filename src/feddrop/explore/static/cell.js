@@ -21,7 +21,7 @@ const SLIDERS = [
   { key: "shape.spread_db", label: "Path loss spread", unit: "dB", min: 0, max: 40, when: (radio) => !outdoors(radio) && !radio.distances_m?.length },
   { key: "radio.radius_m", label: "Radius of the cell", unit: "m", min: 20, max: 2000, log: true, when: (radio) => outdoors(radio) && !radio.distances_m?.length },
   { key: "shape.skew", label: "Data skew", unit: "×", min: 1, max: 100, log: true },
-  { key: "cell.samples", label: "Samples per device", min: 1, max: 1e5, whole: true, log: true },
+  { key: "cell.samples", label: "Samples each", min: 1, max: 1e5, whole: true, log: true },
   { key: "radio.bits_per_parameter", label: "Bits per parameter", min: 1, max: 512, whole: true, log: true },
   { key: "model.parameters", label: "Parameters", unit: "k", scale: 1e3, min: 1, max: 1e6, log: true },
   { key: "cell.round", label: "Round, its fading", min: 1, max: 200, whole: true },
