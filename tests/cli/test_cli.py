@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from feddrop.cli import app, live, output, settings
 from feddrop.cli.failures import explain, guarded
 from feddrop.config import METHODS, Radio, RunConfig
 from feddrop.errors import RunError
+from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.folder import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -176,7 +178,6 @@ def test_a_file_that_is_no_configuration_is_one_clear_line(here, command, conten
             "digits.toml",
             "has none of the keys of a sweep: base, grid, variants. It looks like a file for `feddrop run`",
         ),
-        ("allocate", "digits.toml", "the file has 'rounds', which belongs to a run: use `feddrop run`"),
     ],
 )
 def test_a_file_of_another_command_is_told_from_a_typing_error(here, command, file, message):
@@ -338,7 +339,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
 
 
 def test_a_folder_that_goes_away_is_one_clear_line(here, monkeypatch):
-    def gone(*_: Any) -> None:
+    def gone(*_: Any, **__: Any) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "r/metrics.jsonl")
 
     monkeypatch.setattr(RunFolder, "save", gone)
@@ -496,13 +497,17 @@ def test_a_default_is_written_as_toml(value):
 # --- live ------------------------------------------------------------------------------------------------------------
 
 
-def record(number: int, *, radio: bool = False, devices: int = 10, **more: Any) -> dict[str, Any]:
-    entries = [{"device": k, "rate": k / devices, "status": "ok"} for k in range(devices)]
-    return {
+def record(number: int, *, radio: bool = False, devices: int = 10, **more: Any) -> RoundRecord:
+    given = more.pop("given", {})
+    entries = [DeviceRecord(**({"device": k, "rate": k / devices} | given.get(k, {}))) for k in range(devices)]
+    rates = [entry.rate for entry in entries if entry.took_part]
+    marks = Counter([entry.outcome for entry in entries] + ["suspicious" for entry in entries if entry.suspicious])
+    return RoundRecord(**({
         "round": number, "train_loss": 1.98234, "test_loss": 2.12345, "test_accuracy": 0.91234,
         "push_bytes": 345_678_901, "pull_bytes": 345_678, "latency_s": 7.981 if radio else None,
-        "energy_j": 12.345 if radio else None, "wall_s": 1.234, "devices": entries,
-    } | more  # fmt: skip
+        "energy_j": 12.345 if radio else None, "wall_s": 1.234, "devices": tuple(entries),
+        "counts": dict(marks), "mean_rate": sum(rates) / len(rates),
+    } | more))  # fmt: skip
 
 
 @pytest.mark.parametrize("radio", [False, True])
@@ -536,9 +541,8 @@ def test_without_accuracy_the_loss_stands_in():
 
 
 def test_a_line_tells_of_refused_and_suspicious_updates():
-    one = record(3, devices=3)
-    one["devices"][0]["status"] = "the frame is damaged"
-    one["devices"][1]["suspicious"] = "norm 40 times the median"
+    given = {0: {"status": "the frame is damaged"}, 1: {"suspicious": "norm 40 times the median"}}
+    one = record(3, devices=3, given=given)
     assert "1 refused  1 suspicious" in live.line(one, 10)
     columns = {column.name: column.cells for column in live._columns([record(2), one])}
     assert columns["refused"] == columns["suspicious"] == ["–", "1"]
@@ -546,8 +550,7 @@ def test_a_line_tells_of_refused_and_suspicious_updates():
 
 
 def test_devices_left_out_do_not_count_in_the_mean_rate():
-    one = record(1, devices=2)
-    one["devices"].append({"device": 2, "rate": 1.0, "status": "left out"})
+    one = record(1, devices=3, given={1: {"rate": 0.5}, 2: {"rate": 1.0, "status": "left out"}})
     (rate,) = (column for column in live._columns([one]) if column.name == "rate")
     assert rate.cells == ["0.25"]
 
@@ -574,7 +577,7 @@ def test_a_notebook_shows_the_table_in_one_cell(monkeypatch):
     class Job(list):
         config = types.SimpleNamespace(rounds=2)
         round = 0
-        records: list[dict[str, Any]] = []  # noqa: RUF012
+        records: list[RoundRecord] = []  # noqa: RUF012
 
     console = Console(force_jupyter=True)
     assert [one["round"] for one in live.show_run(Job([record(1), record(2)]), console)] == [1, 2]

@@ -374,7 +374,7 @@ def test_custom_loss_and_metrics(tmp_path, small):
         ("test_loss", "feddrop", "metrics has 'test_loss', which is a field"),
         ("mean_rate", "feddrop", "metrics has 'mean_rate', which is a field"),
         (" ", "feddrop", "metrics has the name ' '; metric names must not be blank"),
-        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method or the run records itself. Use another name"),
+        ("mask_moved", "feddst", "metrics has 'mask_moved', which the method or the run records itself"),
     ],
 )
 def test_a_metric_needs_a_free_name(tmp_path, tiny, small, name, method, said):
