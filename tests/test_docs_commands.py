@@ -26,7 +26,7 @@ LOOKED_AT = {
     "feddrop sweep examples/sweep.toml --ray": "joins a cluster; test_ray.py does it on one of two nodes",
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
-    "feddrop compare examples/compare_schemes.toml --ray": "joins a cluster, likewise",
+    "feddrop compare examples/compare_schemes.toml": "needs CIFAR-100 in full; test_comparisons.py compares schemes",
     "feddrop explore": "serves until Ctrl-C; the tests of the explorer do it",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
 }

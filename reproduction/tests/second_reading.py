@@ -290,8 +290,8 @@ NORMS = json.loads((ROOT / "reproduction" / "results" / "cpu" / "facts" / "gradi
 
 
 def curve_of(curve: dict) -> tuple[list[float], ...]:
-    factor = curve["factor"]["error"] / curve["factor"]["value"]
-    return curve["ratio"], curve["measured"], curve["error"], [factor] * len(curve["ratio"])
+    relative = [error / value for error, value in zip(curve["predicted_error"], curve["predicted"], strict=True)]
+    return curve["ratio"], curve["measured"], curve["error"], relative
 
 
 def ratio_error(ratio: float, measured: float, error: float, factor: float) -> float:
