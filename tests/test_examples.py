@@ -13,7 +13,7 @@ from feddrop.allocation import allocate
 from feddrop.config import METHODS, RunConfig
 from feddrop.radio.files import load
 from feddrop.report import read_log
-from feddrop.simulation.run import run
+from feddrop.simulation.start import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -72,6 +72,10 @@ from feddrop.models import resnet18 as resnet18
 from feddrop.models import transformer as transformer
 from feddrop.radio import Cell as Cell
 from feddrop.radio import gains_from as gains_from
+from feddrop.radio.outcome import Outcome as Outcome
+from feddrop.radio.outcome import Truth as Truth
+from feddrop.radio.plan import Plan as Plan
+from feddrop.radio.plan import SeenRound as SeenRound
 from feddrop.report import write_report as write_report
 from feddrop.seeds import derive as derive
 from feddrop.simulation.callbacks import MLflow as MLflow
@@ -80,8 +84,8 @@ from feddrop.simulation.callbacks import WandB as WandB
 from feddrop.simulation.device import Device as Device
 from feddrop.simulation.device import Task as Task
 from feddrop.simulation.run import Run as Run
-from feddrop.simulation.run import resume as resume
-from feddrop.simulation.run import run as run
+from feddrop.simulation.start import resume as resume
+from feddrop.simulation.start import run as run
 from feddrop.storage import DeviceRecord as DeviceRecord
 from feddrop.storage import LoadedRun as LoadedRun
 from feddrop.storage import RoundRecord as RoundRecord

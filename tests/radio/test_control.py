@@ -18,8 +18,9 @@ from feddrop.models.flops import count_flops
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
-from feddrop.simulation.run import Run, resume, run
+from feddrop.simulation.run import Run
 from feddrop.simulation.schemes import Workload
+from feddrop.simulation.start import resume, run
 from feddrop.wire import frame_bytes
 
 ALL = ("rate", "share", "power", "cpu")

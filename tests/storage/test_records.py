@@ -22,7 +22,8 @@ import feddrop
 from feddrop.config import RunConfig
 from feddrop.config.parsing import json_line, load_json
 from feddrop.errors import ConfigError, RunError
-from feddrop.simulation.run import Run, resume, run
+from feddrop.simulation.run import Run
+from feddrop.simulation.start import resume, run
 from feddrop.storage import DeviceRecord, RoundRecord, RunFolder, export, files, load_model, load_run, manifest, tables
 from feddrop.storage.devices import DeviceTable, encode, to_table
 from feddrop.storage.records import kinds

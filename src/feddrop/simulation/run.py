@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
+from feddrop.radio.outcome import OutcomeFunction
+from feddrop.radio.plan import NO_STATE, ArrayState
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
 from feddrop.simulation.device import Root
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.round import run_round
@@ -69,7 +72,9 @@ class Run:
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
@@ -104,23 +109,15 @@ class Run:
         metrics: Mapping[str, Metric] | None = None,
         gains: Gains | None = None,
         samples: Sequence[int] | None = None,
-        rates: SchemeFactory | None = None,
+        scheme: CustomScheme | None = None,
+        channel: CustomChannel | None = None,
+        outcome: OutcomeFunction | None = None,
         callbacks: Sequence[Any] = (),
         label: str = "",
         command: str = "",
     ) -> None:
-        custom = CustomObjects(
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-        )
+        given = locals()  # every argument, by name
+        custom = CustomObjects(**{item.name: given[item.name] for item in fields(CustomObjects)})
         preflight.check_config(config, custom)
         if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
@@ -129,11 +126,9 @@ class Run:
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
-        if method is not None:
-            for line in CustomObjects(method=method).notices(config, ()):
-                log.warning(line)
-            config = with_method(config, method, self._disk.config() if resume else None)
-        self.config = config.located()
+        for line in () if resume else custom.notices(config, named=True):
+            log.warning(line)
+        self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
@@ -155,6 +150,7 @@ class Run:
         sparse = ready.method.settle is not None  # what no device holds is not part of the network
         self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
         self._memories = self._disk.memories
+        self._cell_state: ArrayState = NO_STATE
         with self._disk.locked():
             if back:
                 self._disk.drop_rounds(back)
@@ -209,7 +205,7 @@ class Run:
         config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
         guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
         means = setup.means
-        plan = ready.scheme.decide(round_)
+        plan = ready.scheme.decide(round_, self._cell_state, self.params)
         try:
             result = run_round(
                 ready.method,
@@ -226,14 +222,18 @@ class Run:
                 min_devices=config.server.min_devices,
                 frozen=ready.frozen,
                 untrained=untrained,
+                lost=plan.lost,
             )
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
-        if round_ == 1 and config.server.weighs and setup.means == means:
+        merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
+        if round_ == 1 and merged and config.server.weighs and setup.means == means:
             raise RunError(preflight.unused_mean(config))
         state = dict(sorted(result.state.items()))  # files do not keep the order of names
         before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
-        after, step = server_step(config.server, self._step, before, result.params, self._learned)
+        after, step = before, self._step
+        if merged:
+            after, step = server_step(config.server, self._step, before, result.params, self._learned)
         after = self._settled(after, state)
         evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
         measured = executor.evaluate(after) if evaluated else {}
@@ -244,7 +244,9 @@ class Run:
         wall_s = time.perf_counter() - started
         record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
         saved = recording.recorded(record, config)
-        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
+        groups = _groups(after, state, step, guard, untrained, plan.state)
+        self._disk.save(saved, groups, last=round_ == config.rounds)
+        self._cell_state = plan.state
         self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
         self._untrained = untrained
         if record.diverged:
@@ -264,11 +266,12 @@ class Run:
         """Continue from a checkpoint, or from the start."""
         if found is None:
             return
-        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained)
+        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained, NO_STATE)
         now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
         self.round, self.params, self._step = found.round, now["params"], now["server"]
         self._guard.median = float(now["guard"]["median"])
         self._untrained = self._untrained.return_to(kept.get(UNTRAINED, {}))
+        self._cell_state = {name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())}
         self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
 
     def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
@@ -280,120 +283,15 @@ class Run:
 
 
 def _groups(
-    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained
+    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained, cell: ArrayState
 ) -> dict[str, dict[str, Tensor]]:
     """Return what a checkpoint holds to continue from; device memories are saved beside it."""
     median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
-    return {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
-
-
-def run(
-    config: RunConfig,
-    out: str | Path,
-    *,
-    model: Network | None = None,
-    dataset: Dataset | None = None,
-    parts: Sequence[npt.ArrayLike] | None = None,
-    method: MethodFactory | None = None,
-    executor: ExecutorFactory | None = None,
-    loss: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    gains: Gains | None = None,
-    samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
-    callbacks: Sequence[Any] = (),
-    overwrite: bool = False,
-    label: str = "",
-    command: str = "",
-) -> list[Record]:
-    """Run to the end, write the report, and return one record per round.
-
-    Args:
-        config: what to run.
-        out: the run folder; new or empty, unless overwriting.
-        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
-        parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: a function ``setup -> Method`` in place of ``config.method``.
-        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
-            ``compute`` and ``reset``, as those of torchmetrics.
-        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
-        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
-        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
-        overwrite: whether to overwrite a run in the folder.
-        label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
-            runs with custom objects that cannot be compared are, if their labels and everything else are equal.
-        command: how the run was started, for the report.
-
-    Example:
-        >>> import feddrop
-        >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> first, second = feddrop.run(config, "runs/first")
-    """
-    given = locals()  # every argument, by name
-    return _finish(Run(**given))
-
-
-def resume(
-    folder: str | Path,
-    *,
-    back: int = 0,
-    model: Network | None = None,
-    dataset: Dataset | None = None,
-    parts: Sequence[npt.ArrayLike] | None = None,
-    method: MethodFactory | None = None,
-    executor: ExecutorFactory | None = None,
-    loss: Loss | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    gains: Gains | None = None,
-    samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
-    callbacks: Sequence[Any] = (),
-) -> list[Record]:
-    """Continue a run where it stopped, write the report, and return all records.
-
-    Custom objects are not saved: give the same ones as at the start. Only the executor may differ.
-
-    Args:
-        folder: the run folder.
-        back: how many of the last rounds to repeat, for example after a hostile update ruined the network; the
-            checkpoints of the last two rounds and of the best one are kept.
-        model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
-        parts: sample numbers of every device, in place of ``config.data.partition``.
-        method: a function ``setup -> Method`` in place of ``config.method``.
-        executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
-        loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
-            ``compute`` and ``reset``, as those of torchmetrics.
-        gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
-        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
-        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
-
-    Example:
-        >>> import feddrop
-        >>> config = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2, train_limit=60))
-        >>> first = next(iter(feddrop.Run(config, "runs/stopped")))
-        >>> len(feddrop.resume("runs/stopped"))
-        2
-    """
-    given = locals()  # every argument, by name
-    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
+    arrays = {name: torch.from_numpy(array) for name, array in cell.items()}
+    learned = {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
+    return {**learned, "cell": arrays}
 
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
     return RunFolder(folder).config()
-
-
-def _finish(job: Run) -> list[Record]:
-    from feddrop.report import write_report
-
-    for _ in job:
-        pass
-    write_report(job.folder)
-    return job.records
