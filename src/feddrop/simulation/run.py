@@ -24,9 +24,11 @@ from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory, State
 from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
+from feddrop.report import write_report
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.finish import finish
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.server import first_state, next_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -41,7 +43,7 @@ Record = RoundRecord
 class Run:
     """A run in progress. Iterate over it: each round is saved before its record is yielded.
 
-    Stop at any time; ``feddrop resume`` continues after the last record.
+    Stop at any time; ``feddrop resume`` continues after the last record. A loop that ends writes the report.
 
     Args:
         config: what to run.
@@ -64,6 +66,7 @@ class Run:
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
+        report: whether to write ``report.html`` after the last round.
 
     Example:
         >>> import feddrop
@@ -98,6 +101,7 @@ class Run:
         callbacks: Sequence[Any] = (),
         label: str = "",
         command: str = "",
+        report: bool = True,
     ) -> None:
         custom = CustomObjects(
             model=model,
@@ -128,7 +132,7 @@ class Run:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = CallbackList(callbacks, config.callbacks)
+        self._callbacks, self._report = CallbackList(callbacks, config.callbacks), report
         self.prepared = prepare(self.config, custom)
         self.config = self.prepared.config
         self._start(recording.facts(self.prepared, command, label), resume=resume, back=back, overwrite=overwrite)
@@ -197,6 +201,8 @@ class Run:
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record
+                if self._report:
+                    write_report(self.folder)
             finally:
                 self._callbacks.call("on_end", self)
 
@@ -244,6 +250,9 @@ def run(
 ) -> list[Record]:
     """Run to the end, write the report, and return one record per round.
 
+    A notebook shows the rounds as they end, then the figures. An interrupt keeps the saved rounds, writes the report
+    and says how to resume.
+
     Args:
         config: what to run.
         out: the run folder; new or empty, unless overwriting.
@@ -270,7 +279,7 @@ def run(
         >>> first, second = feddrop.run(config, "runs/first")
     """
     given = locals()  # every argument, by name
-    return _finish(Run(**given))
+    return finish(Run(**given, report=False))
 
 
 def resume(
@@ -318,18 +327,9 @@ def resume(
         2
     """
     given = locals()  # every argument, by name
-    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
+    return finish(Run(read_config(folder), given.pop("folder"), resume=True, report=False, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
     return RunFolder(folder).config()
-
-
-def _finish(job: Run) -> list[Record]:
-    from feddrop.report import write_report
-
-    for _ in job:
-        pass
-    write_report(job.folder)
-    return job.records
