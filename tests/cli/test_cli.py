@@ -22,10 +22,11 @@ import pytest
 from rich.console import Console
 
 import feddrop as package
-from feddrop.cli import app, live, output, settings
+from feddrop.cli import app, output, settings
 from feddrop.cli.failures import explain, guarded
 from feddrop.config import METHODS, Radio, RunConfig
 from feddrop.errors import RunError
+from feddrop.simulation import live
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.folder import RunFolder
 

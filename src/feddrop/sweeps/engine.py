@@ -197,7 +197,8 @@ def _train(toml: str, folder: str, label: str = "", custom: bytes = b"", goal: i
         path = Path(folder)
         _wait_for(path)
         given = pickle.loads(custom) if custom else {}  # noqa: S301 -- from the process that started us
-        run = Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about()), label=label, **given)
+        resume = bool(RunFolder(path).about())
+        run = Run(RunConfig.from_toml(toml), path, resume=resume, label=label, report=False, **given)
         for _ in run if not goal or run.round < goal else ():
             if run.round == goal:
                 break
