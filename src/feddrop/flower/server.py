@@ -140,6 +140,7 @@ def train(
         rates=rates if nodes.planning == "given" else planner,
         callbacks=callbacks,
         command=_COMMAND,
+        report=False,  # written below, also if the run was stopped
     )
     samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
