@@ -10,7 +10,6 @@ from feddrop.allocation import PrimalDual as PrimalDual
 from feddrop.allocation import Problem as Problem
 from feddrop.allocation import Random as Random
 from feddrop.allocation import allocate as allocate
-from feddrop.cli.live import show_run as show_run
 from feddrop.config import FIARSE as FIARSE
 from feddrop.config import Budget as Budget
 from feddrop.config import Callbacks as Callbacks
@@ -83,9 +82,10 @@ from feddrop.simulation.callbacks import TensorBoard as TensorBoard
 from feddrop.simulation.callbacks import WandB as WandB
 from feddrop.simulation.device import Device as Device
 from feddrop.simulation.device import Task as Task
+from feddrop.simulation.live import show_run as show_run
 from feddrop.simulation.run import Run as Run
-from feddrop.simulation.start import resume as resume
-from feddrop.simulation.start import run as run
+from feddrop.simulation.run import resume as resume
+from feddrop.simulation.run import run as run
 from feddrop.storage import DeviceRecord as DeviceRecord
 from feddrop.storage import LoadedRun as LoadedRun
 from feddrop.storage import RoundRecord as RoundRecord

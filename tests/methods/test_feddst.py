@@ -28,8 +28,7 @@ from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
 from feddrop.simulation.reference import update as train_plainly
 from feddrop.simulation.round import Forgetful, pull, push, run_round
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 from feddrop.subnets import parameters
 from support.simulation import answered, few, method_of, rewritten
 from support.simulation import task_for as simulated

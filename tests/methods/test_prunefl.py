@@ -19,8 +19,7 @@ from feddrop.models import flops
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
 from feddrop.simulation.round import pull
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import run
+from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
 from support.mask_code import payload_bytes

@@ -24,8 +24,7 @@ from feddrop.radio import Cell, MeasuredGains, build_cell, gains_from, read_arra
 from feddrop.radio.devices import GROUPS, KINDS
 from feddrop.radio.places import Place
 from feddrop.radio.propagation import MODELS, Link, path_loss_db, sight_probability, surroundings_m, wall_db
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 
 DOCS = Path(__file__).parents[2] / "docs"
 LENET = {"parameters": 61_706, "forward_flops": 833_040}

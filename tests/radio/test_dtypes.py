@@ -13,8 +13,7 @@ from feddrop.allocation import Problem, allocate
 from feddrop.config import RunConfig
 from feddrop.errors import InfeasibleError
 from feddrop.radio.dtypes import ERRORS, choose_dtypes
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 
 BYTES = {"float32": 4, "float16": 2, "int8": 1}
 

@@ -12,8 +12,7 @@ from feddrop.config import Callbacks, RunConfig
 from feddrop.errors import ConfigError
 from feddrop.executors import Serial
 from feddrop.simulation.callbacks import CallbackList, MLflow, TensorBoard, WandB, named_callbacks
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 
 SMALL = ["rounds=3", "data.train_limit=60", "data.devices=2", "model.width=0.2"]
 

@@ -11,8 +11,7 @@ from feddrop.config import Participation, RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 
 BASE = ["rounds=3", "data.devices=8", "data.train_limit=240", "model.width=0.5"]
 

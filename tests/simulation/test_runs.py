@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from feddrop.config import RunConfig
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FeddropError, RunError
-from feddrop.simulation.run import Run
-from feddrop.simulation.start import resume, run
+from feddrop.simulation.run import Run, resume, run
 from feddrop.storage.checkpoints import seal, unseal
 
 SMALL = ["rounds=4", "data.train_limit=200", "data.devices=3", "rate=0.3"]

@@ -19,9 +19,8 @@ from feddrop.seeds import derive
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.covers import covers
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.run import Run
+from feddrop.simulation.run import Run, resume, run
 from feddrop.simulation.schemes import Workload
-from feddrop.simulation.start import resume, run
 from feddrop.wire import frame_bytes
 
 BASE = ["rounds=3", "data.devices=6", "data.train_limit=300", "train.lr=0.05"]

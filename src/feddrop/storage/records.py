@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self
 
+from feddrop.config.display import html_table, short
 from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
@@ -219,6 +220,20 @@ class RoundRecord(_Record):
             **_values(cls, line, where),
         )
 
+    def __repr__(self) -> str:
+        return f"RoundRecord({', '.join(f'{key}={value}' for key, value in self._shown())})"
+
+    def _repr_html_(self) -> str:
+        """Return the known numbers as a table of one row."""
+        keys, values = zip(*self._shown(), strict=True)
+        return html_table(f"Round {self.round}", keys[1:], [values[1:]])
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """Return the known numbers, custom metrics and the number of devices, without reading the devices."""
+        numbers = {key: short(int(value) if key in _COUNTED else value) for key, value in self.scalars().items()}
+        remark = {"remark": self.remark} if self.remark else {}
+        return [*({"round": str(self.round)} | numbers | remark).items()]
+
     def to_line(self) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``: the record without its devices, as JSON values."""
         return {key: json_value(self[key]) for key in self if key != "devices"}
@@ -260,6 +275,7 @@ class RoundRecord(_Record):
         return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused"))
 
 
+_COUNTED = ("push_bytes", "pull_bytes", "devices")
 _NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 
