@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import State
-from feddrop.radio.plan import NO_STATE, ArrayState
+from feddrop.radio.plan import ArrayState
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.device import Root
 from feddrop.simulation.memory import MemoryStore
@@ -53,7 +53,7 @@ class ServerState:
     step: Params
     guard: Guard
     untrained: Untrained
-    cell: ArrayState = NO_STATE
+    cell: ArrayState = field(default_factory=dict)
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
         """Return what a checkpoint holds to continue from."""
