@@ -680,6 +680,23 @@ def test_memory_of_a_node(tmp_path):
     assert (left.exists(), fresh.exists()) == (False, True)  # of a process that was killed, and of one at work
 
 
+def test_a_clock_that_goes_back_deletes_no_memory_in_use(tmp_path, monkeypatch):
+    """The newest memories are those written last, whatever the clock says."""
+    memory, now = NodeMemory(tmp_path / "m"), time.time()
+    for number in range(KEPT):
+        memory.put(b"%d" % number)
+    monkeypatch.setattr("feddrop.flower.memory.time.time", lambda: now - 1e6)
+
+    def write(path, data):
+        path.write_bytes(data)
+        os.utime(path, (now - 1e6, now - 1e6))
+
+    monkeypatch.setattr("feddrop.flower.memory.write_atomically", write)
+    names = [memory.put(b"back %d" % number) for number in range(KEPT)]
+    assert [memory.get(name) for name in names] == [b"back %d" % number for number in range(KEPT)]
+    assert len(list((tmp_path / "m").iterdir())) == KEPT
+
+
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 

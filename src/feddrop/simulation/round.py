@@ -7,7 +7,7 @@ bytes are measured, not estimated, and executors only move bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from feddrop.wire.frame import Frame
 
 _MOST_REASONS = 5
 """Reasons for refused updates that an error lists; a fleet can have as many as devices."""
+Discount = Callable[[Job, Update], Update]
+"""Changes an update before it is merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +115,57 @@ def run_round(
         untrained: the parameters that no device has held so far; those of every usable update are removed.
     """
     jobs = list(method.plan(state, params, round_, rates, seed))
-    memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
+    memories = memories if memories is not None else Forgetful()
+    return fold(
+        method,
+        exchange(method, executor, params, jobs, dtype, memories, frozen),
+        params,
+        state,
+        round_=round_,
+        num_samples=num_samples,
+        memories=memories,
+        guard=guard,
+        min_devices=min_devices,
+        frozen=frozen,
+        untrained=untrained,
+    )
+
+
+def fold(
+    method: Method,
+    replies: Iterable[tuple[SentJob, Reply]],
+    params: Params,
+    state: State,
+    *,
+    round_: int,
+    num_samples: Sequence[int] | None,
+    memories: MemoryStore,
+    guard: Guard | None = None,
+    min_devices: int = 1,
+    frozen: Set[str] = frozenset(),
+    untrained: Untrained | None = None,
+    discount: Discount | None = None,
+) -> RoundResult:
+    """Check each reply and merge it into the network before the next one is read.
+
+    Args:
+        method: the learning method.
+        replies: jobs and replies, at most one per device; jobs may be of earlier rounds.
+        params: the full network.
+        state: the method's state.
+        round_: round, from 1.
+        num_samples: samples per device; None to accept the devices' own figures.
+        memories: what devices remember.
+        guard: watches the updates.
+        min_devices: fewest usable updates; fewer are a RunError.
+        frozen: names of parameters that are not sent.
+        untrained: the parameters that no device has held so far; those of every usable update are removed.
+        discount: changes each update after the guard, for example by its staleness.
+    """
+    devices = dict[int, DeviceRound]()
 
     def updates() -> Iterator[tuple[Job, Update]]:
-        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, frozen):
+        for sent, reply in replies:
             number = sent.job.device
             update, error = _checked_update(method, sent, reply, num_samples, frozen)
             devices[number] = _summary(sent, reply, update, error)
@@ -133,6 +182,8 @@ def run_round(
         devices[device] = replace(devices[device], **found, **refused)
 
     watched = (guard or Guard()).watch(updates(), params, round_, note)
+    if discount is not None:
+        watched = ((job, discount(job, update)) for job, update in watched)
     merged, new_state = method.merge(state, params, watched)
     _check_merged(watched, params, merged)
     _check_enough(list(devices.values()), min_devices, round_)  # again: the guard may have refused some

@@ -6,26 +6,21 @@ per round), ``devices/`` (a table with one row per device per round), ``checkpoi
 
 from __future__ import annotations
 
-import copy
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Executor, ExecutorFactory
-from feddrop.learning.guard import Guard
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
-from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
@@ -33,15 +28,10 @@ from feddrop.report import write_report
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
-from feddrop.simulation.device import Root
 from feddrop.simulation.finish import finish
 from feddrop.simulation.preparation import prepare
-from feddrop.simulation.round import run_round
-from feddrop.simulation.sizes import measure_sizes
-from feddrop.simulation.untrained import Untrained
+from feddrop.simulation.server import first_state, next_round
 from feddrop.storage import RoundRecord, RunFolder
-from feddrop.storage.checkpoints import Checkpoint
-from feddrop.storage.records import UNTRAINED
 from feddrop.subnets.parameters import Params, load_into
 
 log = logging.getLogger("feddrop")
@@ -149,23 +139,29 @@ class Run:
 
     def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
-        ready = self.prepared
-        self.round, self._remarked = 0, set[str]()
-        self.state: State = ready.state
-        self.params: Params = self._settled(ready.params, ready.state)
-        self._step: Params = first_state(self.config.server, self.params)
-        self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(self.config.server, seed=self.config.seed, root=Root(ready.task))
-        sparse = ready.method.settle is not None  # what no device holds is not part of the network
-        self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
-        self._memories = self._disk.memories
+        self._server, self._remarked = first_state(self.prepared), set[str]()
         with self._disk.locked():
             if back:
                 self._disk.drop_rounds(back)
-            if resume:
-                self._return_to(self._disk.reopen(self.config, facts))
-            else:
+            if not resume:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
+            elif found := self._disk.reopen(self.config, facts):
+                self._server = self._server.returned_to(found, self.folder)
+
+    @property
+    def round(self) -> int:
+        """Rounds done so far."""
+        return self._server.round
+
+    @property
+    def params(self) -> Params:
+        """The network as it is now."""
+        return self._server.params
+
+    @property
+    def state(self) -> State:
+        """The method's state as it is now."""
+        return self._server.state
 
     @property
     def records(self) -> list[Record]:
@@ -212,85 +208,25 @@ class Run:
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
-        config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
-        means = setup.means
-        plan = ready.scheme.decide(round_)
         try:
-            result = run_round(
-                ready.method,
-                executor,
-                self.params,
-                self.state,
-                round_=round_,
-                rates=plan.rates,
-                seed=config.seed,
-                dtype=plan.dtypes or config.execution.dtype,
-                num_samples=ready.samples,
-                memories=self._memories,
-                guard=guard,
-                min_devices=config.server.min_devices,
-                frozen=ready.frozen,
-                untrained=untrained,
-            )
+            server, record = next_round(self.prepared, self._server, executor, self._disk.memories)
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
-        if round_ == 1 and config.server.weighs and setup.means == means:
-            raise RunError(preflight.unused_mean(config))
-        state = dict(sorted(result.state.items()))  # files do not keep the order of names
-        before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
-        after, step = server_step(config.server, self._step, before, result.params, self._learned)
-        after = self._settled(after, state)
-        evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
-        measured = executor.evaluate(after) if evaluated else {}
-        sizes = measure_sizes(ready, state, after, round_) if evaluated else {}
-        costs = ready.scheme.costs(plan, result.devices)
-        notes = {**(ready.method.notes(state) if ready.method.notes else {}), **sizes}
-        notes |= {UNTRAINED: untrained.share} if untrained.left else {}
-        wall_s = time.perf_counter() - started
-        record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        saved = recording.recorded(record, config)
-        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
-        self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
-        self._untrained = untrained
+        saved = recording.recorded(record, self.config)
+        self._disk.save(saved, server.groups(), last=server.round == self.config.rounds)
+        self._server = server
+        self._warn(record)
+        return record
+
+    def _warn(self, record: Record) -> None:
+        """Log what is unusual about a round, each kind once."""
         if record.diverged:
             log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
-                        config.server.advice)  # fmt: skip
+                        self.config.server.advice)  # fmt: skip
         if unusual := set(recording.remarks(record)) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
                 log.warning("round %d: %s", record.round, line)
-        return record
-
-    def _settled(self, params: Params, state: State) -> Params:
-        settle = self.prepared.method.settle
-        return settle(state, params) if settle else params
-
-    def _return_to(self, found: Checkpoint | None) -> None:
-        """Continue from a checkpoint, or from the start."""
-        if found is None:
-            return
-        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained)
-        now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
-        self.round, self.params, self._step = found.round, now["params"], now["server"]
-        self._guard.median = float(now["guard"]["median"])
-        self._untrained = self._untrained.return_to(kept.get(UNTRAINED, {}))
-        self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
-
-    def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
-        """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
-        found, expected = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
-        if found != expected:
-            raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
-        return {name: loaded[name] for name in like}
-
-
-def _groups(
-    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained
-) -> dict[str, dict[str, Tensor]]:
-    """Return what a checkpoint holds to continue from; device memories are saved beside it."""
-    median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
-    return {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
 
 
 def run(
