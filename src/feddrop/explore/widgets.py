@@ -61,11 +61,8 @@ def explore_cell(file: str | Path | None = None) -> Any:
     for slider in (one for one in SLIDERS if one.key in MOVED):
         section, _, name = slider.key.partition(".")
         follow(_control(widgets, slider, known[section].get(name)), slider.key, partial(_value, slider))
-    objective = known["radio"]["objective"]
-    for key, now, names in (
-        ("scheme", state["scheme"], SHOWN),
-        ("radio.objective", objective, choices()["objectives"]),
-    ):
+    words = {"scheme": (state["scheme"], SHOWN), "radio.objective": (known["radio"]["objective"], OBJECTIVES)}
+    for key, (now, names) in words.items():
         shown = [(NAMES.get(one, one), one) for one in names]
         title = key.rpartition(".")[2].capitalize()
         follow(widgets.Dropdown(options=shown, value=now, description=title), key, str)
