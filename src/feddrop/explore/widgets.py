@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from feddrop.allocation import OBJECTIVES
 from feddrop.config.parsing import read_text
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.explore.cell import SHOWN, START, from_toml, solve
