@@ -51,6 +51,7 @@ from feddrop.executors import Processes as Processes
 from feddrop.executors import Ray as Ray
 from feddrop.executors import Reply as Reply
 from feddrop.executors import Serial as Serial
+from feddrop.explore.widgets import explore_cell as explore_cell
 from feddrop.methods import build_method as build_method
 from feddrop.methods.fiarse import at_rate as at_rate
 from feddrop.methods.fjord import at_width as at_width
