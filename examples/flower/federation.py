@@ -92,10 +92,13 @@ class Federation:
         wait_for(lambda: listening(self.port), 60, "SuperLink listening", self.log("superlink"))
 
     def register(self, *numbers: int) -> None:
-        """Create a key per node and register it with the SuperLink."""
-        keys = [node_key(self.home / f"node-{number}") for number in numbers]
+        """Create a key per node and register it with the SuperLink, as that of its device."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
+            list(pool.map(self._register, numbers))
+
+    def _register(self, number: int) -> None:
+        key = node_key(self.home / f"node-{number}")
+        self.flwr("supernode", "register", str(key), "here", "--name", f"device-{number}")
 
     def start_node(self, number: int, **config: Any) -> None:
         """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration."""
