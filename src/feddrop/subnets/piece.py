@@ -7,7 +7,7 @@ with zeros in between; at the unit level the kept positions form a smaller dense
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,26 @@ def scaled(tensor: Tensor, piece: Piece) -> Tensor:
     kept = gather(tensor, piece)
     factors = piece.factors(kept)
     return kept if isinstance(factors, float) and factors == 1.0 else kept * factors
+
+
+def scaled_values(params: Mapping[str, Tensor], subnet: Subnet) -> Tensor:
+    """Return :func:`scaled` of every tensor of a subnet, in order, as one float32 vector."""
+    values, at = np.empty(sum(piece.size for piece in subnet.values()), np.float32), 0
+    joined = torch.from_numpy(values)
+    with np.errstate(over="ignore"):  # as torch does; infinite values are refused when they are sent
+        for name, piece in subnet.items():
+            tensor, part = params[name], values[at : at + piece.size]
+            at += piece.size
+            if tensor.dtype != torch.float32 or piece.floor or not isinstance(piece.scale, float):
+                joined[at - piece.size : at] = scaled(tensor, piece)
+                continue
+            flat = tensor.detach().reshape(-1).numpy()
+            if piece.index is None:
+                np.multiply(flat, piece.scale, out=part)
+            else:
+                np.take(flat, piece.index, out=part, mode="clip")  # as in gather
+                np.multiply(part, piece.scale, out=part)
+    return joined
 
 
 def without(subnet: Subnet, names: Set[str]) -> Subnet:
