@@ -81,6 +81,7 @@ def test_a_window_around_the_threshold_finds_what_sorting_all_words_finds(monkey
 
 def test_ties_inside_the_window_go_to_the_lower_position(monkeypatch):
     words = (philox_words(3, 20_000) >> 26 << 26).astype(np.uint32)  # 64 different words
+    monkeypatch.setattr("feddrop.subnets.masks._CHUNK", 9_000)
     monkeypatch.setattr("feddrop.subnets.masks.philox_chunks", lambda *_: iter((words[:9_000], words[9_000:])))
     monkeypatch.setattr("feddrop.subnets.masks._SPREADS", 20.0)
     expected = np.sort(np.argsort(words, kind="stable")[:7_001])

@@ -68,11 +68,11 @@ def smallest(key: int, size: int, kept: int) -> Index:
     low, high = int(max(0.0, share - spread) * 2**32), min(2**32 - 1, int((share + spread) * 2**32))
     chosen, at = np.empty(size, bool), 0
     places, found = [], []
-    for words in philox_chunks(key, size, _CHUNK):
+    for words in (philox_words(key, size),) if size <= _CHUNK else philox_chunks(key, size, _CHUNK):
         np.less(words, low, out=chosen[at : at + len(words)])
         near = np.flatnonzero(words - np.uint32(low) < high - low)  # unsigned: words below the window wrap around
-        places.append(near + at)
         found.append(words[near])
+        places.append(near + at if at else near)
         at += len(words)
     ranked, missing = np.concatenate(found), kept - int(np.count_nonzero(chosen))
     if not 0 < missing <= len(ranked):  # about one draw in 10,000, unless none is missing
