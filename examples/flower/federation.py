@@ -40,15 +40,21 @@ QUIET = {
 
 
 class Federation:
-    """A SuperLink and SuperNodes as processes, which end with the ``with`` block or with this process.
+    """A SuperLink and SuperNodes as processes, which end with the ``with`` block or with this process, even if killed.
 
     Args:
         home: an empty folder for keys, certificates, databases and logs; its path must be short.
         app: folder of the Flower app.
         simulated: let the SuperLink simulate the nodes (over Ray), without TLS and keys.
+        remove: delete ``home`` at the end, not only the keys in it.
     """
 
-    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False) -> None:
+    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False, remove: bool = False) -> None:
+        self._cleanup = subprocess.Popen(  # noqa: S603
+            [sys.executable, str(HERE / "cleanup.py"), str(home), *["--remove"] * remove],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         self.home, self.app, self.simulated = Path(home), app, simulated
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -68,6 +74,7 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
+        self._cleanup.communicate()
 
     def start_link(self) -> None:
         """Start the SuperLink, with TLS and node authentication, and wait until it listens."""
@@ -248,7 +255,7 @@ def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iter
     """Start a SuperLink with registered nodes in a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
-        Federation(Path(home), app, simulated=simulated) as all_,
+        Federation(Path(home), app, simulated=simulated, remove=True) as all_,
     ):
         all_.start_link()
         if not simulated:

@@ -133,6 +133,29 @@ def test_training_survives_every_fault(tmp_path, home):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_killed_example_leaves_no_key_and_no_process():
+    """SIGKILL while a ServerApp is at work, which is a grandchild of the SuperLink."""
+    flower, folder = example(), ROOT / "examples" / "flower"
+    code = "import time, federation\nwith federation.federation(0) as all_:\n    all_.start()\n    time.sleep(600)"
+    with tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as short:
+        path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "TMPDIR": short, "PYTHONPATH": path}
+        )
+
+        def running():
+            listed = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True)
+            return [line for line in listed.stdout.splitlines() if f"FLWR_HOME={short}" in line]
+
+        try:
+            flower.wait_for(lambda: any("bin/flwr-serverapp" in line for line in running()), 120, "a ServerApp runs")
+            assert list(Path(short).glob("*/server.key"))
+        finally:
+            process.kill()
+            process.wait()
+        flower.wait_for(lambda: not running() and not list(Path(short).iterdir()), 40, "nothing is left")
+
+
 def test_the_example_trains_over_real_nodes_and_equals_serial(tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "flower" / "federation.py"), "--rounds", "1"]
     process = subprocess.Popen(
