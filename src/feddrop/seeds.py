@@ -38,7 +38,7 @@ def derive(root: int, *labels: Label) -> int:
         >>> feddrop.derive(0, "mask", 1) == feddrop.derive(0, "mask", 1) != feddrop.derive(0, "mask", 2)
         True
     """
-    parts = []
+    parts: list[bytes] = []
     for label in (root, *labels):
         if isinstance(label, str):
             tag, body = b"s", label.encode()

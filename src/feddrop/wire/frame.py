@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -109,9 +109,9 @@ def encode(
     codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]
     numbers = (header.round, header.device, header.seed, header.rate, subnet_digest(subnet), flat.numel())
     head = _LAYOUT.pack(MAGIC, VERSION, codes, len(payload), *numbers, header.num_samples, header.loss, 0)[:_CRC_AT]
-    parts = (pack_sections(payload, remembered), scales, body.contiguous().view(torch.uint8).numpy().data)
-    crc = reduce(lambda crc, part: zlib.crc32(part, crc), parts, zlib.crc32(head))
-    return b"".join((head, struct.pack("<I", crc), *parts))
+    sections, raw = pack_sections(payload, remembered), body.contiguous().view(torch.uint8).numpy().data
+    crc = zlib.crc32(raw, zlib.crc32(scales, zlib.crc32(sections, zlib.crc32(head))))
+    return b"".join((head, struct.pack("<I", crc), sections, scales, raw))
 
 
 def _joined(subnet: Subnet, values: Mapping[str, Tensor]) -> Tensor:
@@ -126,7 +126,7 @@ def _joined(subnet: Subnet, values: Mapping[str, Tensor]) -> Tensor:
 def _quantised(flat: Tensor, sizes: Sequence[int]) -> tuple[bytes, Tensor]:
     """Return one scale per piece, as bytes, and the values divided by it, rounded to 8 bits."""
     scales, parts = np.zeros(len(sizes), "<f4"), []
-    for row, part in enumerate(flat.split(list(sizes))):
+    for row, part in enumerate(flat.split_with_sizes(list(sizes))):
         scales[row] = _largest(part) / 127.0
         parts.append((part / float(scales[row])).round_() if scales[row] > 0 else torch.zeros_like(part))
     return scales.tobytes(), (torch.cat(parts) if parts else flat).to("cpu", torch.int8)
@@ -142,7 +142,7 @@ def _raise_unsendable(subnet: Subnet, flat: Tensor, dtype: str) -> None:
     sizes = [piece.size for piece in subnet.values()]
     if flat.numel() != sum(sizes):
         raise FrameError(f"{flat.numel()} values for {sum(sizes)} kept positions.")
-    for name, part in zip(subnet, flat.split(sizes), strict=True):
+    for name, part in zip(subnet, flat.split_with_sizes(sizes), strict=True):
         largest = _largest(part)
         if not math.isfinite(largest):
             raise FrameError(f"{name} holds a value that is not finite: training diverged. Lower the learning rate.")
@@ -207,7 +207,7 @@ def decode(frame: Frame, subnet: Subnet) -> dict[str, Tensor]:
 def split(flat: Tensor, subnet: Subnet) -> dict[str, Tensor]:
     """Return the values of every piece as views of one vector of all."""
     sizes = [piece.size for piece in subnet.values()]
-    return dict(zip(subnet, flat.split(sizes), strict=True)) if sizes else {}
+    return dict(zip(subnet, flat.split_with_sizes(sizes), strict=True)) if sizes else {}
 
 
 def decode_flat(frame: Frame, subnet: Subnet) -> tuple[Tensor, float]:
