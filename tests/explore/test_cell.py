@@ -19,7 +19,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.explore import cell
 from feddrop.explore.cell import SHOWN, START, curve, from_toml, settle, solve, tables_of, to_run, to_toml
-from feddrop.explore.server import _json
+from feddrop.explore.routes import _json
 from feddrop.radio import build_cell
 from feddrop.seeds import derive
 from support.pages import ROOT
