@@ -171,7 +171,7 @@ def _problems(arms: Mapping[str, Arm], settings: Compare) -> Iterator[str]:
                 f"arm {name}: rounds is {arm.config.rounds}, but compare.budget decides how many rounds are trained. "
                 "Remove rounds, or move it into the budget."
             )
-        without = arm.config.radio is None and arm.rates is None
+        without = arm.config.radio is None and arm.scheme is None
         for key in amounts.keys() & {"seconds", "joules"} if without else ():
             yield f"arm {name} has no radio, so it spends no {key}. Add [radio], or change compare.budget."
         if len(amounts) > 1 and (setting := depends_on_rounds(arm.config)):
