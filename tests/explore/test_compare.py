@@ -1,4 +1,4 @@
-"""The compare page says what ``feddrop compare`` says; the paper's points lead to runs; subnets are those of the run."""
+"""The compare page says what ``feddrop compare`` says, points of the paper lead to runs, subnets are those of a run."""
 
 from __future__ import annotations
 
