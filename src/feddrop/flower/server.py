@@ -210,10 +210,16 @@ def _log_round(record: RoundRecord, fleet: Fleet) -> None:
     """Log a round, and each device that was left out with the reason."""
     accuracy = "" if record.test_accuracy is None else f", test accuracy {record.test_accuracy:.4f}"
     seconds = "" if record.latency_s is None else f", slowest node {record.latency_s:.1f} s"
+    if record.deadline_s is not None:
+        seconds += f" of {record.deadline_s:.3g} s"
+    rates = [device.rate for device in record.devices if device.took_part and device.rate is not None]
+    shown = f", rates {min(rates):.2f} to {max(rates):.2f}" if rates and max(rates) > min(rates) else ""
     log.info(
-        "round %d: train loss %.4f%s, %d bytes down, %d up%s",
-        *(record.round, record.train_loss or 0.0, accuracy, record.push_bytes, record.pull_bytes, seconds),
+        "round %d: train loss %.4f%s, %d bytes down, %d up%s%s",
+        *(record.round, record.train_loss or 0.0, accuracy, record.push_bytes, record.pull_bytes, shown, seconds),
     )
+    if record.remark:
+        log.info("round %d: %s.", record.round, record.remark)
     for device in record.devices:
         if device.status != "ok":
             log.warning("round %d: %s is left out: %s", record.round, fleet.name(device.device), device.status)
