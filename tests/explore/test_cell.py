@@ -154,3 +154,13 @@ def test_files_that_are_no_cell():
         with pytest.raises(ConfigError, match="radio"):
             from_toml(text)
     assert cell.choices()["start"] == START
+
+
+@pytest.mark.parametrize("key", ["objective", "scheme", "channel", "outcome"])
+def test_a_state_imports_no_code(key, tmp_path, monkeypatch):
+    """A link could name any module on this machine."""
+    (tmp_path / "hostile_module.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="does not import"):
+        solve({**START, "radio": {**START["radio"], key: "hostile_module:x"}})
+    assert "hostile_module" not in sys.modules

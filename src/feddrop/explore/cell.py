@@ -80,6 +80,11 @@ def tables_of(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in _FILES:
         if radio.get(key):
             raise ConfigError(f"radio.{key} names a file, which the explorer does not read. Use `feddrop allocate`.")
+    for key in ("scheme", "objective", "channel", "outcome"):
+        if ":" in str(radio.get(key, "")):
+            raise ConfigError(
+                f"radio.{key} names a module, which the explorer does not import. Use `feddrop allocate`."
+            )
     if radio.get("energy_budget_j") == "inf":  # JSON has no infinity
         radio["energy_budget_j"] = math.inf
     devices = cell.get("devices", 10)
