@@ -52,8 +52,6 @@ from feddrop.executors import Ray as Ray
 from feddrop.executors import Reply as Reply
 from feddrop.executors import Serial as Serial
 from feddrop.methods import build_method as build_method
-from feddrop.methods.fiarse import at_rate as at_rate
-from feddrop.methods.fjord import at_width as at_width
 from feddrop.methods.method import Job as Job
 from feddrop.methods.method import Method as Method
 from feddrop.methods.method import Setup as Setup

@@ -34,6 +34,8 @@ class MethodSettings(Settings):
     """The method's name in TOML and on the command line."""
     rateless: ClassVar[bool] = False
     """Whether the method has no dropout rate."""
+    one_mask: ClassVar[bool] = False
+    """Whether all devices train the same sparse network, so that they need the same rate throughout the run."""
     by_rounds: ClassVar[str] = ""
     """The setting, if any, by which the total number of rounds affects every round."""
 
@@ -173,6 +175,7 @@ class FedDST(MethodSettings):
     """
 
     name: ClassVar[str] = "feddst"
+    one_mask: ClassVar[bool] = True
     by_rounds: ClassVar[str] = "method.readjust_until"
 
     layer_sparsity: str = setting("erk", choices=LAYER_SPARSITIES)
@@ -281,6 +284,7 @@ class PruneFL(MethodSettings):
     """
 
     name: ClassVar[str] = "prunefl"
+    one_mask: ClassVar[bool] = True
     rateless: ClassVar[bool] = True
 
     first_rounds: int = setting(10, ge=0)

@@ -230,9 +230,10 @@ class Setup:
     def one_rate(self, method: str) -> float:
         """Return the rate of all devices, for methods that need it to be the same."""
         if self.rates is None or len(set(self.rates)) != 1:
-            source = "[radio] sets one rate per device" if self.rates is None else "rate differs between devices"
+            source = "a scheme sets one rate per device" if self.rates is None else "rate differs between devices"
             raise ConfigError(
-                f"{source}, but {method!r} needs the same for all. Give rate as one number, without [radio]."
+                f"{source}, but {method!r} needs the same for all. Give rate as one number; in a cell, with "
+                'radio.scheme = "fixed", or set radio.scheme = "common".'
             )
         return self.rates[0]
 
