@@ -1,5 +1,6 @@
 """The public names and their modules: the one table of them, which ``__init__.py`` reads."""
 
+from feddrop.allocation import Common as Common
 from feddrop.allocation import Equal as Equal
 from feddrop.allocation import Exact as Exact
 from feddrop.allocation import Fixed as Fixed

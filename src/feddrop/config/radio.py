@@ -13,7 +13,7 @@ SCHEME_FUNCTIONS = ("max-min",)
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
 CUSTOM = "custom"
 """Stands for an object that was passed in Python and cannot be named."""
-SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
+SCHEMES = ("exact", "primal-dual", "equal", "random", "common", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
 CHANNELS = ("",)
 OUTCOMES = ("late", "none")
 IDEAL = "ideal"

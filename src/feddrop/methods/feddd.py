@@ -56,7 +56,7 @@ class _FedDD:
     """The functions of FedDD; its attributes never change."""
 
     def __init__(self, setup: Setup, config: FedDD) -> None:
-        self.setup, self.config, self.channels = setup, config, Channels(setup.blueprint())
+        self.setup, self.config, self.channels = setup, config, ChannelLayout(setup.blueprint())
         self._spec = Spec("bool", (self.channels.total,))
 
     def init(self, _: Params) -> State:
@@ -126,7 +126,7 @@ class _FedDD:
         return {"channels_sent": sum(sent) / len(sent)} if sent else {}
 
 
-class Channels:
+class ChannelLayout:
     """The output channels of all weights: the slices along their first dimension, with the biases that follow them.
 
     Attributes:
