@@ -25,6 +25,7 @@ from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
 from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean, one_of
+from feddrop.explore.sliders import NAMES, as_tables
 from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
@@ -61,7 +62,12 @@ _ONE = Lock()
 def choices() -> dict[str, Any]:
     """Return the names that the page offers."""
     words = {"presets": PRESETS, "noises": NOISES, "objectives": OBJECTIVES, "policies": POLICIES, "schemes": SHOWN}
-    return {key: list(names) for key, names in words.items()} | {"networks": NETWORKS, "start": START}
+    return {key: list(names) for key, names in words.items()} | {
+        "networks": NETWORKS,
+        "start": START,
+        "sliders": as_tables(),
+        "named": NAMES,
+    }
 
 
 def tables_of(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +80,11 @@ def tables_of(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in _FILES:
         if radio.get(key):
             raise ConfigError(f"radio.{key} names a file, which the explorer does not read. Use `feddrop allocate`.")
+    for key in ("scheme", "objective", "channel", "outcome"):
+        if ":" in str(radio.get(key, "")):
+            raise ConfigError(
+                f"radio.{key} names a module, which the explorer does not import. Use `feddrop allocate`."
+            )
     if radio.get("energy_budget_j") == "inf":  # JSON has no infinity
         radio["energy_budget_j"] = math.inf
     devices = cell.get("devices", 10)
