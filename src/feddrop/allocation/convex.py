@@ -106,7 +106,7 @@ class _Demand:
         """Return log g at shares exp(x)."""
         share = np.exp(x)
         deadline, energy = loads(self._problem, share)
-        fall_d, fall_e = self._problem.slopes(share)
+        fall_d, fall_e = (side.fall / share for side in self._problem.curves().sides(share))
         z = np.maximum(deadline, energy)
         s = 1.0 / np.maximum(z, 1.0)
         worth = -self._weight * self._objective.slope(s) * s**2 * np.where(deadline >= energy, fall_d, fall_e)

@@ -15,7 +15,15 @@ import numpy as np
 from feddrop.allocation.problem import BoolArray, FloatArray, total
 from feddrop.allocation.roots import BAND, clear, root
 from feddrop.allocation.solution import Allocation, Status, finish
-from feddrop.allocation.subband import NARROW, SubbandProblem, deadline_side, energy_side
+from feddrop.allocation.subband import NARROW, SubbandProblem
+
+
+def deadline_side(p, x):
+    return p.curves().sides(x)[0]
+
+
+def energy_side(p, x):
+    return p.curves().sides(x)[1]
 
 
 def solve(problem: SubbandProblem, active: BoolArray) -> Allocation:

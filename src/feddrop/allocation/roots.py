@@ -15,11 +15,12 @@ import numpy as np
 from feddrop.allocation.problem import BoolArray, FloatArray
 
 PASSES = 400
+Values = tuple[FloatArray, FloatArray]  # of functions, and their derivatives
 BAND = 1.0 - 2.0**-47  # sum of the shares: slightly less than 1, so that they fit into the band after rounding
 
 
 def root(
-    f: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    f: Callable[[FloatArray], Values],
     low: FloatArray,
     high: FloatArray,
     x: FloatArray,

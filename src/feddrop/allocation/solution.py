@@ -303,7 +303,7 @@ def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) ->
     """
     weight = np.broadcast_to(problem.weight, problem.shape)
     deadline, energy = loads(problem, share)
-    fall_d, fall_e = problem.slopes(share)
+    fall_d, fall_e = (side.fall / share for side in problem.curves().sides(share))
     with np.errstate(divide="ignore", invalid="ignore"):
         # A side that does not depend on the share needs no band: if it binds, it carries the full weight.
         only_d = np.where(fall_d > 0, price / fall_d, np.where(deadline > 1, weight, 0.0))
@@ -332,7 +332,7 @@ def kkt_residual(allocation: Allocation) -> float:
     worst += [(allocation.rate - p.max_rate)[active], -allocation.rate[active]]
     m = allocation.multipliers
     if m is not None:
-        fall_d, fall_e = p.slopes(share)
+        fall_d, fall_e = (side.fall / share for side in p.curves().sides(share))
         size = np.maximum(p.weight + m.cap, np.finfo(float).tiny)
         z, top = 1.0 / keep, 1.0 / (1.0 - p.max_rate)
         slack = m.deadline * room_d + m.energy * room_e + m.floor * (z - 1.0) + m.cap * (1.0 - z / top)
