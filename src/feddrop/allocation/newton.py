@@ -24,12 +24,13 @@ from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import P1Problem
 
 _PASSES, _FIRST = 40, 3  # the most passes, and those over a block before the next one, from the price of a sample
-_SETTLED, _LEFT = 2.0**-21, 2.0**-40  # longest of the last steps, and of the one after it, which is the last one taken
+_SETTLED = 2.0**-27  # length of the last step; the error after it is its square
+_LEFT = 2.0**-40  # band left after it, relative to the band
 _LONGEST, _FARTHEST, _LOST = 4.0, 4.0, 60.0  # the longest steps of y and of log μ, and the farthest that log μ may go
-_FLAT, _ZERO = 1e-9, np.zeros(())
+_FLAT, _TINY, _ZERO = 1e-9, 1e-300, np.zeros(())
 _JUMP = 1.0
 _LOG_GUARD = float(np.log(GUARD))
-_FREELY = 8  # passes before brackets are kept: few need more
+_FREELY = 10  # passes before brackets are kept: few need more
 _STEP = 1e-6  # relative step in s of the differences of φ'
 
 
@@ -59,9 +60,9 @@ def solve(problem: P1Problem, active: BoolArray, objective: Objective, weight: F
             part = part_of(problem, block)
             here = active[..., block]
             blocks.append(_Block(problem.curves(block), part, here, objective, weight[..., block], count))
-        log_price = 2.0 * np.log(sum_of([block.start() for block in blocks]))
-        if len(blocks) > MANY:
-            some = blocks[::16]
+        some = blocks[::16] if len(blocks) > MANY else blocks
+        log_price = 2.0 * np.log(sum_of([block.start() for block in some]) * (len(blocks) / len(some)))
+        if len(some) < len(blocks):
             if (sample := _settle(some, log_price, len(some) / len(blocks))) is None:
                 return None
             log_price = sample[1]
@@ -98,12 +99,13 @@ def _settle(blocks: list[_Block], log_price: FloatArray, part: float = 1.0) -> t
         off = reduce(np.maximum, [block.off for block in blocks])
         loose = (wanting == 0) & (ahead <= band)
         over = np.where(loose, 0.0, np.log(ahead / band))
-        settled = np.maximum(off, np.abs(over)) <= _LEFT
+        settled = (off <= _SETTLED) & (np.abs(over) <= _LEFT)
         if settled.all():
             return passes, log_price, loose
         if ((above == 0) & (over > _LEFT) & (off <= _SETTLED)).any():
             return None  # even the least shares do not fit
-        change, trust = cut(over * ahead / np.maximum(falls, _FLAT), change, trust, _FARTHEST)
+        wanted = np.where(falls > 0, over * ahead / np.maximum(falls, _TINY), np.sign(over) * _FARTHEST)
+        change, trust = cut(wanted, change, trust, _FARTHEST)
         change = np.where(settled, 0.0, change)
         log_price = log_price + change
         if not (np.abs(log_price - first) <= _LOST).all():
@@ -132,6 +134,7 @@ class _Block:
     ) -> None:
         self.curves, self.active, self.all = curves, active, bool(active.all())
         self.objective = None if isinstance(objective, InverseKept) else objective
+        self.weighty = bool((weight > 0).all())
         self.log_weight, self.log_top = np.log(weight), -np.log1p(-problem.max_rate)
         self.one_sided = bool(np.isinf(problem.budget_j).all())
         self.y = np.broadcast_to(-np.log(count), active.shape) + 0.0
@@ -143,16 +146,15 @@ class _Block:
         """Return Σ ρ sqrt(worth) at equal shares, ``[..., 1]``: if z were α/ρ, its square would be the price."""
         sides = self.curves.sides(np.exp(self.y))
         cost = self._cost(np.log(reduce(np.maximum, [side.z for side in sides])))
-        worth = reduce(np.fmax, [self._worth(side, _ZERO, *cost)[0] for side in sides])
+        loss = self.log_weight - self.y
+        worth = reduce(np.fmax, [self._gain(side, loss, _ZERO, *cost)[0] for side in sides])
         return total(np.where(self.active, np.exp(0.5 * (worth + self.y)), 0.0))
 
     def approach(self, log_price: FloatArray) -> None:
         """Take steps at this price while the block is in the cache."""
-        for _ in range(_FIRST):
+        while self.looks < _FIRST:
             self.look(log_price)
-            if self.off.max() <= _SETTLED:
-                break
-            self.move(np.zeros(()))
+            self.move(_ZERO)
 
     def look(self, log_price: FloatArray) -> FloatArray:
         """Compute the step of every device at a price.
@@ -161,46 +163,48 @@ class _Block:
             ``[4, ..., 1]``: the sum of the shares after the steps, its negative derivative in log μ, and whether any
             device has not enough band, and whether any has more than its least share.
         """
-        y, sides = self.y, self.curves.sides(np.exp(self.y))
+        sides, loss = self.curves.sides(np.exp(self.y)), self.log_weight - self.y - log_price
         late, spent = sides[0], sides[-1]
-        log_z, steep = np.log(late.z), late.fall / late.z
+        steep = late.fall / late.z
         if self.one_sided:
-            worth, turn = self._worth(late, steep, *self._cost(log_z))
-            aim, free = y - (worth - log_price) / turn, np.asarray(True)
+            log_z = np.log(late.z)
+            gain, turn = self._gain(late, loss, steep, *self._cost(log_z))
+            aim, free = -gain / turn, np.asarray(True)
         else:
-            other_steep, apart = spent.fall / spent.z, np.log(late.z / spent.z)
-            log_z = log_z - np.minimum(apart, 0.0)
+            other_steep, apart, log_z = spent.fall / spent.z, np.log(late.z / spent.z), np.log(np.maximum(late.z, spent.z))
             cost = self._cost(log_z)
-            worth, turn = self._worth(late, steep, *cost)
-            other_worth, other_turn = self._worth(spent, other_steep, *cost)
+            gain, turn = self._gain(late, loss, steep, *cost)
+            other_gain, other_turn = self._gain(spent, loss, other_steep, *cost)
             first, binds = steep >= other_steep, apart >= 0
-            aim, other = y - (worth - log_price) / turn, y - (other_worth - log_price) / other_turn
-            kink = y + np.where(apart == 0, 0.0, apart / (steep - other_steep))
+            aim, other, kink = -gain / turn, -other_gain / other_turn, apart / (steep - other_steep + _TINY)
             # The steeper side binds left of the kink, the flatter one right of it.
             left, right = np.where(first, aim, other), np.where(first, other, aim)
             before = ~(left >= kink)
             aim = np.where(before, left, np.fmax(right, kink))
-            free = aim != kink
-            turn = np.where(before == first, turn, other_turn)
-            worth, steep = np.where(binds, worth, other_worth), np.where(binds, steep, other_steep)
-        high = y + (log_z - _LOG_GUARD) / steep
-        low = high - self.log_top / steep
-        target = np.fmin(np.fmax(aim, low), high)
+            free, turn = aim != kink, np.where(before == first, turn, other_turn)
+            gain, steep = np.where(binds, gain, other_gain), np.where(binds, steep, other_steep)
+        per = 1.0 / steep
+        high = (log_z - _LOG_GUARD) * per
+        low = high - self.log_top * per
+        step = np.fmin(np.fmax(aim, low), high)
         self.looks += 1
         if self.looks > _FREELY:
             # What is known of the worth brackets the answer at any price: it falls with the share.
-            self._learn(np.where(low > y, np.inf, np.where(high < y, -np.inf, worth)), log_price)
-            target = self._within(target)
-        moving, step = (target == aim) & free, target - y
-        wanting = (target < high) & (self.log_weight > -np.inf)
-        if not self.all:
-            step, moving, wanting = np.where(self.active, step, 0.0), moving & self.active, wanting & self.active
+            worth = np.where(low > 0, np.inf, np.where(high < 0, -np.inf, gain + log_price))
+            self._learn(worth, log_price)
+            target = self.y + step
+            inside = self._within(target)
+            step = np.where(inside == target, step, inside - self.y)
+        moving, wanting, above = (step == aim) & free, step < high, step > low
+        if not (self.all and self.weighty):
+            wanting = wanting & self.active & (self.log_weight > -np.inf)
+            step, moving, above = np.where(self.active, step, 0.0), moving & self.active, above & self.active
         self.off = np.max(np.abs(step), axis=-1, keepdims=True)
         self.step = np.minimum(np.maximum(step, -_LONGEST), _LONGEST)
         self.follows, self.moving = moving / turn, moving
         share = self.shares()
-        some = (np.any(wanting, axis=-1, keepdims=True), np.any(self.active & (target > low), axis=-1, keepdims=True))
-        return np.array([total(share), total(-share * self.follows), *some])
+        some = (np.any(wanting, axis=-1, keepdims=True), np.any(above, axis=-1, keepdims=True))
+        return np.array([total(share), -total(share * self.follows), *some])
 
     def _learn(self, worth: FloatArray, log_price: FloatArray) -> None:
         """Update the bracket of the answer at this price with the worth at y."""
@@ -247,11 +251,11 @@ class _Block:
         bends = np.minimum((1.0 - before / slope) / _STEP, 0.0)
         return np.log(-slope) + 2.0 * log_s, (2.0 + bends) * ((log_z > 0) & (log_z < self.log_top))
 
-    def _worth(
-        self, side: Side, steep: FloatArray, log_cost: FloatArray, bends: FloatArray
+    def _gain(
+        self, side: Side, loss: FloatArray, steep: FloatArray, log_cost: FloatArray, bends: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the logarithm of -w dφ/dρ if this side binds, and its derivative in log ρ."""
-        log_worth, turn = self.log_weight + np.log(side.fall) - self.y, side.bend - 1.0
+        """Return the logarithm of -w dφ/dρ over the price if this side binds, and its derivative in log ρ."""
+        gain, turn = loss + np.log(side.fall), side.bend - 1.0
         if self.objective is None:
-            return log_worth, turn
-        return log_worth + log_cost, np.minimum(turn + steep * bends, -_FLAT)
+            return gain, turn
+        return gain + log_cost, np.minimum(turn + steep * bends, -_FLAT)
