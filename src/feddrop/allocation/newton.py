@@ -130,7 +130,13 @@ class _Block:
     """
 
     def __init__(
-        self, curves: Curves, problem: Any, active: BoolArray, objective: Objective, weight: FloatArray, count: FloatArray
+        self,
+        curves: Curves,
+        problem: Any,
+        active: BoolArray,
+        objective: Objective,
+        weight: FloatArray,
+        count: FloatArray,
     ) -> None:
         self.curves, self.active, self.all = curves, active, bool(active.all())
         self.objective = None if isinstance(objective, InverseKept) else objective
@@ -171,7 +177,11 @@ class _Block:
             gain, turn = self._gain(late, loss, steep, *self._cost(log_z))
             aim, free = -gain / turn, np.asarray(True)
         else:
-            other_steep, apart, log_z = spent.fall / spent.z, np.log(late.z / spent.z), np.log(np.maximum(late.z, spent.z))
+            other_steep, apart, log_z = (
+                spent.fall / spent.z,
+                np.log(late.z / spent.z),
+                np.log(np.maximum(late.z, spent.z)),
+            )
             cost = self._cost(log_z)
             gain, turn = self._gain(late, loss, steep, *cost)
             other_gain, other_turn = self._gain(spent, loss, other_steep, *cost)

@@ -65,7 +65,6 @@ class SubbandProblem(RoundProblem):
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
-
         level, share = np.asarray(z) * GUARD, np.empty(self.shape)
         for first in range(0, self.shape[-1], BLOCK):
             block = slice(first, first + BLOCK)
