@@ -5,10 +5,10 @@ side of C1 and C2, at the best clock and power if these are chosen.
 
 **s is concave in ρ**, so F_k(ρ) = w_k φ(s_k(ρ)) is convex for every convex falling φ, and the problem is separable and
 convex over Σ ρ_k ≤ 1. Proof: in the logarithms of ρ, clock and power, every term of both left sides is convex (a time
-on the air is c/(ρ ln(1 + S)) with S proportional to the power, and to 1/ρ under subband noise; ln ln(1 + e^v) is concave
-in v), hence so are log z = log max(Σ terms) and its least value over the limits of clock and power. So the elasticity
-e = -d log z / d log ρ does not rise with ρ. It is at most 1, since at the same clock and power a share λ times smaller
-takes at most λ times as long. Then d log(ds/dρ) / d log ρ = e - 1 + d log(e) / d log ρ ≤ 0.
+on the air is c/(ρ ln(1 + S)) with S proportional to the power, and to 1/ρ under subband noise; ln ln(1 + e^v) is
+concave in v), hence so are log z = log max(Σ terms) and its least value over the limits of clock and power. So the
+elasticity e = -d log z / d log ρ does not rise with ρ. It is at most 1, since at the same clock and power a share λ
+times smaller takes at most λ times as long. Then d log(ds/dρ) / d log ρ = e - 1 + d log(e) / d log ρ ≤ 0.
 
 At a price μ of the band, device k takes the share at which one more unit of band is worth its price,
 
@@ -94,10 +94,10 @@ class Market:
         self._blocks = []
         for first in range(0, problem.shape[-1], BLOCK):
             cut = slice(first, first + BLOCK)
-            ends = [np.log(np.where(active[..., cut], each[..., cut], 0.5)) for each in (least, enough)]
+            low, high = (np.log(np.where(active[..., cut], each[..., cut], 0.5)) for each in (least, enough))
             out = None if absent is None else absent[..., cut]
             part, here = part_of(problem, cut), active[..., cut]
-            self._blocks.append(_Block(problem.curves(cut), part, here, objective, weight[..., cut], *ends, out))
+            self._blocks.append(_Block(problem.curves(cut), part, here, objective, weight[..., cut], low, high, out))
         self.loose: BoolArray = np.zeros(self._rounds, np.bool_)
 
     def clear(self) -> tuple[FloatArray, int]:
@@ -115,7 +115,8 @@ class Market:
                 block.keep(value > 0)
             return np.maximum(value, _LEAST)
 
-        f_low, f_high = over(low), over(high)
+        f_high = over(high)
+        f_low = over(low)  # last: in loose rounds, what is remembered is the demand at no price
         self.loose = f_low <= 0
         low, f_low = np.where(f_high > 0, high, low), np.where(f_high > 0, f_high, f_low)
         high, f_high = np.where(self.loose, low, high), np.where(self.loose, f_low, f_high)
@@ -125,7 +126,7 @@ class Market:
     def shares(self) -> tuple[FloatArray, FloatArray]:
         """Return the shares just above and just below the price, ``[..., num_devices]``."""
         dear, cheap = (np.concatenate([b.shares(end) for b in self._blocks], axis=-1) for end in (True, False))
-        return np.where(self.loose, cheap, dear), cheap
+        return dear, np.where(self.loose, dear, cheap)
 
     def wishes(self) -> FloatArray:
         """Return the shares that devices would take at the price, whether they are in or not."""

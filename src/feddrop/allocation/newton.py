@@ -66,8 +66,8 @@ def solve(problem: P1Problem, active: BoolArray, objective: Objective, weight: F
             if (sample := _settle(some, log_price, len(some) / len(blocks))) is None:
                 return None
             log_price = sample[1]
-            for block in blocks:
-                block.approach(log_price)
+            for each in blocks:
+                each.approach(log_price)
         if (settled := _settle(blocks, log_price)) is None:
             return None
         passes, log_price, loose = settled
@@ -132,7 +132,7 @@ class _Block:
     def __init__(
         self,
         curves: Curves,
-        problem: Any,
+        part: Any,
         active: BoolArray,
         objective: Objective,
         weight: FloatArray,
@@ -141,8 +141,8 @@ class _Block:
         self.curves, self.active, self.all = curves, active, bool(active.all())
         self.objective = None if isinstance(objective, InverseKept) else objective
         self.weighty = bool((weight > 0).all())
-        self.log_weight, self.log_top = np.log(weight), -np.log1p(-problem.max_rate)
-        self.one_sided = bool(np.isinf(problem.budget_j).all())
+        self.log_weight, self.log_top = np.log(weight), -np.log1p(-part.max_rate)
+        self.one_sided = bool(np.isinf(part.budget_j).all())
         self.y = np.broadcast_to(-np.log(count), active.shape) + 0.0
         self.step = self.follows = np.zeros(active.shape)
         self.moving, self.off, self.looks = active, np.zeros(()), 0

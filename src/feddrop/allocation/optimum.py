@@ -81,8 +81,7 @@ def _attempt(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocati
     weight = phi.weights(problem.weight)
     if isinstance(phi, InverseKept) and not isinstance(problem, SubbandProblem | SubbandPowerProblem):
         scaled = problem if phi == PAPER else replace(problem, weight=weight)
-        power = isinstance(scaled, PowerProblem)
-        found = exact_power.solve(scaled, active) if power else exact.solve(scaled, active)
+        found = exact_power.solve(scaled, active) if isinstance(scaled, PowerProblem) else exact.solve(scaled, active)
         if found is None or phi == PAPER:
             return found
         return replace(found, problem=problem, phi=phi, objective=objective(problem, found.rate, active, phi))

@@ -26,8 +26,8 @@ def fit(
 
     A clock or power between its limits determines the joules that a second is worth, and so how deadline and energy
     split the weight. If both are at a limit, the price does. If the allocation is not optimal, a constraint that is
-    not tight has a nonzero multiplier, or a multiplier has the wrong sign. ``weight`` is the derivative of the objective
-    in z.
+    not tight has a nonzero multiplier, or a multiplier has the wrong sign. ``weight`` is the derivative of the
+    objective in z.
 
     Returns:
         λ_D, λ_E, η_f, η_P, each of the problem's shape.

@@ -72,7 +72,7 @@ def solve(problem: AnyProblem, phi: Objective, absent_cost: FloatArray, optimum:
         trial = _flipped(chosen, able, gain, least, other)
         if (trial == chosen).all():
             break
-        new, new_value = _value(problem, phi, out, trial, optimum)
+        _, new_value = _value(problem, phi, out, trial, optimum)
         better = new_value < value * (1.0 - 1e-12)
         gain = np.where(better, gain, np.where(trial != chosen, 0.0, gain))  # what did not help is not tried again
         if better.any():
@@ -116,7 +116,8 @@ def _flipped(
     promise = np.where(addable, gain, np.where(removable, -gain, -np.inf))
     best = np.argmax(promise, axis=-1)[..., None]
     flips = (np.arange(chosen.shape[-1]) == best) & np.isfinite(promise)
-    return chosen ^ flips
+    found: BoolArray = np.not_equal(chosen, flips)
+    return found
 
 
 def _value(

@@ -178,7 +178,8 @@ class Allocation:
         if self.phi == PAPER:
             return self.problem.weight
         s = np.where(self.active, 1.0 - self.rate, 1.0)
-        return -self.phi.weights(self.problem.weight) * self.phi.slope(s) * s**2
+        weight: FloatArray = -self.phi.weights(self.problem.weight) * self.phi.slope(s) * s**2
+        return weight
 
     @property
     def _share(self) -> FloatArray:
