@@ -40,15 +40,21 @@ QUIET = {
 
 
 class Federation:
-    """A SuperLink and SuperNodes as processes, which end with the ``with`` block or with this process.
+    """A SuperLink and SuperNodes as processes, which end with the ``with`` block or with this process, even if killed.
 
     Args:
         home: an empty folder for keys, certificates, databases and logs; its path must be short.
         app: folder of the Flower app.
         simulated: let the SuperLink simulate the nodes (over Ray), without TLS and keys.
+        remove: delete ``home`` at the end, not only the keys in it.
     """
 
-    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False) -> None:
+    def __init__(self, home: Path, app: Path = HERE, *, simulated: bool = False, remove: bool = False) -> None:
+        self._cleanup = subprocess.Popen(  # noqa: S603
+            [sys.executable, str(HERE / "cleanup.py"), str(home), *["--remove"] * remove],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         self.home, self.app, self.simulated = Path(home), app, simulated
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -68,6 +74,7 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
+        self._cleanup.communicate()
 
     def start_link(self) -> None:
         """Start the SuperLink, with TLS and node authentication, and wait until it listens."""
@@ -85,10 +92,13 @@ class Federation:
         wait_for(lambda: listening(self.port), 60, "SuperLink listening", self.log("superlink"))
 
     def register(self, *numbers: int) -> None:
-        """Create a key per node and register it with the SuperLink."""
-        keys = [node_key(self.home / f"node-{number}") for number in numbers]
+        """Create a key per node and register it with the SuperLink, as that of its device."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
+            list(pool.map(self._register, numbers))
+
+    def _register(self, number: int) -> None:
+        key = node_key(self.home / f"node-{number}")
+        self.flwr("supernode", "register", str(key), "here", "--name", f"device-{number}")
 
     def start_node(self, number: int, **config: Any) -> None:
         """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration."""
@@ -116,6 +126,11 @@ class Federation:
         listed = json.loads(self.flwr("list", "here", "--format", "json"))
         runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("pending-at", "")))
         return str(runs[-1]["status"]) if runs else "none"
+
+    def cpu_seconds(self, name: str) -> int:
+        """Return the CPU time that a process has used, in whole seconds."""
+        command = ["ps", "-o", "cputimes=", "-p", str(self.processes[name].pid)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
 
     def flwr(self, *words: str) -> str:
         """Run a ``flwr`` command and return its output."""
@@ -248,7 +263,7 @@ def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iter
     """Start a SuperLink with registered nodes in a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
-        Federation(Path(home), app, simulated=simulated) as all_,
+        Federation(Path(home), app, simulated=simulated, remove=True) as all_,
     ):
         all_.start_link()
         if not simulated:
@@ -269,9 +284,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="a new folder for both runs")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--nodes", type=int, default=0, help="default: data.devices of pyproject.toml")
     parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
     given = parser.parse_args()
     out, own = given.out.absolute(), {"rounds": given.rounds}
+    own |= {"data.devices": given.nodes} if given.nodes else {}
     settings = {**app_settings(HERE), **own}
     nodes, started = int(settings["data.devices"]), time.monotonic()
     with federation(nodes, simulated=given.simulation) as all_:
@@ -281,7 +298,9 @@ def main() -> int:
         process = all_.processes["run"]
         print_while(all_.log("run"), lambda: process.poll() is None)
         status, tail = all_.status(), all_.log("run").read_text(errors="replace")[-3000:]
+        used, messages = all_.cpu_seconds("superlink"), nodes * (given.rounds + 1)
     print(f"{status} after {time.monotonic() - started:.0f} s; all processes stopped")
+    print(f"the SuperLink used {used} s of CPU time for {messages} messages and their replies")
     if "completed" not in status:
         print(tail)
         return 1

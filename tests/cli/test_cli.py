@@ -22,10 +22,11 @@ import pytest
 from rich.console import Console
 
 import feddrop as package
-from feddrop.cli import app, live, output, settings
+from feddrop.cli import app, output, settings
 from feddrop.cli.failures import explain, guarded
 from feddrop.config import METHODS, Radio, RunConfig
 from feddrop.errors import RunError
+from feddrop.simulation import live
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.folder import RunFolder
 
@@ -458,6 +459,8 @@ def test_the_schema_is_printed_and_written_for_editors(here):
     assert json.loads(Path("a/run.schema.json").read_text()) == schema
     assert Path("a/run.toml").read_text().startswith("#:schema ./run.schema.json\n")
     assert RunConfig.from_file("a/run.toml") == RunConfig()
+    assert json.loads(here("config", "--schema", "--compare")[1])["required"] == ["compare"]
+    assert here("config", "--compare")[0] == 2
 
 
 def test_settings_of_other_methods_are_listed(here):

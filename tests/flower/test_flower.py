@@ -14,6 +14,7 @@ import time
 import tomllib
 import traceback
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,8 +141,10 @@ def test_every_method_gives_the_bits_of_serial(tmp_path, given):
     run, twin = train(grid, settings), serial(tmp_path, settings)
     assert_same(run.params, twin.params)
     assert set(statuses(run).values()) == {"ok"}
-    remembered = [twin._memories.get(device) for device in range(4)]
-    kept = [NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._memories.get(k).decode()) for k in range(4)]
+    remembered = [twin._disk.memories.get(device) for device in range(4)]
+    kept = [
+        NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._disk.memories.get(k).decode()) for k in range(4)
+    ]
     assert kept == remembered
     assert any(remembered) == (given in ("feddst", "prunefl", "support.executors:remembering"))
 
@@ -512,7 +515,7 @@ def test_two_nodes_of_one_number_and_another_network_are_refused(tmp_path, caplo
     assert set(statuses(train(grid, settings)).values()) == {"ok"}
     assert "claims to be device 2" in caplog.text
     other = FakeGrid(client_app(), {**settings, "model.name": "lenet"}, nodes(tmp_path))
-    with pytest.raises(feddrop.RunError, match="its network or version of feddrop differs"):
+    with pytest.raises(feddrop.RunError, match="its network or frame format differs"):
         train(other, {**settings, "flower.out": str(tmp_path / "other")})
 
 
@@ -524,9 +527,107 @@ def test_one_node_with_another_network_does_not_end_a_run_that_can_do_without(tm
     settings["flower.join_s"] = 1.0
     run = train(grid, settings)
     assert {device for (_, device), status in statuses(run).items() if status != "ok"} == {2}
-    assert "cannot take part: its network or version of feddrop differs" in caplog.text
+    assert "rejected as device 2: its network or frame format differs" in caplog.text
     with pytest.raises(feddrop.RunError, match=r"device 2 .*its network.* 3 other devices are connected; 4 are needed"):
         train(grid, {**settings, "flower.min_nodes": 4, "flower.out": str(tmp_path / "all")})
+
+
+def reporting(grid, **notes):
+    """Let device 2 report other facts about itself."""
+    app = grid.app
+
+    def changed(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type != "query" or context.node_config["partition-id"] != 2:
+            return reply
+        frame, said = unpack(reply.content)
+        return Message(pack(frame, **{**said, **notes}), reply_to=message)
+
+    grid.app = changed
+
+
+def test_a_node_of_another_version_is_rejected_by_one_line_that_names_both(tmp_path, caplog):
+    ours = f"feddrop {version('feddrop')}"
+    settings_ = {"rounds": 1, "flower.min_nodes": 3, "flower.join_s": 0.5}
+    for software, accept in (("feddrop 0.2.0", ""), ("", ""), ("feddrop 0.2.0", "other 1, feddrop 0.2.0")):
+        caplog.clear()
+        folder = tmp_path / f"{software}-{bool(accept)}"
+        grid, settings = federation(folder, {**settings_, "flower.accept": accept})
+        reporting(grid, software=software)
+        run = train(grid, settings)
+        known = json.loads((folder / "run" / "fleet.json").read_text())
+        assert known["server"]["software"] == known["nodes"]["0"]["software"] == ours
+        if accept:
+            assert set(statuses(run).values()) == {"ok"}
+            assert known["nodes"]["2"]["software"] == software
+            continue
+        line = f"it runs {software or 'an unknown version'}, the server {ours}."
+        assert statuses(run)[1, 2].startswith(f"rejected: {line}")  # not "dead"
+        assert len([message for message in caplog.messages if line in message and "rejected as" in message]) == 1
+        assert known["rejected"]["2"].startswith(line)
+
+
+def test_another_torch_is_recorded_and_warned_of(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    reporting(grid, torch="1.0")
+    assert set(statuses(train(grid, settings)).values()) == {"ok"}
+    assert f"runs torch 1.0, the server {torch.__version__}" in caplog.text
+    assert json.loads((tmp_path / "run" / "fleet.json").read_text())["nodes"]["2"]["torch"] == "1.0"
+
+
+@pytest.mark.parametrize("first", ["impostor", "right"])
+def test_the_node_whose_key_is_registered_for_a_device_is_that_device(tmp_path, caplog, first):
+    """Whoever comes first: a node that claims the number of another is rejected, not the right one."""
+    grid, settings = federation(tmp_path, {"rounds": 1}, configs=[])
+    for config in nodes(tmp_path)[:2] + nodes(tmp_path)[3:]:
+        number = grid.join(config)
+        grid.names[number] = f"device-{config['partition-id']}"
+    claimants = [grid.join(nodes(tmp_path)[2]), grid.join(nodes(tmp_path)[2])]
+    right = claimants[first == "right"]  # the smaller number is asked first
+    grid.names[right] = "device-2"
+    run = train(grid, settings)
+    assert set(statuses(run).values()) == {"ok"}
+    assert "is registered as device-2" in caplog.text or first == "right"
+    found = json.loads((tmp_path / "run" / "fleet.json").read_text())["nodes"]["2"]
+    assert (found["node"], found["name"]) == (right, "device-2")
+    assert found["key"].startswith("SHA256:")
+
+
+def test_a_key_registered_for_one_device_cannot_claim_another(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1, "flower.min_nodes": 3, "flower.join_s": 0.5})
+    two = next(n for n, context in grid.contexts.items() if context.node_config["partition-id"] == 2)
+    grid.names[two] = "device-3"
+    assert "its key was registered as device-3" in statuses(train(grid, settings))[1, 2]
+    grid.names = {
+        n: f"device-{context.node_config['partition-id']}" for n, context in grid.contexts.items() if n != two
+    }
+    run = train(grid, {**settings, "flower.named": True, "flower.out": str(tmp_path / "named")})
+    assert "was not registered for a device, which flower.named requires" in statuses(run)[1, 2]
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_data_that_grow_are_a_setting(tmp_path, growing, caplog):
+    digits, held = feddrop.load_dataset("digits"), [20]
+
+    def data(context):
+        return replace(digits, train_x=digits.train_x[: held[0]], train_y=digits.train_y[: held[0]])
+
+    class Growing:
+        def on_round(self, record):
+            held[0] += 10
+
+    caplog.set_level(logging.INFO, "feddrop")
+    grid, settings = federation(tmp_path, {"rounds": 3, "flower.growing": growing})
+    grid.app = lambda message, context: client_app(data)(message, context)  # a process per message, as on a node
+    if growing:
+        run = train(grid, settings, callbacks=[Growing()])
+        assert [record.devices[0].samples for record in run.records] == [20, 30, 40]
+        assert "has 30 samples; it had 20" in caplog.text
+        more = train(grid, {**settings, "rounds": 4}, callbacks=[Growing()])  # resumed with what it has by now
+        assert more.records[3].devices[0].samples == 50
+    else:
+        with pytest.raises(feddrop.RunError, match="returned num_samples 30; expected 20"):
+            train(grid, settings, callbacks=[Growing()])
 
 
 def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):
@@ -638,8 +739,8 @@ def test_arguments_that_do_not_exist_or_have_no_effect_are_refused(tmp_path):
         train(None, settings, samples=[1, 2, 3, 4])
     with pytest.raises(ConfigError, match="loss is 3; it must be a function"):
         client_app(loss=3)
-    with pytest.raises(ConfigError, match=r"rates=... has no effect with flower.planning"):
-        train(None, settings, rates=lambda work, who: None)  # before any node is asked
+    with pytest.raises(ConfigError, match=r"scheme=... has no effect with flower.planning"):
+        train(None, settings, scheme=lambda seen: None)  # before any node is asked
 
 
 @pytest.mark.parametrize("config", [{}, {"partition-id": 4}, {"partition-id": "0"}, {"partition-id": -1}])
@@ -678,6 +779,23 @@ def test_memory_of_a_node(tmp_path):
     os.utime(left, (time.time() - 7200,) * 2)
     memory.put(b"more")
     assert (left.exists(), fresh.exists()) == (False, True)  # of a process that was killed, and of one at work
+
+
+def test_a_clock_that_goes_back_deletes_no_memory_in_use(tmp_path, monkeypatch):
+    """The newest memories are those written last, whatever the clock says."""
+    memory, now = NodeMemory(tmp_path / "m"), time.time()
+    for number in range(KEPT):
+        memory.put(b"%d" % number)
+    monkeypatch.setattr("feddrop.flower.memory.time.time", lambda: now - 1e6)
+
+    def write(path, data):
+        path.write_bytes(data)
+        os.utime(path, (now - 1e6, now - 1e6))
+
+    monkeypatch.setattr("feddrop.flower.memory.write_atomically", write)
+    names = [memory.put(b"back %d" % number) for number in range(KEPT)]
+    assert [memory.get(name) for name in names] == [b"back %d" % number for number in range(KEPT)]
+    assert len(list((tmp_path / "m").iterdir())) == KEPT
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -805,6 +923,66 @@ def test_measured_links_bring_the_slowest_node_to_the_deadline(tmp_path):
         thread.join()
 
 
+def planner_of(config, *, flops=0.0):
+    """A planner for one device with a network of 100,000 values, and a function that lets a round pass."""
+    node = SimpleNamespace(round_trip_s=0.5, introduction=Introduction(device=0, samples=10, network="x"))
+    fleet = SimpleNamespace(config=config, samples=[10], nodes={0: node}, name=lambda device: f"device {device}")
+    work = Workload(
+        samples=[10],
+        parameters=100_000,
+        flops=lambda kept: (0.0, flops * sum(kept.values())) if kept else (0.0, flops * 1e5),
+        sizes=lambda rate: Sizes(kept={"w": round(1e5 * (1 - rate))}),
+        dtype="float32",
+    )
+    rates = NodeRates(fleet, work, Roster(Participation(), 1, 0), first=[0.0], epochs=1)
+
+    def pass_round(round_, clock):
+        plan = rates.decide(round_)
+        size = wire.frame_bytes({"w": round(1e5 * (1 - plan.rates[0]))}, "float32")
+        elapsed = clock(plan.rates[0])
+        entry = SimpleNamespace(device=0, elapsed=elapsed, seconds=0.0, push_bytes=size, pull_bytes=size)
+        entry.rate, entry.kept = plan.rates[0], {"w": round(1e5 * (1 - plan.rates[0]))}
+        rates.costs(plan, [entry])
+        return plan, elapsed
+
+    return pass_round
+
+
+def test_dropout_that_does_not_help_is_noticed_and_given_up(caplog):
+    """A constant delay of 20 s: one trial at a high rate, then the first rate again, until the next trial."""
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=15.0), flops=1.0)
+    plans = [pass_round(round_, lambda rate: 20.0 + 2.7 * (1 - rate))[0] for round_ in range(1, 31)]
+    rates = [plan.rates[0] for plan in plans]
+    assert rates[0] == 0.0
+    assert 0.3 < rates[1] <= 0.9
+    high = [round_ for round_, rate in enumerate(rates, 1) if rate > 0.1]
+    assert high[0] == 2
+    assert len(high) <= 2
+    assert any(round_ > 20 for round_ in high)  # tried again
+    assert caplog.text.count("device 0 is no faster with a smaller subnet: it keeps rate 0.00") <= 2
+    assert plans[4].deadline_s > 20.0
+    assert plans[4].remark.startswith("deadline stretched from 15 to 2")
+    assert "dropout does not speed up device 0" in plans[4].remark
+
+
+def test_dropout_that_helps_goes_on_where_the_deadline_is_out_of_reach():
+    """Half of the time grows with the subnet: θ is right, for the deadline cannot be met."""
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=5.0), flops=1.0)
+    plans = [pass_round(round_, lambda rate: 8.0 + 12.0 * (1 - rate))[0] for round_ in range(1, 13)]
+    assert [plan.rates[0] for plan in plans[2:]] == pytest.approx([0.9] * 10)
+
+
+def test_planned_rounds_keep_the_deadline_in_spite_of_noise():
+    """Times that vary by ±10 %: without a margin half of the planned rounds overran."""
+    noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=10.0), flops=1.0)
+    done = [pass_round(n + 1, lambda rate, n=n: noise[n] * (2.0 + 14.0 * (1 - rate))) for n in range(60)]
+    late = [elapsed > 10.0 for _, elapsed in done[2:]]
+    assert sum(late) <= 0.2 * len(late)
+    assert np.mean([plan.rates[0] for plan, _ in done[2:]]) < 0.75  # 0.43 would do without noise
+    assert all(plan.remark is None for plan, _ in done[2:])
+
+
 def test_a_node_that_was_too_slow_once_is_tried_again():
     config = FleetConfig(planning="measured", deadline_s=1.0, policy="leave-out")
     fleet = SimpleNamespace(config=config, samples=[10, 10], nodes={}, name=str)
@@ -830,6 +1008,39 @@ def test_without_flower_the_error_names_what_to_install():
     code = "import sys; sys.modules['flwr'] = None\nfrom feddrop.flower import client_app"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'feddrop[flower]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_device_needs_no_plots_no_tables_and_no_embedded_data(tmp_path):
+    """What requirements-device.txt leaves out is never imported by a node with its own data and network."""
+    absent = ("scipy", "sklearn", "matplotlib", "pyarrow", "cyclopts", "pandas", "ray")
+    listed = (Path(__file__).parents[2] / "requirements-device.txt").read_text()
+    assert not [name for name in absent if f"\n{name}" in listed]
+    code = (
+        f"import sys\nfor name in {absent}: sys.modules[name] = None\n"
+        + """
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from feddrop import wire
+from feddrop.flower import client_app
+from feddrop.flower.messages import pack, unpack
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+app = client_app(lambda _: (torch.ones(4, 6), torch.arange(4) % 3), model=lambda seed: torch.nn.Linear(6, 3))
+config = {"data.devices": 3, "method.name": "fedavg"}
+node = {"partition-id": 0, "memory": sys.argv[1]}
+context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
+def ask(kind, frame): return unpack(app(Message(pack(frame), 1, kind), context).content)
+assert ask("query", b"")[1]["samples"] == 4
+from feddrop.subnets.piece import full_piece
+whole = {"weight": full_piece((3, 6)), "bias": full_piece((3,))}
+head = wire.Header(kind="job", round=1, device=0, seed=1, rate=0.0)
+answer, notes = ask("train", wire.encode(head, whole, {"weight": torch.zeros(18), "bias": torch.zeros(3)}))
+assert not notes["error"], notes
+print(wire.parse(answer).header.num_samples)
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.split() == ["4"], done.stderr
 
 
 def test_the_app_of_the_page_trains(tmp_path):

@@ -354,5 +354,5 @@ def test_the_median_of_the_sizes_is_saved(tmp_path, digits):
             break
     again = Run(config, tmp_path / "stopped", model=net, dataset=data, resume=True)
     list(again)
-    assert again._guard.median == never._guard.median
+    assert again._server.guard.median == never._server.guard.median
     assert all(torch.equal(again.params[name], value) for name, value in never.params.items())

@@ -366,7 +366,7 @@ def config_of(case, *overrides):
 
 def outcome(job):
     records = [{key: value for key, value in record.items() if key != "wall_s"} for record in job.records]
-    return records, job.params, job.state, job._step, [job._memories.get(device) for device in range(3)]
+    return records, job.params, job.state, job._server.step, [job._disk.memories.get(device) for device in range(3)]
 
 
 @pytest.mark.parametrize("optimizer", ["average", "fedadam"])

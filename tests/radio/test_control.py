@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from feddrop.cli.live import line, table
 from feddrop.config import FedDrop, Participation, Radio, RunConfig
 from feddrop.errors import ConfigError
 from feddrop.methods import build_method
@@ -16,6 +15,7 @@ from feddrop.methods.method import Setup
 from feddrop.models import lenet
 from feddrop.models.flops import count_flops
 from feddrop.simulation.cell_rates import CellRates
+from feddrop.simulation.live import line, table
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.run import Run, resume, run

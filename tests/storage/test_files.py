@@ -215,3 +215,36 @@ def test_what_is_not_json_is_a_value_error(text):
 def test_names_are_cleaned_when_shown():
     assert clean("a\x1b[31mb\nc\x07\x9b") == "a [31mb c"
     assert clean("x" * 50, 10) == "x" * 9 + "…"
+
+
+@pytest.mark.usefixtures("lockless")
+def test_a_guard_left_by_a_killed_process_blocks_nobody(tmp_path):
+    """The lock of a process that has ended, and the guard of one that was killed while it removed that lock."""
+    if os.name == "nt":
+        pytest.skip("Windows needs no guard")
+    lock, guard = tmp_path / ".lock", tmp_path / ".lock.guard"
+    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": files.socket.gethostname()}))
+    guard.touch()
+    with pytest.raises(RunError, match=r"delete \.lock"):  # its process may be at work
+        locked(tmp_path).__enter__()
+    os.utime(guard, (1.0, 1.0))
+    with locked(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_draft_that_another_process_removed_is_written_again(tmp_path, monkeypatch):
+    """A run that takes a folder removes all drafts there, also that of a report being written."""
+    fsync, swept = os.fsync, []
+
+    def sweeping(file):
+        fsync(file)
+        if not swept and list(tmp_path.glob(".*.partial")):
+            files.sweep(tmp_path)
+            swept.append(file)
+
+    monkeypatch.setattr(os, "fsync", sweeping)
+    write_atomically(tmp_path / "report.html", b"page")
+    assert swept
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_bytes() == b"page"

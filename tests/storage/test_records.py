@@ -678,3 +678,39 @@ def test_records_load_no_torch(tmp_path):
 @pytest.fixture(autouse=True)
 def _hear(caplog):
     caplog.set_level(logging.WARNING, "feddrop")
+
+
+@pytest.mark.parametrize(("key", "now"), {"cpu": "other", "cpu_capability": "DEFAULT", "mkl_cbwr": "SSE2"}.items())
+def test_another_machine_or_arithmetic_is_warned_of_and_recorded(tmp_path, monkeypatch, caplog, key, now):
+    folder = written(tmp_path / "run")
+    here = manifest.machine()
+    assert {name: RunFolder(folder).about()[name] for name in here} == here
+    monkeypatch.setattr(manifest, "machine", lambda: here | {key: now})
+    reopened(folder)
+    (line,) = caplog.messages
+    assert f"{key} {here[key] or 'unset'} before, {now} now" in line
+    assert RunFolder(folder).about()["resumed"] == [{"after_round": 4, key: now}]
+
+
+def test_arithmetic_of_this_process(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    assert manifest.machine()["mkl_cbwr"] == "AVX2"
+    code = "from feddrop.storage import manifest; print(manifest.machine()['cpu_capability'])"
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["DEFAULT"]
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path):
+    """A node's words, a run's name, a metric: a spreadsheet would run them."""
+    entry = DeviceRecord(device=0, rate=0.25, samples=2, status="=cmd()", loss=-2.5)
+    for text in ("=1+1", "@SUM(A1)", "+1", "-1", "\tx", "\rx"):
+        assert tables.as_text(text) == f"'{text}"
+    assert [tables.as_text(cell) for cell in ("a=1", "", None, -1.5, 3)] == ["a=1", "", None, -1.5, 3]
+    disk = RunFolder(tmp_path / "run")
+    with disk.locked():
+        disk.begin(RunConfig(rounds=1), FACTS)
+        disk.save(replace(record(1), devices=(entry,)), groups(1))
+    found = export(tmp_path / "run", tmp_path / "x.csv", devices=True).read_text()
+    assert "'=cmd()" in found
+    assert ",-2.5," in found

@@ -196,3 +196,27 @@ def test_a_sample_of_the_devices_is_recorded(tmp_path):
     for wrong in ("record_devices=0", "record_devices=some"):
         with pytest.raises(feddrop.ConfigError, match="record_devices"):
             feddrop.RunConfig.from_toml(TEXT, [wrong])
+
+
+def test_readers_import_no_code(tmp_path):
+    """The method of a stranger's run is a module of his: reading his folder must not run it."""
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path('ran').touch()\nimport feddrop\n"
+        "def method(setup):\n    return feddrop.build_method(feddrop.FedDrop(), setup)\n"
+    )
+    make = f"feddrop.run(feddrop.RunConfig.from_toml({TEXT!r}, ['rounds=1', 'method=evil:method']), 'run')"
+    read = (
+        "folder = 'run'; run = feddrop.load_run(folder); run.config; feddrop.load_model(folder)\n"
+        "feddrop.write_report(folder); feddrop.export(folder, 'x.csv', devices=True)\n"
+        "try:\n    feddrop.load_model(folder, rate=0.5)\nexcept feddrop.RunError as error:\n    print(error)\n"
+        "else:\n    raise SystemExit('it was imported')\n"
+    )
+    check = "import feddrop.cli, sys; sys.argv = ['feddrop', 'check', 'run']; feddrop.cli.main()"
+    for code, runs_it in ((make, True), (read, False), (check, False)):
+        (tmp_path / "ran").unlink(missing_ok=True)
+        begin = "import sys; sys.path.insert(0, ''); import feddrop; "
+        done = subprocess.run([sys.executable, "-c", begin + code], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "ran").exists() == runs_it
+        if code is read:
+            assert "evil:method, which is not imported when a run is read" in done.stdout

@@ -62,4 +62,6 @@ BAD_TOML = [
     ("[radio]\nradius_m = 10", "no effect without radio.propagation"),
     ("[radio]\nnoise_w_hz = 1e-20\nnoise_figure_db = [5.0, 7.0]", "give one of them"),
     ("[radio]\nbase_power_w = 2.0\ndownlink_power_w = 3.0", "give one of them|Give one of them"),
+    ("[callbacks]\nmlflow = 'https://me:secret@host/x'", "address with a password.*saved in config.toml"),
+    ("[data]\npath = 's3://key:secret@bucket'", "address with a password"),
 ]

@@ -14,11 +14,13 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.power_kkt import fit, limits_off
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
 from feddrop.allocation.subband import SubbandProblem
+from feddrop.config.display import html_table
 from feddrop.config.radio import IGNORES_BAND
 
 P1Problem = Problem | SubbandProblem
 AnyProblem = Problem | SubbandProblem | PowerProblem
 
+_SHOWN = 20  # devices in a notebook
 _TIE = 1e-11
 _BINDS = 1e-9
 _ALL_BUT_ALL = 0.99  # above this rate, rounding may keep more of the model than ``GUARD`` covers
@@ -103,6 +105,32 @@ class Allocation:
     phi: Objective = PAPER
     gap: FloatArray | None = None
     absence_priced: bool = False
+
+    def __repr__(self) -> str:
+        *rounds, devices = self.rate.shape
+        size = "".join(f"{count} rounds, " for count in rounds) + f"{devices} devices"
+        value = float(np.mean(self.objective))
+        out = f", {int(self.left_out.sum())} left out" if self.left_out.any() else ""
+        rate = float(np.mean(self.rate[self.active])) if self.active.any() else float("nan")
+        return f"Allocation({self.scheme!r}, {size}{out}: objective {value:.5g}, mean rate {rate:.3g}; {self.status})"
+
+    def _repr_html_(self) -> str:
+        """Return one row per device, of the first round of a batch."""
+        columns = {
+            "rate": self.rate,
+            "share": self.share,
+            "latency (s)": self.latency_s,
+            "energy (J)": self.energy_j,
+            **({} if self.cpu_hz is None else {"clock (GHz)": self.cpu_hz / 1e9}),
+            **({} if self.tx_power_w is None else {"power (W)": self.tx_power_w}),
+            "binds": self.binding,
+        }
+        devices = self.rate.shape[-1]
+        first = [values.reshape(-1, devices)[0][:_SHOWN].tolist() for values in columns.values()]
+        note = f"The first {_SHOWN} of {devices:,} devices." if devices > _SHOWN else ""
+        note += " The first round of the batch." if self.rate.ndim > 1 else ""
+        rows = ((k, *row) for k, row in enumerate(zip(*first, strict=True)))
+        return html_table(repr(self), ("device", *columns), rows, note.strip())
 
     @property
     def costs(self) -> P1Problem:

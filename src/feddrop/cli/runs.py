@@ -11,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from feddrop.cli.output import SET, Json, note, say
+from feddrop.cli.output import SET, Json, Screen, note, say
 from feddrop.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Run
-
-_ARGUMENTS = {"network": "model=...", "data": "dataset=..."}
 
 
 def run(
@@ -60,7 +58,7 @@ def run(
     settings = RunConfig.from_file(config, changes) if config else RunConfig.from_toml("", changes)
     folder = out or Path("runs") / f"{settings.data.name}-{settings.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = shlex.join(["feddrop", *sys.argv[1:]])
-    _drive(lambda: Run(settings, folder, command=command), folder, json_)
+    _drive(lambda: Run(settings, folder, command=command, report=False), folder, json_)
 
 
 def resume(
@@ -91,7 +89,7 @@ def resume(
     _require_python(folder)
     if set_:
         settings = RunConfig.from_toml(settings.to_toml(), set_)
-    _drive(lambda: Run(settings, folder, resume=True, back=back), folder, json_)
+    _drive(lambda: Run(settings, folder, resume=True, back=back, report=False), folder, json_)
 
 
 def _shorthands(changes: list[str], **given: str | None) -> list[str]:
@@ -105,6 +103,7 @@ def _shorthands(changes: list[str], **given: str | None) -> list[str]:
 
 def _require_python(folder: Path) -> None:
     """Raise a RunError if a run with custom objects must be resumed from Python."""
+    from feddrop.simulation.finish import resume_call
     from feddrop.storage import RunFolder
 
     about = RunFolder(folder).about()
@@ -112,17 +111,16 @@ def _require_python(folder: Path) -> None:
     if about.get("command") == "flwr run":
         raise RunError(f"{folder} is a run on Flower nodes. Continue it with the same `flwr run`.")
     if isinstance(own, list) and own:
-        wanted = ", ".join([repr(str(folder)), *(_ARGUMENTS.get(str(what), f"{what}=...") for what in own)])
         raise RunError(
             f"{folder} was started from Python with a custom {' and '.join(map(str, own))}, which is not saved. Resume "
-            f"it from Python: feddrop.resume({wanted})."
+            f"it from Python: {resume_call(folder, about)}."
         )
 
 
 def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     """Run until the end or Ctrl-C, show every round, and write the report."""
-    from feddrop.cli.live import show_run
     from feddrop.report import write_report
+    from feddrop.simulation.live import show_run
 
     tell = note if as_json else say
     if not as_json:
@@ -140,7 +138,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        for record in job if as_json else show_run(job):
+        for record in job if as_json else show_run(job, Screen()):
             if as_json:
                 print(json.dumps(record.to_json()), flush=True)
             if stop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from typing import Any, ClassVar
 
 from feddrop.config.conversion import convert, declared
 from feddrop.errors import ConfigError, not_one_of, shortened
+
+_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,11 @@ class Limits:
                 yield from self.problems(f"{name}[{key!r}]", entry)
         elif isinstance(value, str):
             allowed = self.choices or self.words
+            if _PASSWORD.search(value):
+                yield (
+                    f"{name} holds an address with a password. Settings are saved in config.toml and shown in reports: "
+                    "keep the password in the environment, as in MLFLOW_TRACKING_PASSWORD."
+                )
             if allowed and value not in allowed and not (self.custom and ":" in value):
                 yield not_one_of(name, value, allowed, or_custom=self.custom)
         elif isinstance(value, int | float) and not isinstance(value, bool) and not self.allows(value):

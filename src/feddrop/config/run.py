@@ -13,6 +13,7 @@ import tomli_w
 from feddrop.config.callbacks import Callbacks
 from feddrop.config.conversion import declared, from_table, options_of, to_table
 from feddrop.config.data import Data
+from feddrop.config.display import html_table
 from feddrop.config.execution import Execution
 from feddrop.config.fields import Settings, setting
 from feddrop.config.methods import FedDrop, MethodSettings
@@ -150,6 +151,12 @@ class RunConfig(Settings):
             if isinstance(name, str) and name:
                 found[f"{section}.{key}".lstrip(".")] = Path(name)
         return found
+
+    def _repr_html_(self) -> str:
+        """Return the settings that differ from their defaults."""
+        normal = RunConfig().flat()
+        rows = [(key, value) for key, value in self.flat().items() if key not in normal or normal[key] != value]
+        return html_table("RunConfig", ("setting", "value"), rows, "All other settings have their defaults.")
 
     def to_toml(self) -> str:
         """Return the configuration as TOML with every key."""

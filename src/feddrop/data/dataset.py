@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.config.display import html_table
 from feddrop.data.preprocessing import Preprocessing
 from feddrop.errors import DataError, not_one_of
 
@@ -91,6 +92,17 @@ class Dataset:
         if self.owners is not None:
             about["owners"] = len(np.unique(self.owners))
         return about
+
+    def __repr__(self) -> str:
+        about = self.about()
+        parts = [
+            f"{about[key]:,} {key}" for key in ("train", "test", "classes", "vocabulary", "owners") if about.get(key)
+        ]
+        return f"Dataset({self.name!r}: {', '.join(parts)}, inputs {about['input_shape']}, loss {self.loss})"
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a table."""
+        return html_table("Dataset", ("", "value"), self.about().items())
 
     def crc32(self) -> int:
         """Return a checksum of all values."""

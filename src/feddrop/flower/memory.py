@@ -18,6 +18,8 @@ LEFT_S = 3600.0
 """Age after which an unfinished file counts as left behind by a killed process."""
 KEPT = 8
 """Memories that a node keeps: more than the rounds that a server goes back."""
+_STEP_S = 2.0
+"""By how much the newest memory is newer than the others: the coarsest times of file systems (FAT)."""
 
 
 class NodeMemory:
@@ -32,11 +34,12 @@ class NodeMemory:
             return ""
         name = _name(memory)
         path = self._folder / name
+        newest = max(map(_modified, self._folder.glob("*.memory")), default=0.0)
         if self.get(name) is None:
             write_atomically(path, memory)
-        else:
-            with suppress(OSError):  # it was removed meanwhile; the next round reports that
-                os.utime(path)  # keep it among the newest
+        with suppress(OSError):  # it was removed meanwhile; the next round reports that
+            now = max(time.time(), newest + _STEP_S)  # the clock may have been set back
+            os.utime(path, (now, now))
         for draft in self._folder.glob(".*.partial"):
             if time.time() - _modified(draft) > LEFT_S:
                 draft.unlink(missing_ok=True)

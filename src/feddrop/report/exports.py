@@ -13,6 +13,7 @@ from feddrop.report.compare import Standings, ways_of
 from feddrop.report.curves import accuracy_figure, loss_figure
 from feddrop.report.measures import Measure, Row
 from feddrop.storage.files import write_atomically
+from feddrop.storage.tables import as_text
 
 if TYPE_CHECKING:
     from feddrop.report.journal import Width
@@ -36,7 +37,7 @@ def write_csv(found: Standings, path: Path) -> None:
     table = csv.writer(text)
     table.writerow(Row._fields)
     for row in found.rows:
-        table.writerow(["" if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row])
+        table.writerow(["" if isinstance(cell, float) and not math.isfinite(cell) else as_text(cell) for cell in row])
     write_atomically(path, text.getvalue().encode())
 
 

@@ -1,13 +1,22 @@
-"""Show a run in a notebook as its report."""
+"""Show a run in a notebook: its report, or its main figures."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from feddrop.report import load
+from feddrop.report.curves import accuracy_figure, loss_figure
 from feddrop.report.html import as_iframe
 from feddrop.report.page import run_page
+from feddrop.report.plots import device_figure
 from feddrop.report.runlog import RunLog
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class NotebookRun(RunLog):
@@ -31,3 +40,21 @@ def read_log(run_dir: str | Path) -> NotebookRun:
         RunError: something is missing or malformed; the message says what, where, and what to do.
     """
     return load.read_run_log(run_dir, NotebookRun)
+
+
+def show_figures(run_dir: str | Path) -> None:
+    """Display the main figures of a run below the notebook cell, and where its report is."""
+    notebook: Any = import_module("IPython.display")
+    for figure in main_figures(read_log(run_dir)):
+        notebook.display(figure)
+    notebook.display(notebook.Markdown(f"Report: `{Path(run_dir) / 'report.html'}`"))
+
+
+def main_figures(run: RunLog) -> list[Figure]:
+    """Return accuracy and loss by round, and with a radio, the rate of every device."""
+    figures = [
+        draw(run)
+        for name, draw in (("test_accuracy", accuracy_figure), ("test_loss", loss_figure))
+        if np.isfinite(run.by_round[name]).any()
+    ]
+    return figures + ([device_figure(run, "rate")] if np.isfinite(run.by_round["latency_s"]).any() else [])

@@ -7,8 +7,9 @@ bytes are measured, not estimated, and executors only move bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from feddrop import wire
@@ -19,12 +20,16 @@ from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
 from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
-from feddrop.subnets.piece import Subnet, scaled, without
+from feddrop.subnets.piece import Subnet, scaled_values, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
+TOO_FEW = "lost: too few updates arrived"
+"""Status of a device whose update arrived, but with too few others to be merged (``server.min_devices``)."""
 _MOST_REASONS = 5
 """Reasons for refused updates that an error lists; a fleet can have as many as devices."""
+Discount = Callable[[Job, Update], Update]
+"""Changes an update before it is merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +98,11 @@ def run_round(
     min_devices: int = 1,
     frozen: Set[str] = frozenset(),
     untrained: Untrained | None = None,
+    lost: Mapping[int, str] = MappingProxyType({}),
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
+
+    If so many updates are lost on the way that fewer than ``min_devices`` are left, nothing is merged.
 
     Args:
         method: the learning method.
@@ -111,14 +119,72 @@ def run_round(
         min_devices: fewest usable updates; fewer are a RunError.
         frozen: names of parameters that are not trained: devices have them, so they are not sent.
         untrained: the parameters that no device has held so far; those of every usable update are removed.
+        lost: why the updates of these devices are lost on the way: they train and send, but are not merged.
     """
-    jobs = list(method.plan(state, params, round_, rates, seed))
-    memories, devices = memories if memories is not None else Forgetful(), dict[int, DeviceRound]()
+    jobs = list(method.plan(state, params, round_, rates, seed)) if rates else []
+    merges = len(rates) - len(lost) >= min_devices or bool(rates and not lost)
+    unmerged = {k: f"lost: {lost[k]}" if k in lost else TOO_FEW for k in (lost if merges else rates)}
+    memories = memories if memories is not None else Forgetful()
+    return fold(
+        method,
+        exchange(method, executor, params, jobs, dtype, memories, frozen),
+        params,
+        state,
+        round_=round_,
+        num_samples=num_samples,
+        memories=memories,
+        guard=guard,
+        min_devices=min_devices,
+        frozen=frozen,
+        untrained=untrained,
+        lost=unmerged,
+        merges=merges,
+    )
+
+
+def fold(
+    method: Method,
+    replies: Iterable[tuple[SentJob, Reply]],
+    params: Params,
+    state: State,
+    *,
+    round_: int,
+    num_samples: Sequence[int] | None,
+    memories: MemoryStore,
+    guard: Guard | None = None,
+    min_devices: int = 1,
+    frozen: Set[str] = frozenset(),
+    untrained: Untrained | None = None,
+    discount: Discount | None = None,
+    lost: Mapping[int, str] = MappingProxyType({}),
+    merges: bool = True,
+) -> RoundResult:
+    """Check each reply and merge it into the network before the next one is read.
+
+    Args:
+        method: the learning method.
+        replies: jobs and replies, at most one per device; jobs may be of earlier rounds.
+        params: the full network.
+        state: the method's state.
+        round_: round, from 1.
+        num_samples: samples per device; None to accept the devices' own figures.
+        memories: what devices remember.
+        guard: watches the updates.
+        min_devices: fewest usable updates; fewer are a RunError.
+        frozen: names of parameters that are not sent.
+        untrained: the parameters that no device has held so far; those of every usable update are removed.
+        discount: changes each update after the guard, for example by its staleness.
+        lost: the statuses of devices whose updates are not merged.
+        merges: whether anything is; if not, the network and the state stay as they are.
+    """
+    devices = dict[int, DeviceRound]()
 
     def updates() -> Iterator[tuple[Job, Update]]:
-        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, frozen):
+        for sent, reply in replies:
             number = sent.job.device
             update, error = _checked_update(method, sent, reply, num_samples, frozen)
+            if update is not None and number in lost:
+                update, error = None, lost[number]
             devices[number] = _summary(sent, reply, update, error)
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
@@ -126,13 +192,20 @@ def run_round(
                 if untrained is not None:
                     untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
-        _check_enough(list(devices.values()), min_devices, round_)
+        if merges:
+            _check_enough(list(devices.values()), min_devices, round_)
 
     def note(device: int, **found: Any) -> None:
         refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
         devices[device] = replace(devices[device], **found, **refused)
 
+    if not merges:
+        for _ in updates():  # devices train and send, but nothing arrives that could be merged
+            pass
+        return RoundResult(params, state, [devices[number] for number in sorted(devices)])
     watched = (guard or Guard()).watch(updates(), params, round_, note)
+    if discount is not None:
+        watched = ((job, discount(job, update)) for job, update in watched)
     merged, new_state = method.merge(state, params, watched)
     _check_merged(watched, params, merged)
     _check_enough(list(devices.values()), min_devices, round_)  # again: the guard may have refused some
@@ -184,9 +257,8 @@ def exchange(
 
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:
     """Write a frame: the kept weights of a subnet, scaled, and the job."""
-    values = {name: scaled(params[name], piece) for name, piece in subnet.items()}
     header = Header(kind="job", round=job.round, device=job.device, seed=job.seed, rate=job.rate, dtype=dtype)
-    return wire.encode(header, subnet, values, job.payload, job.remembered)
+    return wire.encode(header, subnet, scaled_values(params, subnet), job.payload, job.remembered)
 
 
 def pull(
@@ -221,14 +293,18 @@ def pull(
     if method.answer is not None:
         subnet = method.answer(job, payload)
     subnet = without(subnet, frozen)
-    values = wire.decode(frame, subnet)
-    largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
+    flat, largest = wire.decode_flat(frame, subnet)
     if largest > LARGEST:
         raise FrameError(
             f"device {job.device} would change a weight by {largest:.3g}: training diverged. Lower the learning rate."
         )
     return Update(
-        device=head.device, num_samples=head.num_samples, loss=head.loss, subnet=subnet, values=values, payload=payload
+        device=head.device,
+        num_samples=head.num_samples,
+        loss=head.loss,
+        subnet=subnet,
+        values=wire.split(flat, subnet),
+        payload=payload,
     )
 
 

@@ -6,40 +6,34 @@ per round), ``devices/`` (a table with one row per device per round), ``checkpoi
 
 from __future__ import annotations
 
-import copy
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Executor, ExecutorFactory
-from feddrop.learning.guard import Guard
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
-from feddrop.learning.server import first_state, server_step
 from feddrop.methods.method import MethodFactory, State
 from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
+from feddrop.radio.outcome import OutcomeFunction
+from feddrop.report import write_report
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
-from feddrop.simulation.device import Root
+from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
+from feddrop.simulation.finish import finish
 from feddrop.simulation.preparation import prepare
-from feddrop.simulation.round import run_round
-from feddrop.simulation.sizes import measure_sizes
-from feddrop.simulation.untrained import Untrained
+from feddrop.simulation.server import first_state, next_round
 from feddrop.storage import RoundRecord, RunFolder
-from feddrop.storage.checkpoints import Checkpoint
-from feddrop.storage.records import UNTRAINED
 from feddrop.subnets.parameters import Params, load_into
 
 log = logging.getLogger("feddrop")
@@ -51,7 +45,7 @@ Record = RoundRecord
 class Run:
     """A run in progress. Iterate over it: each round is saved before its record is yielded.
 
-    Stop at any time; ``feddrop resume`` continues after the last record.
+    Stop at any time; ``feddrop resume`` continues after the last record. A loop that ends writes the report.
 
     Args:
         config: what to run.
@@ -69,11 +63,14 @@ class Run:
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
+        report: whether to write ``report.html`` after the last round.
 
     Example:
         >>> import feddrop
@@ -104,23 +101,16 @@ class Run:
         metrics: Mapping[str, Metric] | None = None,
         gains: Gains | None = None,
         samples: Sequence[int] | None = None,
-        rates: SchemeFactory | None = None,
+        scheme: CustomScheme | None = None,
+        channel: CustomChannel | None = None,
+        outcome: OutcomeFunction | None = None,
         callbacks: Sequence[Any] = (),
         label: str = "",
         command: str = "",
+        report: bool = True,
     ) -> None:
-        custom = CustomObjects(
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-        )
+        given = locals()  # every argument, by name
+        custom = CustomObjects(**{item.name: given[item.name] for item in fields(CustomObjects)})
         preflight.check_config(config, custom)
         if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
@@ -129,39 +119,43 @@ class Run:
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
-        if method is not None:
-            for line in CustomObjects(method=method).notices(config, ()):
-                log.warning(line)
-            config = with_method(config, method, self._disk.config() if resume else None)
-        self.config = config.located()
+        for line in () if resume else custom.notices(config, named=True):
+            log.warning(line)
+        self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
             self._disk.check_free(overwrite=overwrite)
-        self._callbacks = CallbackList(callbacks, config.callbacks)
+        self._callbacks, self._report = CallbackList(callbacks, config.callbacks), report
         self.prepared = prepare(self.config, custom)
         self.config = self.prepared.config
         self._start(recording.facts(self.prepared, command, label), resume=resume, back=back, overwrite=overwrite)
 
     def _start(self, facts: Mapping[str, Any], *, resume: bool, back: int, overwrite: bool) -> None:
         """Begin the run, or return to its last checkpoint."""
-        ready = self.prepared
-        self.round, self._remarked = 0, set[str]()
-        self.state: State = ready.state
-        self.params: Params = self._settled(ready.params, ready.state)
-        self._step: Params = first_state(self.config.server, self.params)
-        self._learned = [name for name, p in ready.task.setup.model.named_parameters() if p.requires_grad]
-        self._guard = Guard(self.config.server, seed=self.config.seed, root=Root(ready.task))
-        sparse = ready.method.settle is not None  # what no device holds is not part of the network
-        self._untrained = Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model)
-        self._memories = self._disk.memories
+        self._server, self._remarked = first_state(self.prepared), set[str]()
         with self._disk.locked():
             if back:
                 self._disk.drop_rounds(back)
-            if resume:
-                self._return_to(self._disk.reopen(self.config, facts))
-            else:
+            if not resume:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
+            elif found := self._disk.reopen(self.config, facts):
+                self._server = self._server.returned_to(found, self.folder)
+
+    @property
+    def round(self) -> int:
+        """Rounds done so far."""
+        return self._server.round
+
+    @property
+    def params(self) -> Params:
+        """The network as it is now."""
+        return self._server.params
+
+    @property
+    def state(self) -> State:
+        """The method's state as it is now."""
+        return self._server.state
 
     @property
     def records(self) -> list[Record]:
@@ -201,90 +195,32 @@ class Run:
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record
+                if self._report:
+                    write_report(self.folder)
             finally:
                 self._callbacks.call("on_end", self)
 
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
-        config, ready, started, round_ = self.config, self.prepared, time.perf_counter(), self.round + 1
-        guard, setup, untrained = copy.copy(self._guard), ready.task.setup, self._untrained.copy()
-        means = setup.means
-        plan = ready.scheme.decide(round_)
         try:
-            result = run_round(
-                ready.method,
-                executor,
-                self.params,
-                self.state,
-                round_=round_,
-                rates=plan.rates,
-                seed=config.seed,
-                dtype=plan.dtypes or config.execution.dtype,
-                num_samples=ready.samples,
-                memories=self._memories,
-                guard=guard,
-                min_devices=config.server.min_devices,
-                frozen=ready.frozen,
-                untrained=untrained,
-            )
+            server, record = next_round(self.prepared, self._server, executor, self._disk.memories)
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
-        if round_ == 1 and config.server.weighs and setup.means == means:
-            raise RunError(preflight.unused_mean(config))
-        state = dict(sorted(result.state.items()))  # files do not keep the order of names
-        before = self._settled(self.params, state)  # pruned weights are not part of the server's gradient
-        after, step = server_step(config.server, self._step, before, result.params, self._learned)
-        after = self._settled(after, state)
-        evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
-        measured = executor.evaluate(after) if evaluated else {}
-        sizes = measure_sizes(ready, state, after, round_) if evaluated else {}
-        costs = ready.scheme.costs(plan, result.devices)
-        notes = {**(ready.method.notes(state) if ready.method.notes else {}), **sizes}
-        notes |= {UNTRAINED: untrained.share} if untrained.left else {}
-        wall_s = time.perf_counter() - started
-        record = recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
-        saved = recording.recorded(record, config)
-        self._disk.save(saved, _groups(after, state, step, guard, untrained), last=round_ == config.rounds)
-        self.round, self.params, self.state, self._step, self._guard = round_, after, state, step, guard
-        self._untrained = untrained
+        saved = recording.recorded(record, self.config)
+        self._disk.save(saved, server.groups(), last=server.round == self.config.rounds)
+        self._server = server
+        self._warn(record)
+        return record
+
+    def _warn(self, record: Record) -> None:
+        """Log what is unusual about a round, each kind once."""
         if record.diverged:
             log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
-                        config.server.advice)  # fmt: skip
+                        self.config.server.advice)  # fmt: skip
         if unusual := set(recording.remarks(record)) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
                 log.warning("round %d: %s", record.round, line)
-        return record
-
-    def _settled(self, params: Params, state: State) -> Params:
-        settle = self.prepared.method.settle
-        return settle(state, params) if settle else params
-
-    def _return_to(self, found: Checkpoint | None) -> None:
-        """Continue from a checkpoint, or from the start."""
-        if found is None:
-            return
-        kept, like = found.groups, _groups(self.params, self.state, self._step, self._guard, self._untrained)
-        now = {name: self._checked(kept.get(name, {}), like[name]) for name in ("params", "server", "guard")}
-        self.round, self.params, self._step = found.round, now["params"], now["server"]
-        self._guard.median = float(now["guard"]["median"])
-        self._untrained = self._untrained.return_to(kept.get(UNTRAINED, {}))
-        self.state = dict(sorted(kept.get("state", {}).items()))  # its names may change; run.json has the first ones
-
-    def _checked(self, loaded: Mapping[str, Tensor], like: Params) -> Params:
-        """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
-        found, expected = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
-        if found != expected:
-            raise RunError(f"the checkpoint in {self.folder} belongs to another network. Give the same model.")
-        return {name: loaded[name] for name in like}
-
-
-def _groups(
-    params: Params, state: State, step: Params, guard: Guard, untrained: Untrained
-) -> dict[str, dict[str, Tensor]]:
-    """Return what a checkpoint holds to continue from; device memories are saved beside it."""
-    median = {"median": torch.tensor([guard.median], dtype=torch.float64)}
-    return {"params": params, "state": state, "server": step, "guard": median, UNTRAINED: untrained.tensors()}
 
 
 def run(
@@ -300,13 +236,18 @@ def run(
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
     overwrite: bool = False,
     label: str = "",
     command: str = "",
 ) -> list[Record]:
     """Run to the end, write the report, and return one record per round.
+
+    A notebook shows the rounds as they end, then the figures. An interrupt keeps the saved rounds, writes the report
+    and says how to resume.
 
     Args:
         config: what to run.
@@ -321,7 +262,9 @@ def run(
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
@@ -334,7 +277,7 @@ def run(
         >>> first, second = feddrop.run(config, "runs/first")
     """
     given = locals()  # every argument, by name
-    return _finish(Run(**given))
+    return finish(Run(**given, report=False))
 
 
 def resume(
@@ -350,7 +293,9 @@ def resume(
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
 ) -> list[Record]:
     """Continue a run where it stopped, write the report, and return all records.
@@ -371,7 +316,9 @@ def resume(
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
 
     Example:
@@ -382,18 +329,9 @@ def resume(
         2
     """
     given = locals()  # every argument, by name
-    return _finish(Run(read_config(folder), given.pop("folder"), resume=True, **given))
+    return finish(Run(read_config(folder), given.pop("folder"), resume=True, report=False, **given))
 
 
 def read_config(folder: str | Path) -> RunConfig:
     """Read the configuration of a run folder."""
     return RunFolder(folder).config()
-
-
-def _finish(job: Run) -> list[Record]:
-    from feddrop.report import write_report
-
-    for _ in job:
-        pass
-    write_report(job.folder)
-    return job.records

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,6 +23,9 @@ except ImportError:  # Windows
 
 LOCK = ".lock"
 """Name of the lock file on file systems without ``flock``."""
+
+GUARD_S = 60.0
+"""Age after which a guard counts as left behind by a killed process."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ADVICE = {
@@ -99,21 +103,28 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     Missing folders are created. Without ``sync``, call :func:`sync_folder` once all files are written.
     """
     make_folder(path.parent)
-    # An unguessable name, opened with O_EXCL: a link planted under that name is not followed.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     with os_errors("write", path):
         try:
-            with os.fdopen(os.open(draft, _NEW, 0o666), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
-        if sync:
-            sync_folder(path.parent)
+            _replace(path, data)
+        except FileNotFoundError:  # a run that locked the folder removed our draft; or the folder is gone
+            _replace(path, data)
+    if sync:
+        sync_folder(path.parent)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # An unguessable name, opened with O_EXCL: a link planted under that name is not followed.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+    try:
+        with os.fdopen(os.open(draft, _NEW, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_whole(path: Path) -> bytes:
@@ -171,7 +182,7 @@ def _flock(folder: Path) -> Callable[[], None] | None:
 def _lock_file(path: Path) -> Callable[[], None]:
     """Lock by exclusively creating a file; take over a file whose process, on this machine, has ended."""
     mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-    for _ in range(2):
+    for _ in range(3):  # take over the lock; before that, a guard left beside it
         with os_errors("lock by", path):
             try:
                 held = os.open(path, _NEW, 0o666)
@@ -214,12 +225,25 @@ def _remove_if_stale(path: Path) -> None:
     try:  # one at a time: a second process would remove the lock that the first has just taken
         os.close(os.open(guard, _NEW, 0o666))
     except OSError:
+        _remove_old(guard)
         return
     try:
         if _has_ended(path):
             path.unlink()
     finally:
         guard.unlink(missing_ok=True)
+
+
+def _remove_old(guard: Path) -> None:
+    """Remove a guard that a killed process left: a process at work keeps it for less than a millisecond."""
+    with suppress(OSError):
+        seen = guard.stat()
+        if abs(time.time() - seen.st_mtime) > GUARD_S:
+            aside = guard.with_name(f"{guard.name}.{secrets.token_hex(6)}")
+            guard.rename(aside)
+            if aside.stat().st_ino != seen.st_ino:  # another process replaced it meanwhile
+                os.link(aside, guard)
+            aside.unlink()
 
 
 def _has_ended(path: Path) -> bool:

@@ -171,6 +171,7 @@ def _sub_model(
     """Return the sub-model of a device of some rate."""
     import torch
 
+    from feddrop.config.methods import CustomMethod
     from feddrop.methods import build_method
     from feddrop.methods.method import Setup
     from feddrop.methods.sizes import sub_model
@@ -187,6 +188,12 @@ def _sub_model(
         server=config.server,
         seed=config.seed,
     )
+    if method is None and isinstance(config.method, CustomMethod):
+        name = clean(config.method.factory, 60)
+        raise RunError(
+            f"the sub-models of this run follow from its custom method, {name}, which is not imported when a run is "
+            "read. Import it yourself and pass it: load_model(folder, rate=..., method=...)."
+        )
     made = method(setup) if method else build_method(config.method, setup)
     groups = checkpoint.groups
     params = {name: groups["params"][name] for name in parameters.shapes(network)}  # in the network's order

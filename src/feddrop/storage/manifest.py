@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import platform
 import secrets
 import tomllib
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,7 @@ FREE = (
 only if no other setting depends on it."""
 
 VERSIONS = ("feddrop", "torch", "numpy", "python")
+MACHINE = ("cpu", "cpu_capability", "mkl_cbwr")
 
 
 def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         **json_value(facts),
         "files_crc32": _files_crc32(config),
         **versions(),
-        "cpu": platform.processor() or platform.machine(),
+        **machine(),
         "config": text,
         "config_digest": digest(config, text),
         "resumed": [],
@@ -74,6 +77,29 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
+
+
+def machine() -> dict[str, str]:
+    """Return what decides the order of float sums on a CPU, and so the last bits of a result.
+
+    These are the processor, the instructions that torch uses (which ``ATEN_CPU_CAPABILITY`` can change) and the
+    reproducibility mode of MKL. Threads are a setting, ``execution.threads``.
+    """
+    import torch
+
+    return {
+        "cpu": _processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def digest(config: RunConfig, text: str = "") -> str:
@@ -99,11 +125,13 @@ def resumed(
         raise RunError(f"{where} was started with another {name}: {why}. Use the same one to resume it.")
     entries = before.get("resumed")
     history = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS}
-    new = {key: value for key, value in versions().items() if known.get(key) != value}
+    known = {key: value for entry in (before, *history) for key, value in entry.items() if key in VERSIONS + MACHINE}
+    new = {key: value for key, value in (versions() | machine()).items() if known.get(key) != value}
     if new:
-        listed = ", ".join(f"{key} {clean(known.get(key), 40)} before, {value} now" for key, value in new.items())
-        log.warning("%s resumes with other versions: %s. Results may differ in the last bits.", where, listed)
+        pairs = {key: (clean(known.get(key) or "unset", 60), value or "unset") for key, value in new.items()}
+        listed = ", ".join(f"{key} {old} before, {value} now" for key, (old, value) in pairs.items())
+        what = "other versions" if set(new) & set(VERSIONS) else "another machine or mode of arithmetic"
+        log.warning("%s resumes with %s: %s. Results may differ in the last bits.", where, what, listed)
     if not new and not changed:
         return dict(before)
     entry: dict[str, Any] = {"after_round": done, **new}

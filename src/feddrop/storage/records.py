@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self
 
+from feddrop.config.display import html_table, short
 from feddrop.config.parsing import json_value
 from feddrop.config.train import GROWN
 from feddrop.errors import RunError, clean
@@ -24,6 +25,8 @@ DRAWS = 5
 """Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
+LOST = "lost"
+"""Begins the status of a device whose update was lost on the way."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -53,6 +56,13 @@ class _Record(Mapping[str, Any]):
         return {key: json_value(self[key]) for key in self}
 
 
+def outcome_of(status: str) -> str:
+    """Return the kind of a device's status: without the reason of a loss or a refusal."""
+    if status in ("ok", LATE, "left out"):
+        return status
+    return LOST if status.startswith(f"{LOST}:") else "refused"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord(_Record):
     """What one device did in a round.
@@ -71,7 +81,7 @@ class DeviceRecord(_Record):
             None without a radio.
         loss: mean training loss.
         status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
-            ``"left out"``; or why its update was refused.
+            ``"left out"``; ``"lost: ..."`` if its update was lost on the way, and why; or why it was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -138,8 +148,8 @@ class DeviceRecord(_Record):
 
     @property
     def outcome(self) -> str:
-        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
-        return self.status if self.status in ("ok", LATE, "left out") else "refused"
+        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"lost"`` or ``"refused"``."""
+        return outcome_of(self.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +171,7 @@ class RoundRecord(_Record):
         deadline_s: the deadline in force; None without a radio.
         objective: the allocator's objective, over the devices that take part; None without a radio.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
-        remark: ``"ideal: ignores the band"`` for the scheme ``"ideal"``; else None.
+        remark: what was unusual about the plan: ``"ideal: ignores the band"``, or a stretched deadline under Flower.
         counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
         mean_rate: mean dropout rate of the devices that took part.
         metrics: custom metrics by name.
@@ -210,6 +220,20 @@ class RoundRecord(_Record):
             **_values(cls, line, where),
         )
 
+    def __repr__(self) -> str:
+        return f"RoundRecord({', '.join(f'{key}={value}' for key, value in self._shown())})"
+
+    def _repr_html_(self) -> str:
+        """Return the known numbers as a table of one row."""
+        keys, values = zip(*self._shown(), strict=True)
+        return html_table(f"Round {self.round}", keys[1:], [values[1:]])
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """Return the known numbers, custom metrics and the number of devices, without reading the devices."""
+        numbers = {key: short(int(value) if key in _COUNTED else value) for key, value in self.scalars().items()}
+        remark = {"remark": self.remark} if self.remark else {}
+        return [*({"round": str(self.round)} | numbers | remark).items()]
+
     def to_line(self) -> dict[str, Any]:
         """Return the round's line of ``metrics.jsonl``: the record without its devices, as JSON values."""
         return {key: json_value(self[key]) for key in self if key != "devices"}
@@ -248,9 +272,10 @@ class RoundRecord(_Record):
     @property
     def took_part(self) -> int:
         """Number of devices that took part, that is, were not left out."""
-        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, "refused"))
+        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused"))
 
 
+_COUNTED = ("push_bytes", "pull_bytes", "devices")
 _NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Rows = Sequence[RoundRecord] | DeviceTable
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 
@@ -51,6 +52,11 @@ def to_pandas(rows: Rows) -> DataFrame:
     return to_arrow(rows).to_pandas()
 
 
+def as_text(cell: Any) -> Any:
+    """Return a cell of a CSV file; a string that a spreadsheet would run as a formula gets a leading apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
 def write(rows: Rows, path: Path) -> Path:
     """Write a table as ``.parquet`` or ``.csv``, atomically."""
     match path.suffix.lower():
@@ -58,9 +64,9 @@ def write(rows: Rows, path: Path) -> Path:
             text = io.StringIO(newline="")
             out = csv.writer(text)
             table = to_arrow(rows)
-            out.writerow(table.column_names)
+            out.writerow(map(as_text, table.column_names))
             for part in table.to_batches(max_chunksize=10_000):
-                out.writerows(zip(*(column.to_pylist() for column in part.columns), strict=True))
+                out.writerows(zip(*(map(as_text, column.to_pylist()) for column in part.columns), strict=True))
             write_atomically(path, text.getvalue().encode())
         case ".parquet":
             write_atomically(path, _parquet(to_arrow(rows)))

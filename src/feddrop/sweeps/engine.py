@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import multiprocessing as mp
 import os
@@ -161,13 +162,30 @@ def _nothing(_link: Connection, _pid: int) -> None:
     """Send nothing at start: each call carries its run."""
 
 
+class _Once(logging.Filter):
+    """Passes each message once, so that runs that differ in their seed do not repeat each other's warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is new."""
+        text = record.getMessage()
+        new = text not in self._seen
+        self._seen.add(text)
+        return new
+
+
 def _trainer(_: Connection) -> Callable[..., str]:
+    logging.getLogger("feddrop").addFilter(_Once())
     return _train
 
 
 def _trainer_seeing(probe: str) -> Callable[..., str]:
     if not Path(probe).exists():
         raise RunError(f"{socket.gethostname()} has no {Path(probe).parent}: all machines must share a sweep's folder")
+    logging.getLogger("feddrop").addFilter(_Once())
     return _train
 
 
@@ -179,7 +197,8 @@ def _train(toml: str, folder: str, label: str = "", custom: bytes = b"", goal: i
         path = Path(folder)
         _wait_for(path)
         given = pickle.loads(custom) if custom else {}  # noqa: S301 -- from the process that started us
-        run = Run(RunConfig.from_toml(toml), path, resume=bool(RunFolder(path).about()), label=label, **given)
+        resume = bool(RunFolder(path).about())
+        run = Run(RunConfig.from_toml(toml), path, resume=resume, label=label, report=False, **given)
         for _ in run if not goal or run.round < goal else ():
             if run.round == goal:
                 break

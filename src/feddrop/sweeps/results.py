@@ -10,6 +10,7 @@ from typing import Any
 
 from feddrop.storage import RunFolder
 from feddrop.storage.files import write_atomically
+from feddrop.storage.tables import as_text
 from feddrop.sweeps.engine import SweepJob
 
 _LAST = ("test_accuracy", "test_loss", "train_loss")
@@ -48,7 +49,7 @@ class ResultsTable:
         table.writerow(["run", *varied, *(_COLUMNS[n] for n in columns)])
         for name, one in settings.items():
             row = self.summaries[name]
-            table.writerow([name, *(one.get(key, "") for key in varied), *(row[n] for n in columns)])
+            table.writerow(map(as_text, [name, *(one.get(key, "") for key in varied), *(row[n] for n in columns)]))
         write_atomically(self._path, text.getvalue().encode())
 
     def _any_validated(self) -> bool:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feddrop.cli.output import Screen, safe
+from feddrop.errors import clean
 from feddrop.report.quantities import in_hertz, in_watts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def show_run(run: Run, console: Console | None = None) -> Iterator[Record]:
         run: the run; iterate over the returned iterator, not over the run.
         console: where to show it; by default the terminal or the notebook cell.
     """
-    console = console or Screen()
+    console = console or Console()
     if console.is_jupyter:
         yield from _in_notebook(run)
     elif console.is_terminal:
@@ -116,14 +116,14 @@ def line(record: Record, rounds: int) -> str:
         cells += [f"test accuracy {record['test_accuracy']:7.2%}"]
     elif record["test_loss"] is not None:
         cells += [f"test loss {_number(record['test_loss'])}"]
-    cells += [f"{safe(name)} {_number(value)}" for name, value in (record.get("metrics") or {}).items()]
+    cells += [f"{clean(name)} {_number(value)}" for name, value in (record.get("metrics") or {}).items()]
     cells += [f"down {_size(record['push_bytes'])}", f"up {_size(record['pull_bytes'])}"]
     if record["latency_s"] is not None:
         cells += [f"latency {record['latency_s']:.3g} s", f"energy {record['energy_j']:.3g} J"]
     cells += [
         f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
     ]
-    cells += [f"{record.counts[word]} {word}" for word in ("refused", "suspicious") if word in record.counts]
+    cells += [f"{record.counts[word]} {word}" for word in ("lost", "refused", "suspicious") if word in record.counts]
     return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
 
 
@@ -167,14 +167,14 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         return lambda record: _number((record.get("metrics") or {}).get(name))
 
     own = dict.fromkeys(name for record in records for name in record.get("metrics") or {})
-    metrics = [found for name in own for found in column(safe(name)[:16], metric(name), 9)]
+    metrics = [found for name in own for found in column(clean(name)[:16], metric(name), 9)]
     return [
         *column("round", value("round", "{}"), 1),
         *column("train loss", value("train_loss", "{:.4f}"), 4),
         *column("test loss", value("test_loss", "{:.4f}"), 3),
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
-        *(found for word in ("refused", "late", "suspicious") for found in column(word, _count(word), 3)),
+        *(found for word in ("lost", "refused", "late", "suspicious") for found in column(word, _count(word), 3)),
         *column("rate", value("mean_rate", "{:.2f}"), 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
         *column("down", lambda r: _size(r["push_bytes"]), 10),

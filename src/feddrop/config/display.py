@@ -1,0 +1,30 @@
+"""Small HTML tables, as which objects show themselves in notebooks. All text is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from feddrop.errors import clean
+
+LONGEST = 120
+"""Characters of a cell."""
+
+
+def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
+    """Return a table with a title above and a note below it; floats have four significant digits."""
+    top = "".join(f'<th scope="col" style="text-align: left">{_text(cell)}</th>' for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="text-align: left">{_text(cell)}</td>' for cell in row) + "</tr>" for row in rows
+    )
+    last = f"<p>{_text(note)}</p>" if note else ""
+    return f"<p><b>{_text(title)}</b></p><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{last}"
+
+
+def short(value: object) -> str:
+    """Return a value as text; floats with four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _text(value: object) -> str:
+    return html.escape(clean(short(value), LONGEST))
