@@ -108,7 +108,11 @@ def test_every_round_of_a_batch_and_every_kind_of_problem():
         alone = allocate(row, Exact(absent_cost=2.5))
         assert (together.active[number] == alone.active).all()
         assert together.objective[number] == pytest.approx(alone.objective, rel=1e-9)
-    for p in (subband(6, 3), power_problems("energy", 4, 2), one_of_power(power_problems("energy", 4, 2, subband=True), 0)):
+    for p in (
+        subband(6, 3),
+        power_problems("energy", 4, 2),
+        one_of_power(power_problems("energy", 4, 2, subband=True), 0),
+    ):
         found = allocate(p, Exact(absent_cost=1.5))
         assert found.residual <= 1e-8
         assert found.gap.max() < 1
@@ -118,7 +122,7 @@ def test_every_round_of_a_batch_and_every_kind_of_problem():
 def test_what_cannot_be_meant_is_refused():
     p = cell(np.random.default_rng(4), 3)
     for wrong in (0.0, -1.0, float("nan"), "much"):
-        with pytest.raises(ConfigError, match="absent_cost is .* it must be positive"):
+        with pytest.raises(ConfigError, match=r"absent_cost is .* it must be positive"):
             Exact(absent_cost=wrong)
     with pytest.raises(ConfigError, match=r"absent_cost has shape \[2\] for 3 devices"):
         allocate(p, Exact(absent_cost=[1.0, 2.0]))

@@ -87,7 +87,7 @@ class Market:
     def __init__(
         self, problem: AnyProblem, active: BoolArray, objective: Objective, absent: FloatArray | None = None
     ) -> None:
-        self._rounds = (*problem.shape[:-1], 1)
+        self._rounds, self._absent = (*problem.shape[:-1], 1), absent is not None
         weight = np.broadcast_to(objective.weights(problem.weight), problem.shape)
         least = problem.least_share(1.0 / (1.0 - problem.max_rate))
         enough = np.maximum(np.minimum(problem.least_share(np.ones(())), 1.0), least)
@@ -104,6 +104,10 @@ class Market:
         """Search for the price; return its logarithm, ``[..., 1]``, and the number of prices tried."""
         high = reduce(np.maximum, [np.max(block.dear[1], axis=-1, keepdims=True) for block in self._blocks])
         low = np.full(self._rounds, _LEAST + 1.0)
+        if not self._absent:  # below this price, all devices with samples have enough; absence may still pay
+            worths = [np.where(block.cheap[1] > _LEAST, block.cheap[1], np.inf) for block in self._blocks]
+            least = reduce(np.minimum, [np.min(worth, axis=-1, keepdims=True) for worth in worths]) - 1e-9
+            low = np.where(np.isfinite(least), np.maximum(least, low), low)
         high = np.maximum(np.minimum(high + 1e-9, _MOST), low + 1.0)
         steps = 0
 
