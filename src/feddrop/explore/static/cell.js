@@ -5,7 +5,7 @@ import { legend, lines, onWidth } from "./chart.js";
 
 const NAMES = {
   exact: "Optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
-  ideal: "Ideal",
+  ideal: "Ideal", "proportional-fair": "Proportional fair",
 };
 const BINDS = {
   deadline: "var(--series-4)", energy: "var(--series-5)", "deadline+energy": "var(--series-3)", "rate cap": "var(--bad)",
