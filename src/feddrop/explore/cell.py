@@ -25,6 +25,7 @@ from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
 from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean, one_of
+from feddrop.explore.sliders import NAMES, as_tables
 from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
@@ -62,7 +63,12 @@ _ONE = Lock()
 def choices() -> dict[str, Any]:
     """Return the names that the page offers."""
     words = {"presets": PRESETS, "noises": NOISES, "objectives": OBJECTIVES, "policies": POLICIES, "schemes": SHOWN}
-    return {key: list(names) for key, names in words.items()} | {"networks": NETWORKS, "start": START}
+    return {key: list(names) for key, names in words.items()} | {
+        "networks": NETWORKS,
+        "start": START,
+        "sliders": as_tables(),
+        "named": NAMES,
+    }
 
 
 def tables_of(state: Mapping[str, Any]) -> dict[str, Any]:
