@@ -1010,6 +1010,30 @@ def test_without_flower_the_error_names_what_to_install():
     assert "pip install 'feddrop[flower]'" in done.stderr.splitlines()[-1]
 
 
+def test_the_data_of_a_server_may_follow_from_its_context(tmp_path, capfd):
+    """As those of a client; and every line of its log has time and level."""
+    digits, seen = feddrop.load_dataset("digits"), []
+
+    def held_out(context):
+        seen.append(context.run_config["rounds"])
+        return digits
+
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+    log = logging.getLogger("feddrop")
+    level = log.level
+    log.handlers.clear()  # of a ServerApp in another test
+    try:
+        server_app(dataset=held_out)(grid, context)
+    finally:
+        log.handlers.clear()
+        log.setLevel(level)
+    assert seen == [1]
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert any("INFO feddrop: round 1: train loss" in line for line in lines)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) feddrop: ", line) for line in lines)
+
+
 def test_a_device_needs_no_plots_no_tables_and_no_embedded_data(tmp_path):
     """What requirements-device.txt leaves out is never imported by a node with its own data and network."""
     absent = ("scipy", "sklearn", "matplotlib", "pyarrow", "cyclopts", "pandas", "ray")
