@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import feddrop
-from feddrop import allocation, executors, models, wire
+from feddrop import allocation, executors, models, schemes, wire
 from feddrop.config import METHODS, RunConfig
 from feddrop.config.conversion import declared
 from feddrop.config.presets import SITES
@@ -60,7 +60,9 @@ IMPLEMENTED = {
     "radio.devices": ("paper", *devices.KINDS, *devices.GROUPS),
     "radio.policy": allocation.POLICIES,
     "radio.propagation": ("", *propagation.MODELS),
-    "radio.scheme": allocation.SCHEMES,
+    "radio.scheme": (*allocation.SCHEMES, *schemes.SCHEME_TABLE, "custom"),
+    "radio.channel": ("", *schemes.CHANNEL_TABLE, "custom"),
+    "radio.outcome": (*schemes.OUTCOME_TABLE, "custom"),
     "train.loss": ("", *losses.LOSSES),
 }
 """The choices of a setting, and the table elsewhere that implements them."""
@@ -90,10 +92,10 @@ def test_every_field_of_a_record_is_described(tmp_path, digits):
 
 
 def test_every_page_is_in_the_navigation_and_on_the_first_page():
-    pages = [path.name for path in DOCS.glob("*.md")]
-    nav = re.findall(r"[\w-]+\.md", (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:")[2])
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    nav = re.findall(r"[\w/-]+\.md", (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:")[2])
     assert sorted(nav) == sorted(pages)
-    linked = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    linked = re.findall(r"^- \[[^]]+\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert ["index.md", *linked] == nav
 
 

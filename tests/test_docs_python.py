@@ -23,6 +23,7 @@ from support.pages import PAGES, blocks
 # Pages whose blocks another test runs.
 ELSEWHERE = {
     "compare.md": "test_comparisons.py",
+    "compare-runs.md": "test_comparisons.py",
     "cells.md": "test_cells.py",
     "executors.md": "test_executors.py",
     "flower.md": "test_flower.py",
@@ -112,7 +113,8 @@ def less(monkeypatch):
 
     monkeypatch.setattr(feddrop.RunConfig, "from_toml", classmethod(smaller_from_toml))
     monkeypatch.setattr(feddrop.RunConfig, "__init__", smaller_init)
-    monkeypatch.setattr("feddrop.report.write_report", lambda folder: folder)
+    for module in ("report", "simulation.finish"):
+        monkeypatch.setattr(f"feddrop.{module}.write_report", lambda folder: folder)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from feddrop.data import Dataset
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
-from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, treatment, unpack
+from feddrop.flower.messages import DECLARED, Introduction, network_digest, own_versions, pack, treatment, unpack
 from feddrop.learning.local import Loss
 from feddrop.methods.method import MethodFactory
 from feddrop.seeds import derive
@@ -31,6 +31,7 @@ from feddrop.simulation import preflight
 from feddrop.simulation.custom import CustomObjects, Network
 from feddrop.simulation.device import Device
 from feddrop.simulation.preparation import device_task
+from feddrop.simulation.schemes import PlannedBy
 
 NodeData = Callable[[Context], Dataset | tuple[Any, Any]]
 """Returns a node's data: inputs and targets, or a data set, of which only the training part is used."""
@@ -99,7 +100,7 @@ class ClientNode:
         config, fleet = read_settings(context.run_config)
         self._number = _number(context.node_config, config.data.devices)
         if fleet.planning != "given":
-            custom = replace(custom, rates=_planned_by_server)
+            custom = replace(custom, scheme=PlannedBy(_planned_by_server))
         if node_data is None:
             dataset, parts = _named_data(replace(config, rounds=1).to_toml(), config.data.path)
         else:
@@ -114,6 +115,7 @@ class ClientNode:
             samples=len(parts[self._number]),
             network=network_digest(self._device.model),
             inputs=treatment(dataset),
+            **own_versions(),  # type: ignore[arg-type]
             **declared,  # type: ignore[arg-type]
         )
 

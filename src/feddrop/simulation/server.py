@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import State
+from feddrop.radio.plan import ArrayState
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.device import Root
 from feddrop.simulation.memory import MemoryStore
@@ -43,6 +44,7 @@ class ServerState:
         step: the state of the server's optimizer.
         guard: watches the updates; it knows the median size of the last round's.
         untrained: the parameters that no device has held so far.
+        cell: what the scheme and the outcome of the cell remember.
     """
 
     round: int
@@ -51,6 +53,7 @@ class ServerState:
     step: Params
     guard: Guard
     untrained: Untrained
+    cell: ArrayState = field(default_factory=dict)
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
         """Return what a checkpoint holds to continue from."""
@@ -61,6 +64,7 @@ class ServerState:
             "server": self.step,
             "guard": median,
             UNTRAINED: self.untrained.tensors(),
+            "cell": {name: torch.from_numpy(array) for name, array in self.cell.items()},
         }
 
     def returned_to(self, found: Checkpoint, folder: Path) -> ServerState:
@@ -76,6 +80,7 @@ class ServerState:
             step=now["server"],
             guard=guard,
             untrained=self.untrained.return_to(kept.get(UNTRAINED, {})),
+            cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
         )
 
 
@@ -108,7 +113,7 @@ def next_round(
     config, started, round_ = ready.config, time.perf_counter(), server.round + 1
     guard, untrained, setup = copy.copy(server.guard), server.untrained.copy(), ready.task.setup
     means = setup.means
-    plan = ready.scheme.decide(round_)
+    plan = ready.scheme.decide(round_, server.cell, server.params)
     result = run_round(
         ready.method,
         executor,
@@ -124,12 +129,14 @@ def next_round(
         min_devices=config.server.min_devices,
         frozen=ready.frozen,
         untrained=untrained,
+        lost=plan.lost,
     )
-    if round_ == 1 and config.server.weighs and setup.means == means:
+    merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
+    if round_ == 1 and merged and config.server.weighs and setup.means == means:
         raise RunError(preflight.unused_mean(config))
     costs = ready.scheme.costs(plan, result.devices)
-    after = stepped(ready, server, result.params, result.state)
-    after = replace(after, guard=guard, untrained=untrained)
+    after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
+    after = replace(after, guard=guard, untrained=untrained, cell=plan.state)
     evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
     measured = executor.evaluate(after.params) if evaluated else {}
     notes = dict(ready.method.notes(after.state)) if ready.method.notes else {}

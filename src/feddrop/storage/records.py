@@ -25,6 +25,8 @@ DRAWS = 5
 """Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
+LOST = "lost"
+"""Begins the status of a device whose update was lost on the way."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -54,6 +56,13 @@ class _Record(Mapping[str, Any]):
         return {key: json_value(self[key]) for key in self}
 
 
+def outcome_of(status: str) -> str:
+    """Return the kind of a device's status: without the reason of a loss or a refusal."""
+    if status in ("ok", LATE, "left out"):
+        return status
+    return LOST if status.startswith(f"{LOST}:") else "refused"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord(_Record):
     """What one device did in a round.
@@ -72,7 +81,7 @@ class DeviceRecord(_Record):
             None without a radio.
         loss: mean training loss.
         status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
-            ``"left out"``; or why its update was refused.
+            ``"left out"``; ``"lost: ..."`` if its update was lost on the way, and why; or why it was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -139,8 +148,8 @@ class DeviceRecord(_Record):
 
     @property
     def outcome(self) -> str:
-        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
-        return self.status if self.status in ("ok", LATE, "left out") else "refused"
+        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"lost"`` or ``"refused"``."""
+        return outcome_of(self.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +272,7 @@ class RoundRecord(_Record):
     @property
     def took_part(self) -> int:
         """Number of devices that took part, that is, were not left out."""
-        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, "refused"))
+        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused"))
 
 
 _COUNTED = ("push_bytes", "pull_bytes", "devices")
