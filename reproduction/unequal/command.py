@@ -11,7 +11,7 @@ from feddrop.storage.files import write_atomically
 from reproduction.framework.store import Store
 from reproduction.framework.sweep import Watcher, sweep
 from reproduction.unequal import page
-from reproduction.unequal.tasks import SEEDS, TASKS
+from reproduction.unequal.tasks import TASKS
 from reproduction.unequal.train import train
 
 
@@ -55,7 +55,7 @@ def run(
         return True
 
     for task in (TASKS[name] for name in names or TASKS if training):
-        train(task, [one for one in task.columns if not columns or one in columns], SEEDS, store, each)
+        train(task, [one for one in task.columns if not columns or one in columns], store, each)
     text, figures = page.write(store)
     (out / "img").mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():

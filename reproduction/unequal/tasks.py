@@ -39,7 +39,6 @@ CELL_MEAN = 0.6
 PATH_LOSS = (1e-3,) * 5 + (1e-4,) * 3 + (1e-5,) * 2
 """Of its devices, three have a channel 10 dB worse than the paper's and two one 20 dB worse. With the paper's own path
 loss for all, rates are nearly equal (0.54 to 0.68)."""
-SEEDS = (0, 1, 2)
 SEARCH_SEED = 100
 """First seed of the runs that choose learning rates; no run that is judged uses it."""
 VALIDATION = 0.2
@@ -76,6 +75,7 @@ class Task:
         columns: the rates that are compared, most important first.
         search: the task whose learning rates are used; empty for its own.
         search_seeds: number of seeds that choose them.
+        seeds: the seeds that are judged.
     """
 
     title: str
@@ -87,6 +87,7 @@ class Task:
     columns: tuple[str, ...] = (MIXED, HARD, EQUAL, CELL)
     search: str = ""
     search_seeds: int = 1
+    seeds: tuple[int, ...] = (0, 1, 2)
 
     def run(self, method: str, column: str, *, rounds: int, lr: float, seed: int, validation: float = 0.0) -> RunConfig:
         """Return the configuration of a run."""
@@ -171,6 +172,7 @@ TASKS = {
         shape=(1, 32, 32),
         classes=10,
         search_seeds=3,
+        seeds=(0, 1, 2, 3, 4, 5),
     ),
     "lenet": _images("CIFAR-100, LeNet, IID", partition="iid", alpha=Data().alpha),
     "lenet-dirichlet": _images("CIFAR-100, LeNet, Dirichlet(0.3)", partition="dirichlet", alpha=0.3, search="lenet"),

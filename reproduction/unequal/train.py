@@ -83,13 +83,7 @@ def learning_rate(task: Task, method: str, store: Store) -> float | None:
     return _best(runs, store)
 
 
-def judged_run(task: Task, method: str, column: str, seed: int, store: Store) -> RunConfig | None:
-    """Return the configuration of a run that is judged; None while its rounds or learning rate are not known."""
-    rounds, lr = rounds_of(task, method, column, store), learning_rate(task, method, store)
-    return None if rounds is None or lr is None else task.run(method, column, rounds=rounds, lr=lr, seed=seed)
-
-
-def train(task: Task, columns: Sequence[str], seeds: Sequence[int], store: Store, sweep: Sweep) -> None:
+def train(task: Task, columns: Sequence[str], store: Store, sweep: Sweep) -> None:
     """Train everything that the table of a task needs."""
     searched = TASKS[task.search] if task.search else task
     sweep([task.pilot(method, column) for column in columns for method in METHODS])
@@ -103,7 +97,14 @@ def train(task: Task, columns: Sequence[str], seeds: Sequence[int], store: Store
     ]:
         if not sweep(missing):
             return
-    wanted = [
-        judged_run(task, method, column, seed, store) for column in columns for seed in seeds for method in METHODS
-    ]
-    sweep([run for run in wanted if run is not None])
+    lrs = {method: learning_rate(task, method, store) for method in METHODS}
+    rounds = {(method, column): rounds_of(task, method, column, store) for method in METHODS for column in columns}
+    sweep(
+        [
+            task.run(method, column, rounds=count, lr=lr, seed=seed)
+            for column in columns
+            for seed in task.seeds
+            for method, lr in lrs.items()
+            if lr is not None and (count := rounds[method, column]) is not None
+        ]
+    )
