@@ -21,7 +21,9 @@ WEIGHTS = feddrop.FedDrop(draw="importance", rule="holders", step="plain")
 NETWORK = feddrop.FedDrop(draw="importance", threshold="network", rule="holders", step="plain")
 SQUARED = replace(NETWORK, exponent=2.0)
 UNITS = feddrop.FedDrop(level="unit", draw="importance", rule="holders", step="plain")
-ALL = pytest.mark.parametrize("settings", [WEIGHTS, NETWORK, SQUARED, UNITS], ids=["layer", "network", "squared", "unit"])
+ALL = pytest.mark.parametrize(
+    "settings", [WEIGHTS, NETWORK, SQUARED, UNITS], ids=["layer", "network", "squared", "unit"]
+)
 MIXED = (0.0, 0.5, 0.75, 0.9)
 
 
@@ -189,7 +191,7 @@ def test_unequal_rates_no_longer_cost_most_of_the_accuracy(tmp_path):
         ({"draw": "importance", "threshold": "network", "layer_rates": {"fc1": 0.5}}, "Remove one"),
         ({"exponent": 2.0}, "exponent is 2.0, which has no effect"),
         ({"draw": "importance", "level": "unit", "exponent": 2.0}, "exponent is 2.0, which has no effect"),
-        ({"draw": "importance", "exponent": 0.5}, "at least 1"),
+        ({"draw": "importance", "exponent": 0.5}, "exponent is 0.5; it must be"),
         ({"rule": "model", "step": "plain"}, "step is 'plain', which has no effect"),
         ({"variance_weight": -1.0}, "at least 0"),
         ({"draw": "importnce"}, "Did you mean 'importance'"),

@@ -9,8 +9,8 @@ where uniform draws have ‖w‖² γ/(1-γ) (Lemma 1 of the paper). V is convex
 V'(s) = -n τ(s)². A kept entry with q_j < 1 is sent as w_j/q_j = τ·sign(w_j): its magnitude is raised to τ.
 
 With an exponent p above 1, q_j = min(1, |w_j|/τ)^p, and kept entries are raised to τ as before. Small entries are then
-kept less often than an unbiased draw requires: E ŵ_j = w_j (|w_j|/τ)^(p-1) for |w_j| < τ. In return the error is smaller
-where few entries are kept. As p grows, the draw becomes the choice of the largest entries.
+kept less often than an unbiased draw requires: E ŵ_j = w_j (|w_j|/τ)^(p-1) for |w_j| < τ. In return, the error is
+smaller where few entries are kept. As p grows, the draw becomes the choice of the largest entries.
 """
 
 from __future__ import annotations
