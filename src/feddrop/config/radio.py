@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, chosen_by_user, contradictions, resolve
 
-SCHEME_FUNCTIONS = ("max-min",)
+SCHEME_FUNCTIONS = ("max-min", "proportional-fair", "subcarriers", "battery", "time-budget")
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
 CUSTOM = "custom"
 """Stands for an object that was passed in Python and cannot be named."""
 SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
-CHANNELS = ("",)
-OUTCOMES = ("late", "none")
+CHANNELS = ("", "imperfect-csi", "gauss-markov")
+OUTCOMES = ("late", "none", "packet-errors")
 IDEAL = "ideal"
 IGNORES_BAND = "ideal: ignores the band"
 """Marks the results of the scheme ``"ideal"``."""
@@ -208,11 +208,6 @@ class Radio(Settings):
             yield (
                 f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
-            )
-        if self.chooses and self.objective != "inverse":
-            yield (
-                f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
-                "Leave them out, or change the objective."
             )
         if self.chooses and self.scheme not in PACED:
             yield (
