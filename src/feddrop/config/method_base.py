@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from feddrop.config.conversion import to_table
@@ -24,6 +24,9 @@ class MethodSettings(Settings):
     by_rounds: ClassVar[str] = ""
     """The setting, if any, by which the total number of rounds affects every round."""
 
+    named: ClassVar[Callable[..., MethodSettings]]
+    """Returns settings by name; :mod:`feddrop.config.methods` sets it beside its table."""
+
     @staticmethod
     def read(value: Any, name: str) -> MethodSettings:
         """Read a settings object, a name, or a table with a name and settings."""
@@ -31,11 +34,9 @@ class MethodSettings(Settings):
             return value
         table = dict(value) if isinstance(value, Mapping) else {"name": value}
         which = table.pop("name", "feddrop")
-        from feddrop.config.methods import method_named  # the table needs the classes, and they this one
-
         if not isinstance(which, str):
             raise ConfigError(f"{name} is {shortened(value)}; it must be a name, a table, or feddrop.FedDrop() etc.")
-        return method_named(which, **table)
+        return MethodSettings.named(which, **table)
 
     def to_table(self) -> dict[str, Any]:
         """Return the method's name and settings as plain values."""

@@ -359,3 +359,6 @@ def method_named(name: str, **settings: Any) -> MethodSettings:
     if name == SuppliedMethod.name:
         return from_table(SuppliedMethod, settings, "method.")
     return from_table(METHODS[one_of("method", name, METHODS)], settings, "method.")
+
+
+MethodSettings.named = method_named
