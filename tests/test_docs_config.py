@@ -90,10 +90,10 @@ def test_every_field_of_a_record_is_described(tmp_path, digits):
 
 
 def test_every_page_is_in_the_navigation_and_on_the_first_page():
-    pages = [path.name for path in DOCS.glob("*.md")]
-    nav = re.findall(r"[\w-]+\.md", (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:")[2])
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    nav = re.findall(r"[\w/-]+\.md", (DOCS.parent / "mkdocs.yml").read_text().partition("\nnav:")[2])
     assert sorted(nav) == sorted(pages)
-    linked = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    linked = re.findall(r"^- \[[^]]+\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert ["index.md", *linked] == nav
 
 

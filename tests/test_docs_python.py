@@ -23,6 +23,7 @@ from support.pages import PAGES, blocks
 # Pages whose blocks another test runs.
 ELSEWHERE = {
     "compare.md": "test_comparisons.py",
+    "compare-runs.md": "test_comparisons.py",
     "cells.md": "test_cells.py",
     "executors.md": "test_executors.py",
     "flower.md": "test_flower.py",

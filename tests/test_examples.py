@@ -72,3 +72,20 @@ def test_methods_on_equal_terms(tmp_path, monkeypatch, capsys):
     assert [line.count("|") for line in first] == [6] * 4
     script.main()  # finished runs are reused
     assert capsys.readouterr().out.splitlines() == first
+
+
+def test_a_run_is_animated(tmp_path, monkeypatch):
+    """The picture has a disc per device and a label per round; a run without a radio is refused."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import animate_run
+
+    run(RunConfig.from_file(EXAMPLES / "digits.toml", ["rounds=2", "data.train_limit=200"]), tmp_path / "run")
+    monkeypatch.setattr("sys.argv", ["animate_run.py", str(tmp_path / "run"), "--out", str(tmp_path / "cell.svg")])
+    animate_run.main()
+    drawn = (tmp_path / "cell.svg").read_text()
+    assert drawn.count('class="subnet"') == 10
+    assert drawn.count("% accuracy") == 2
+    run(RunConfig.from_toml("data = { devices = 2, train_limit = 60 }", ["rounds=1"]), tmp_path / "plain")
+    monkeypatch.setattr("sys.argv", ["animate_run.py", str(tmp_path / "plain")])
+    with pytest.raises(SystemExit, match="needs a run with"):
+        animate_run.main()

@@ -459,6 +459,8 @@ def test_the_schema_is_printed_and_written_for_editors(here):
     assert json.loads(Path("a/run.schema.json").read_text()) == schema
     assert Path("a/run.toml").read_text().startswith("#:schema ./run.schema.json\n")
     assert RunConfig.from_file("a/run.toml") == RunConfig()
+    assert json.loads(here("config", "--schema", "--compare")[1])["required"] == ["compare"]
+    assert here("config", "--compare")[0] == 2
 
 
 def test_settings_of_other_methods_are_listed(here):

@@ -11,12 +11,15 @@ import pytest
 
 from feddrop.config import METHODS, RunConfig
 from feddrop.config.methods import method_named
-from feddrop.config.schema import run_schema
+from feddrop.config.schema import compare_schema, run_schema
+from feddrop.errors import ConfigError
+from feddrop.sweeps.comparison import checked, read_comparison
 from support.bad_toml import BY_SCHEMA
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {"sweep.toml", "problem.toml", "cell.toml", "power.toml", "urban_cell.toml", "pyproject.toml"}
-OTHERS |= {"compare_methods.toml", "compare_schemes.toml"}
+COMPARISONS = sorted((ROOT / "examples").glob("compare_*.toml"))
+OTHERS |= {path.name for path in COMPARISONS}
 """Files that are not configurations of a run."""
 EXAMPLES = [
     path
@@ -94,3 +97,51 @@ def test_defaults_and_descriptions_are_those_of_the_code():
     }
     assert rules["feddst"]["properties"]["alpha"]["default"] == method_named("feddst").alpha
     assert set(rules) == set(METHODS)
+
+
+@pytest.fixture(scope="module")
+def comparisons():
+    schema = compare_schema()
+    assert json.loads(json.dumps(schema, allow_nan=False)) == schema
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+ARMS = "[compare.arms.a]\nrate = 0.1\n[compare.arms.b]\nrate = 0.2\n"
+
+
+@pytest.mark.parametrize("text", [ARMS, *(path.read_text() for path in COMPARISONS)])
+def test_comparison_files_are_valid(comparisons, tmp_path, text):
+    (tmp_path / "compare.toml").write_text(text)
+    assert [error.message for error in comparisons.iter_errors(tomllib.loads(text))] == []
+    assert read_comparison(tmp_path / "compare.toml")
+
+
+def test_an_arm_may_change_settings_of_the_common_method(comparisons, tmp_path):
+    text = "method = 'fiarse'\n" + ARMS + "method = { threshold = 'layer' }\n"
+    (tmp_path / "compare.toml").write_text(text)
+    assert not list(comparisons.iter_errors(tomllib.loads(text)))
+    assert read_comparison(tmp_path / "compare.toml")[0]["b"].config.method == method_named("fiarse", threshold="layer")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "",
+        "[compare]\nseeds = 3",
+        "[compare.arms.a]\nrate = 0.1",
+        f"compare.seed = 3\n{ARMS}",
+        f"compare.budget = {{}}\n{ARMS}",
+        f"compare.budget = {{ byte = 1e6 }}\n{ARMS}",
+        f"compare.budget = {{ bytes = -1 }}\n{ARMS}",
+        f"compare.width = 'wide'\n{ARMS}",
+        f"rat = 0.3\n{ARMS}",
+        ARMS.replace("rate", "rat"),
+        ARMS.replace("rate = 0.1", "method = { name = 'fedavg', level = 'unit' }"),
+    ],
+)
+def test_mistakes_in_comparison_files_are_marked(comparisons, tmp_path, mistake):
+    assert list(comparisons.iter_errors(tomllib.loads(mistake)))
+    (tmp_path / "compare.toml").write_text(mistake)
+    with pytest.raises(ConfigError):
+        checked(tmp_path / "compare.toml", {})

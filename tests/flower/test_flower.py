@@ -14,6 +14,7 @@ import time
 import tomllib
 import traceback
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,8 +141,10 @@ def test_every_method_gives_the_bits_of_serial(tmp_path, given):
     run, twin = train(grid, settings), serial(tmp_path, settings)
     assert_same(run.params, twin.params)
     assert set(statuses(run).values()) == {"ok"}
-    remembered = [twin._memories.get(device) for device in range(4)]
-    kept = [NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._memories.get(k).decode()) for k in range(4)]
+    remembered = [twin._disk.memories.get(device) for device in range(4)]
+    kept = [
+        NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._disk.memories.get(k).decode()) for k in range(4)
+    ]
     assert kept == remembered
     assert any(remembered) == (given in ("feddst", "prunefl", "support.executors:remembering"))
 
@@ -512,7 +515,7 @@ def test_two_nodes_of_one_number_and_another_network_are_refused(tmp_path, caplo
     assert set(statuses(train(grid, settings)).values()) == {"ok"}
     assert "claims to be device 2" in caplog.text
     other = FakeGrid(client_app(), {**settings, "model.name": "lenet"}, nodes(tmp_path))
-    with pytest.raises(feddrop.RunError, match="its network or version of feddrop differs"):
+    with pytest.raises(feddrop.RunError, match="its network or frame format differs"):
         train(other, {**settings, "flower.out": str(tmp_path / "other")})
 
 
@@ -524,9 +527,107 @@ def test_one_node_with_another_network_does_not_end_a_run_that_can_do_without(tm
     settings["flower.join_s"] = 1.0
     run = train(grid, settings)
     assert {device for (_, device), status in statuses(run).items() if status != "ok"} == {2}
-    assert "cannot take part: its network or version of feddrop differs" in caplog.text
+    assert "rejected as device 2: its network or frame format differs" in caplog.text
     with pytest.raises(feddrop.RunError, match=r"device 2 .*its network.* 3 other devices are connected; 4 are needed"):
         train(grid, {**settings, "flower.min_nodes": 4, "flower.out": str(tmp_path / "all")})
+
+
+def reporting(grid, **notes):
+    """Let device 2 report other facts about itself."""
+    app = grid.app
+
+    def changed(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type != "query" or context.node_config["partition-id"] != 2:
+            return reply
+        frame, said = unpack(reply.content)
+        return Message(pack(frame, **{**said, **notes}), reply_to=message)
+
+    grid.app = changed
+
+
+def test_a_node_of_another_version_is_rejected_by_one_line_that_names_both(tmp_path, caplog):
+    ours = f"feddrop {version('feddrop')}"
+    settings_ = {"rounds": 1, "flower.min_nodes": 3, "flower.join_s": 0.5}
+    for software, accept in (("feddrop 0.2.0", ""), ("", ""), ("feddrop 0.2.0", "other 1, feddrop 0.2.0")):
+        caplog.clear()
+        folder = tmp_path / f"{software}-{bool(accept)}"
+        grid, settings = federation(folder, {**settings_, "flower.accept": accept})
+        reporting(grid, software=software)
+        run = train(grid, settings)
+        known = json.loads((folder / "run" / "fleet.json").read_text())
+        assert known["server"]["software"] == known["nodes"]["0"]["software"] == ours
+        if accept:
+            assert set(statuses(run).values()) == {"ok"}
+            assert known["nodes"]["2"]["software"] == software
+            continue
+        line = f"it runs {software or 'an unknown version'}, the server {ours}."
+        assert statuses(run)[1, 2].startswith(f"rejected: {line}")  # not "dead"
+        assert len([message for message in caplog.messages if line in message and "rejected as" in message]) == 1
+        assert known["rejected"]["2"].startswith(line)
+
+
+def test_another_torch_is_recorded_and_warned_of(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    reporting(grid, torch="1.0")
+    assert set(statuses(train(grid, settings)).values()) == {"ok"}
+    assert f"runs torch 1.0, the server {torch.__version__}" in caplog.text
+    assert json.loads((tmp_path / "run" / "fleet.json").read_text())["nodes"]["2"]["torch"] == "1.0"
+
+
+@pytest.mark.parametrize("first", ["impostor", "right"])
+def test_the_node_whose_key_is_registered_for_a_device_is_that_device(tmp_path, caplog, first):
+    """Whoever comes first: a node that claims the number of another is rejected, not the right one."""
+    grid, settings = federation(tmp_path, {"rounds": 1}, configs=[])
+    for config in nodes(tmp_path)[:2] + nodes(tmp_path)[3:]:
+        number = grid.join(config)
+        grid.names[number] = f"device-{config['partition-id']}"
+    claimants = [grid.join(nodes(tmp_path)[2]), grid.join(nodes(tmp_path)[2])]
+    right = claimants[first == "right"]  # the smaller number is asked first
+    grid.names[right] = "device-2"
+    run = train(grid, settings)
+    assert set(statuses(run).values()) == {"ok"}
+    assert "is registered as device-2" in caplog.text or first == "right"
+    found = json.loads((tmp_path / "run" / "fleet.json").read_text())["nodes"]["2"]
+    assert (found["node"], found["name"]) == (right, "device-2")
+    assert found["key"].startswith("SHA256:")
+
+
+def test_a_key_registered_for_one_device_cannot_claim_another(tmp_path, caplog):
+    grid, settings = federation(tmp_path, {"rounds": 1, "flower.min_nodes": 3, "flower.join_s": 0.5})
+    two = next(n for n, context in grid.contexts.items() if context.node_config["partition-id"] == 2)
+    grid.names[two] = "device-3"
+    assert "its key was registered as device-3" in statuses(train(grid, settings))[1, 2]
+    grid.names = {
+        n: f"device-{context.node_config['partition-id']}" for n, context in grid.contexts.items() if n != two
+    }
+    run = train(grid, {**settings, "flower.named": True, "flower.out": str(tmp_path / "named")})
+    assert "was not registered for a device, which flower.named requires" in statuses(run)[1, 2]
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_data_that_grow_are_a_setting(tmp_path, growing, caplog):
+    digits, held = feddrop.load_dataset("digits"), [20]
+
+    def data(context):
+        return replace(digits, train_x=digits.train_x[: held[0]], train_y=digits.train_y[: held[0]])
+
+    class Growing:
+        def on_round(self, record):
+            held[0] += 10
+
+    caplog.set_level(logging.INFO, "feddrop")
+    grid, settings = federation(tmp_path, {"rounds": 3, "flower.growing": growing})
+    grid.app = lambda message, context: client_app(data)(message, context)  # a process per message, as on a node
+    if growing:
+        run = train(grid, settings, callbacks=[Growing()])
+        assert [record.devices[0].samples for record in run.records] == [20, 30, 40]
+        assert "has 30 samples; it had 20" in caplog.text
+        more = train(grid, {**settings, "rounds": 4}, callbacks=[Growing()])  # resumed with what it has by now
+        assert more.records[3].devices[0].samples == 50
+    else:
+        with pytest.raises(feddrop.RunError, match="returned num_samples 30; expected 20"):
+            train(grid, settings, callbacks=[Growing()])
 
 
 def test_the_summary_of_many_rounds_takes_no_longer_than_reading_them(caplog):

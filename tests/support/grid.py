@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -16,6 +17,7 @@ class FakeGrid:
 
     Attributes:
         online: connected nodes, by Flower's number.
+        names: the names that nodes were registered by.
         altered: (node, message, reply) -> the replies to send instead, each (delay in seconds, message).
         frames: bytes of arrays down and up, as Flower counts them.
     """
@@ -26,6 +28,7 @@ class FakeGrid:
         self.contexts: dict[int, Context] = {}
         self.online: set[int] = set()
         self.altered: Callable | None = None
+        self.names: dict[int, str] = {}
         self.frames = [0, 0]
         self.pushed: list[tuple[int, str]] = []
         self._numbers, self._ids = itertools.count(1), itertools.count(seed * 1000, -13)
@@ -46,6 +49,11 @@ class FakeGrid:
 
     def get_node_ids(self):
         return list(self.online)
+
+    def get_nodes(self):
+        """As Flower's grids: the key of every node and, if it has one, the name that it was registered by."""
+        names = {number: self.names.get(number, "") for number in self.online}
+        return [SimpleNamespace(node_id=n, public_key=b"key %d" % n, name=name) for n, name in names.items()]
 
     def push_messages(self, messages):
         numbers = []

@@ -274,15 +274,17 @@ def test_a_comparison_killed_half_way_goes_on(tmp_path):
 # --- the command and the page
 
 
-def test_the_blocks_of_the_page(tmp_path, monkeypatch, here):
-    """compare.md: a figure with other names, and a comparison in Python."""
+def test_the_blocks_of_the_pages(tmp_path, monkeypatch, here):
+    """compare.md and compare-runs.md: a figure with other names, and comparisons in Python."""
     monkeypatch.chdir(tmp_path)
     for rate in ("0.0", "0.3"):
         feddrop.run(small("", f"rate={rate}", "rounds=1"), f"runs/rate-{rate}")
-    for block in blocks(ROOT / "docs" / "compare.md", "python"):
-        exec(compile(block.text, "compare.md", "exec"), {"__name__": "__main__"})
+    for page in ("compare.md", "guides/compare-runs.md"):
+        for block in blocks(ROOT / "docs" / page, "python"):
+            exec(compile(block.text, page, "exec"), {"__name__": "__main__"})
     assert Path("bytes.pdf").exists()
     assert Path("runs/compared/comparison.html").exists()
+    assert Path("runs/guide/comparison.html").exists()
 
 
 @pytest.mark.parametrize("name", ["compare_methods", "compare_schemes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import multiprocessing
 from pathlib import Path
 
@@ -336,3 +337,15 @@ def test_what_is_left_of_a_sweep_is_never_no_time_at_all():
     board._first = 0
     assert board._summary(2, {}, 9, 10).endswith("9 of 10 rounds, about 1 min left")
     assert board._summary(2, {}, 10, 10).endswith("10 of 10 rounds")
+
+
+def test_runs_of_one_worker_do_not_repeat_each_others_warnings(caplog):
+    log = logging.getLogger("feddrop")
+    before = list(log.filters)
+    try:
+        engine._trainer(None)
+        for text in ("62 of 128 units", "62 of 128 units", "60 of 128 units"):
+            log.warning("%s are in no window", text)
+    finally:
+        log.filters[:] = before
+    assert [record.getMessage()[:2] for record in caplog.records] == ["62", "60"]

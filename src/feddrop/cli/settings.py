@@ -44,6 +44,7 @@ def config(
     method: str | None = None,
     write: Annotated[Path | None, Parameter(negative=())] = None,
     schema: Annotated[bool, FLAG] = False,
+    compare: Annotated[bool, FLAG] = False,
     json_: Json = False,
 ) -> None:
     """List every setting of a run with its default and meaning.
@@ -56,9 +57,13 @@ def config(
         Write a commented TOML file with all settings, for `feddrop run FILE`.
     schema:
         Print the JSON schema of the configuration for editors; with --write, write it beside the TOML file.
+    compare:
+        With --schema: print that of a comparison file, for `feddrop compare`.
     json_:
         Print a JSON list of keys, defaults and meanings.
     """
+    if compare and (write is not None or not schema):
+        raise ConfigError("--compare prints a schema: use it with --schema and without --write.")
     found = list(tables(method))
     if write is not None:
         hint = ""
@@ -69,7 +74,7 @@ def config(
         _create(write, hint + as_toml(found))
         say(f"Written: {write}. Edit it, then run: feddrop run {write}")
     elif schema:
-        print(_schema(), end="")
+        print(_schema(compare), end="")
     elif json_:
         keys = [row._asdict() | {"key": f"{table.name}.{row.key}".lstrip(".")} for table in found for row in table.rows]
         print(json.dumps([row | {"default": _json_default(row["default"])} for row in keys]))
@@ -186,10 +191,10 @@ def _print(found: list[SettingsTable]) -> None:
     say("Change a setting with --set section.key=value, or in a file: feddrop config --write run.toml")
 
 
-def _schema() -> str:
-    from feddrop.config.schema import run_schema
+def _schema(compare: bool = False) -> str:
+    from feddrop.config.schema import compare_schema, run_schema
 
-    return json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(compare_schema() if compare else run_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _json_default(value: Any) -> Any:

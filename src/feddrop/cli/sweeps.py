@@ -139,7 +139,7 @@ def compare(
         raise
     for row in found.rows:
         if row.measure == "rounds":
-            say(f"{row.arm}: {row.runs} runs of {row.mean:g} rounds")
+            say(f"{row.arm}: {row.runs} runs of {row.mean:.4g} rounds")
     say(f"Tables and figures: {folder}")
     say(f"Comparison: {found.page}")
 

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from feddrop.config.compare import Budget, Compare
 from feddrop.config.conversion import declared, options_of, to_table
 from feddrop.config.descriptions import meanings, summary
 from feddrop.config.fields import Limits
@@ -35,9 +36,33 @@ def run_schema() -> Schema:
     return {"$schema": DRAFT, "title": "feddrop run configuration"} | top
 
 
+def compare_schema() -> Schema:
+    """Return the JSON schema of a comparison file: the settings of a run, and ``[compare]`` with its arms."""
+    run = run_schema()
+    settings = {name: run[name] for name in ("type", "additionalProperties", "properties")}
+    arm = settings | {"properties": run["properties"] | {"method": _method(default="")}}
+    compare = _table(Compare)
+    compare["properties"]["budget"] = _table(Budget) | {"minProperties": 1}
+    compare["properties"]["arms"] = {
+        "description": "The arms, by name.",
+        "type": "object",
+        "minProperties": 2,
+        "additionalProperties": {"$ref": "#/$defs/arm"},
+    }
+    compare["required"] = ["arms"]
+    return {
+        "$schema": DRAFT,
+        "title": "feddrop comparison",
+        "description": "The settings of a run, which all arms share, and [compare].",
+        "$defs": {"arm": {"description": "The settings in which an arm differs."} | arm},
+        **(settings | {"properties": run["properties"] | {"compare": compare}, "required": ["compare"]}),
+    }
+
+
 def _table(cls: type[Any]) -> Schema:
     """Return the schema of a section without the sections in it."""
-    texts, defaults, inner = meanings(cls), to_table(cls()), sections_of(cls)
+    texts, inner = meanings(cls), sections_of(cls)
+    defaults = {} if cls is Budget else to_table(cls())  # an empty budget is an error
     properties = {
         item.name: _property(hint, item.metadata["limits"], texts[item.name], defaults.get(item.name))
         for item, hint in declared(cls)
@@ -51,18 +76,21 @@ def _table(cls: type[Any]) -> Schema:
     }
 
 
-def _method() -> Schema:
-    """Return the schema of ``[method]``: a name, or a table whose other keys depend on its name."""
+def _method(default: str = "feddrop") -> Schema:
+    """Return the schema of ``[method]``: a name, or a table whose other keys depend on its name.
+
+    A table without a name has the settings of the default; without a default, those of a method named elsewhere.
+    """
     names: Schema = {
         "description": 'Name of the learning method, or "package.module:factory" for a custom one.',
-        "default": "feddrop",
+        **({"default": default} if default else {}),
         "anyOf": [{"enum": [*METHODS, SuppliedMethod.name]}, {"type": "string", "pattern": CUSTOM}],
     }
     rules: list[Schema] = []
     for name, cls in METHODS.items():
         table = _table(cls)
         condition: Schema = {"properties": {"name": {"const": name}}}
-        if name != "feddrop":  # the default
+        if name != default:
             condition["required"] = ["name"]
         rules.append({"if": condition, "then": table | {"properties": {"name": True} | table["properties"]}})
     table = {"type": "object", "properties": {"name": names}, "allOf": rules}

@@ -34,6 +34,9 @@ class Server(Settings):
             but at least one device; 0 cuts none. Set it to the share of devices that may be hostile. What too few
             devices hold for that is clipped to 3 times the usual size of the tensor's changes (also with
             ``"median"``).
+        agreement: τ of gradient masked averaging: the change of a weight is multiplied by the agreement of the devices
+            that hold it, the absolute mean of their signs, unless that is at least τ; 0 for none, 1 damps wherever
+            devices disagree.
         clip: largest update norm, as a multiple of the previous round's median norm, or of this round's if that is
             larger and there are at least three updates; 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum closest together are used
@@ -61,6 +64,7 @@ class Server(Settings):
     tau: float = setting(0.001, gt=0, only_with={"optimizer": ADAPTIVE})
     mean: str = setting("mean", choices=MEANS)
     trim: float = setting(0.1, ge=0, lt=0.5, only_with={"mean": ("trimmed",)})
+    agreement: float = setting(0.0, ge=0, le=1)
     clip: float = setting(0.0, ge=1, zero=True)
     krum: int = setting(0, ge=0)
     filter: bool = setting(False)

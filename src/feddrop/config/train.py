@@ -33,6 +33,8 @@ class Train(Settings):
         proximal: μ of FedProx: adds μ/2·‖w - w₀‖² to the loss, where w₀ are the weights at the start of the round.
         batch_size: samples per step.
         epochs: passes over the local data per round.
+        compress: fraction of the changes of its weights that a device sends, the largest of every tensor; it remembers
+            the others and adds them to its next update (top-k with error feedback). 1 sends all.
         loss: the loss; if empty, cross-entropy for classes and mean squared error for numbers.
     """
 
@@ -48,6 +50,7 @@ class Train(Settings):
     proximal: float = setting(0.0, ge=0, le=LARGEST)
     batch_size: int = setting(32, ge=1)
     epochs: int = setting(1, ge=1)
+    compress: float = setting(1.0, gt=0, le=1)
     loss: str = setting("", choices=("", *LOSSES), custom=True)
 
     def lr_at(self, round_: int, rounds: int) -> float:

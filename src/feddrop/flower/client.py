@@ -23,7 +23,7 @@ from feddrop.data import Dataset
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import NodeMemory
-from feddrop.flower.messages import DECLARED, Introduction, network_digest, pack, treatment, unpack
+from feddrop.flower.messages import DECLARED, Introduction, network_digest, own_versions, pack, treatment, unpack
 from feddrop.learning.local import Loss
 from feddrop.methods.method import MethodFactory
 from feddrop.seeds import derive
@@ -114,6 +114,7 @@ class ClientNode:
             samples=len(parts[self._number]),
             network=network_digest(self._device.model),
             inputs=treatment(dataset),
+            **own_versions(),  # type: ignore[arg-type]
             **declared,  # type: ignore[arg-type]
         )
 

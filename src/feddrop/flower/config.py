@@ -34,6 +34,12 @@ class FleetConfig(Settings):
             in the last rounds.
         deadline_s: deadline T0 of a planned round, by the server's clock.
         max_rate: highest rate θ that planning may choose.
+        growing: whether the data of a node may grow during the run: an update may then count more samples than the one
+            before it.
+        accept: software that nodes may run besides the server's version of feddrop, comma-separated, such as
+            ``"tiny-client 1.0, feddrop 0.3.1"``.
+        named: whether every node must be registered with the name of its device, as in
+            ``flwr supernode register KEY --name device-3``. Names of this form bind a key to a device in any case.
         policy: what to do if a node misses the deadline even at θ: ``"error"``, ``"leave-out"`` the node, or
             ``"stretch"`` the deadline.
     """
@@ -45,6 +51,9 @@ class FleetConfig(Settings):
     join_s: float = setting(300.0, gt=0)
     timeout_s: float = setting(600.0, gt=0)
     poll_s: float = setting(0.5, gt=0)
+    growing: bool = setting(False)
+    accept: str = setting("")
+    named: bool = setting(False)
     planning: str = setting("given", choices=PLANNINGS)
     deadline_s: float = setting(0.0, ge=0, only_with=_PLANNED)
     max_rate: float = setting(0.9, ge=0, lt=1, only_with=_PLANNED)

@@ -86,7 +86,9 @@ class Messenger:
     def _send(self, parcel: Parcel, waiting: dict[str, Sent], replies: dict[int, Reply]) -> None:
         node = self._fleet.nodes.get(parcel.device)
         if node is None:
-            replies[parcel.device] = Reply(memory=parcel.memory, error="dead: no node is connected for it", sent=False)
+            why = self._fleet.rejected.get(parcel.device)
+            error = f"rejected: {why}" if why else "dead: no node is connected for it"
+            replies[parcel.device] = Reply(memory=parcel.memory, error=error, sent=False)
             return
         content = pack(parcel.frame, memory=parcel.memory.decode())
         message = Message(content, node.node_id, MessageType.TRAIN, ttl=LATER * self._config.timeout_s)
@@ -137,6 +139,8 @@ class Messenger:
         if message_error := notes.get("error"):
             forgot = notes.get("forgot") is True
             return Reply(memory=sent.memory, error=f"failed: {clean(message_error, LONGEST)}", forgot=forgot)
+        if self._config.growing:
+            self._fleet.grow(sent.device, frame)
         return Reply(
             frame=frame,
             memory=str(notes.get("memory", ""))[:100].encode(),

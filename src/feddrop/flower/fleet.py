@@ -6,32 +6,48 @@ answer holds for the run.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from feddrop.errors import ConfigError, FeddropError, RunError, clean
+from feddrop import wire
+from feddrop.errors import ConfigError, FeddropError, FrameError, RunError, clean
 from feddrop.flower.config import FleetConfig
-from feddrop.flower.messages import LONGEST, Introduction, pack, unpack
+from feddrop.flower.messages import LONGEST, Introduction, own_versions, pack, unpack
 
 log = logging.getLogger("feddrop")
 
 TRIES = 3
 """Queries to a node before the server ignores it."""
+_BOUND = "device-"
+"""Begins the name of a node whose key is bound to a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetNode:
-    """A node that introduced itself: Flower's number, its introduction, and the seconds an empty message takes."""
+    """A node that introduced itself.
+
+    Attributes:
+        node_id: Flower's number.
+        introduction: how it described itself.
+        round_trip_s: seconds that an empty message takes.
+        key: fingerprint of its public key; empty if the grid does not know it.
+        registered_as: the name that its key was registered by, such as ``"device-3"``.
+    """
 
     node_id: int
     introduction: Introduction
     round_trip_s: float
+    key: str = ""
+    registered_as: str = ""
 
 
 class Fleet:
@@ -42,6 +58,7 @@ class Fleet:
         config: how nodes are treated.
         samples: samples per device, fixed when the device first introduces itself; 0 until then.
         nodes: connected nodes by device.
+        rejected: why the last node that claimed a device cannot take part, by device.
         refused: number of dropped replies by device and reason.
     """
 
@@ -49,7 +66,10 @@ class Fleet:
         self.grid, self.config = grid, config
         self.samples = [*samples] or [0] * devices
         self.nodes: dict[int, FleetNode] = {}
+        self.rejected: dict[int, str] = {}
         self.refused: Counter[tuple[int, str]] = Counter()
+        self._versions = own_versions()
+        self._accepted = {self._versions["software"], *(name.strip() for name in config.accept.split(",") if name)}
         self._least = config.min_nodes or devices
         self._known: dict[int, FleetNode] = {}  # by Flower's number, including disconnected nodes
         self._network = self._inputs = ""
@@ -100,11 +120,7 @@ class Fleet:
         for node in list(self._known.values()):
             if unfit := self._unfit(node):
                 reason = f"device {node.introduction.device} (node {node.node_id}) cannot take part: {unfit}"
-                log.warning(reason)
-                del self._known[node.node_id]
-                self._tries[node.node_id] = TRIES
-                if self.nodes.get(node.introduction.device) is node:
-                    del self.nodes[node.introduction.device]
+                self._reject(node, unfit)
         if reason and len(self.nodes) < self._least:
             raise RunError(f"{reason} {len(self.nodes)} other devices are connected; {self._least} are needed.")
 
@@ -114,7 +130,7 @@ class Fleet:
         return f"device {device} (node {node.node_id})" if node else f"device {device}"
 
     def _ask(self, node_id: int) -> None:
-        question = Message(pack(b""), node_id, MessageType.QUERY, ttl=self.config.join_s)
+        question = Message(pack(b"", **self._versions), node_id, MessageType.QUERY, ttl=self.config.join_s)
         for number in self.grid.push_messages([question]):
             if number:
                 self._asked[number] = node_id, time.monotonic()
@@ -135,38 +151,104 @@ class Fleet:
             return
         elapsed, busy = time.monotonic() - sent, notes.get("seconds")
         busy = min(max(busy, 0.0), elapsed) if isinstance(busy, float) else 0.0  # NaN becomes 0
-        node = FleetNode(node_id=node_id, introduction=introduction, round_trip_s=elapsed - busy)
+        key, name = self._registered(node_id)
+        node = FleetNode(
+            node_id=node_id, introduction=introduction, round_trip_s=elapsed - busy, key=key, registered_as=name
+        )
         if reason := self._unfit(node):
-            log.warning("node %d is rejected as device %d: %s", node_id, introduction.device, reason)
-            self._tries[node_id] = TRIES
+            self._reject(node, reason)
             return
+        if introduction.torch and introduction.torch != self._versions["torch"]:
+            log.warning(
+                "device %d (node %d) runs torch %s, the server %s: results may differ in the last bits.",
+                *(introduction.device, node_id, clean(introduction.torch, 40), self._versions["torch"]),
+            )
         self._known[node_id] = node
         self._settle(node)
+
+    def _registered(self, node_id: int) -> tuple[str, str]:
+        """Return the fingerprint of a node's public key and the name that it was registered by; empty if unknown."""
+        nodes: Iterable[Any] = getattr(self.grid, "get_nodes", tuple)()  # not every grid knows more than numbers
+        for one in nodes:
+            if one.node_id == node_id and one.public_key:
+                digest = base64.b64encode(hashlib.sha256(one.public_key).digest()).decode().rstrip("=")
+                return f"SHA256:{digest}", clean(one.name, 60)
+        return "", ""
+
+    def _reject(self, node: FleetNode, reason: str) -> None:
+        """Ignore a node from now on, and say why once."""
+        device = node.introduction.device
+        log.warning("node %d is rejected as device %d: %s", node.node_id, device, reason)
+        self._known.pop(node.node_id, None)
+        self._tries[node.node_id] = TRIES
+        if self.nodes.get(device) is node:
+            del self.nodes[device]
+        if device not in self.nodes and device < len(self.samples):
+            self.rejected[device] = reason
 
     def _unfit(self, node: FleetNode) -> str:
         """Return why a node cannot take part; empty if it can."""
         device, devices = node.introduction.device, len(self.samples)
         if device >= devices:
             return f"device numbers are 0 to {devices - 1} (data.devices)."
+        if reason := self._misnamed(node):
+            return reason
+        if node.introduction.software not in self._accepted:
+            theirs, ours = clean(node.introduction.software, 60) or "an unknown version", self._versions["software"]
+            return f"it runs {theirs}, the server {ours}. Install the same, or add it to flower.accept."
         if self._network and node.introduction.network != self._network:
-            return "its network or version of feddrop differs from the server's. Install the same app on both."
+            return "its network or frame format differs from the server's. Install the same app on both."
         theirs = node.introduction.inputs
         if self._inputs and theirs and theirs != self._inputs:
             return (
                 f"its inputs are {theirs}, the server's {self._inputs}, so the test accuracy would be wrong. Scale "
                 "both in the same way and pass normalise=False to from_arrays, or let from_arrays normalise both."
             )
-        held = self.samples[device]
-        if held and held != node.introduction.samples:
-            return f"it reports {node.introduction.samples} samples; device {device} started this run with {held}."
+        held, found = self.samples[device], node.introduction.samples
+        if held and held != found and not (self.config.growing and found > held):
+            more = " Set flower.growing = true if its data grow." if found > held and not self.config.growing else ""
+            return f"it reports {found} samples; device {device} started this run with {held}.{more}"
         return ""
 
+    def _misnamed(self, node: FleetNode) -> str:
+        """Return how a node's number contradicts the name that its key was registered by; empty if it does not."""
+        name, device = node.registered_as, node.introduction.device
+        if name.startswith(_BOUND) and name != f"{_BOUND}{device}":
+            return f"its key was registered as {name}, so it cannot be device {device}."
+        if self.config.named and not name.startswith(_BOUND):
+            wanted = f"flwr supernode register KEY.pub --name {_BOUND}{device}"
+            return f"its key was not registered for a device, which flower.named requires: {wanted}."
+        return ""
+
+    def grow(self, device: int, frame: bytes) -> None:
+        """Accept more samples from an update, if it says so; what else it says is checked as ever."""
+        try:
+            found = wire.parse(frame).header.num_samples
+        except FrameError:
+            return
+        if self.samples[device] < found < 2**31:
+            log.info("%s has %d samples; it had %d.", self.name(device), found, self.samples[device])
+            self.samples[device] = found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known about the nodes of all devices, for ``fleet.json``."""
+        described = {}
+        for device, node in sorted(self.nodes.items()):
+            identity = {"node": node.node_id, "key": node.key, "name": node.registered_as}
+            described[str(device)] = identity | node.introduction.notes()
+        return {"server": self._versions, "nodes": described, "rejected": {str(k): v for k, v in self.rejected.items()}}
+
     def _settle(self, node: FleetNode) -> None:
-        """Assign a node to its device, unless another node has it."""
+        """Assign a node to its device. Another node has it already, unless this one was registered by its name."""
         device = node.introduction.device
         other = self.nodes.get(device)
+        bound = f"{_BOUND}{device}"
+        if other is not None and node.registered_as == bound != other.registered_as:
+            self._reject(other, f"node {node.node_id} is registered as {bound}.")
+            other = None
         if other is None:
             self.nodes[device] = node
+            self.rejected.pop(device, None)
             self.samples[device] = node.introduction.samples
             log.info("device %d is node %d, with %d samples.", device, node.node_id, node.introduction.samples)
         elif other.node_id != node.node_id and self._tries[node.node_id] <= TRIES:

@@ -7,7 +7,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from importlib.metadata import version
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
@@ -54,6 +56,11 @@ def network_digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def own_versions() -> dict[str, str]:
+    """Return the versions that a node reports of itself, and with which the server compares them."""
+    return {"software": f"feddrop {version('feddrop')}", "torch": str(torch.__version__)}
+
+
 def treatment(dataset: Dataset) -> str:
     """Return whether the inputs of a data set are ``"normalised"`` or ``"as given"``; empty if that is unknown."""
     known = [step for step in dataset.preprocessing if step is not None]
@@ -74,6 +81,8 @@ class Introduction(Settings):
         samples: number of training samples.
         network: :func:`network_digest` of its network.
         inputs: :func:`treatment` of its data.
+        software: name and version of the program that trains, such as ``"feddrop 0.3.0"``.
+        torch: version of torch; empty without torch.
         flops_per_s: computing speed in FLOP/s.
         down_bps: download speed in bit/s.
         up_bps: upload speed in bit/s.
@@ -86,6 +95,8 @@ class Introduction(Settings):
     samples: int = setting(MISSING, ge=1, lt=2**31)
     network: str = setting(MISSING)
     inputs: str = setting("")
+    software: str = setting("")
+    torch: str = setting("")
     flops_per_s: float = setting(0.0, ge=0)
     down_bps: float = setting(0.0, ge=0)
     up_bps: float = setting(0.0, ge=0)

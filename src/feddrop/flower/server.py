@@ -184,8 +184,8 @@ def _train_rounds(run: Run, fleet: Fleet, planners: Sequence[NodeRates]) -> None
             planner.restore(_read(path), run.round)
     for record in run:
         _log_round(record, fleet)
-        for planner in planners:
-            write_atomically(path, json.dumps({"measured": planner.to_json()}).encode())
+        measured = {"measured": planners[0].to_json()} if planners else {}
+        write_atomically(path, json.dumps({**fleet.to_json(), **measured}, indent=1).encode())
 
 
 def _log_round(record: RoundRecord, fleet: Fleet) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
 from feddrop.errors import ConfigError, named_object
 from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, windows
+from feddrop.methods.agreement import with_agreement
+from feddrop.methods.compression import with_compression
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.methods.sizes import device_network
 
@@ -51,6 +53,14 @@ def build_method(settings: MethodSettings, setup: Setup) -> Method:
         return method if method.at else method._replace(at=partial(device_network, setup, method))
     factory = _custom_factory(settings)
     return checked_method(factory(setup, **settings.settings), settings.factory)
+
+
+def build_run_method(factory: MethodFactory, setup: Setup) -> Method:
+    """Build the method of a run: what a factory makes, with the steps of ``[train]`` and ``[server]`` around it."""
+    method = checked_method(factory(setup), "method")
+    if setup.train.compress < 1.0:
+        method = with_compression(method, setup)
+    return with_agreement(method, setup) if setup.server.agreement else method
 
 
 def factory_of(settings: MethodSettings) -> MethodFactory:

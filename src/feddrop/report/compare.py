@@ -38,6 +38,8 @@ from feddrop.report.radio import CHARGED
 from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
+MOST_COLUMNS = 9
+"""Measures of one table; with more, what runs spent by their end has a table of its own."""
 TITLES: dict[Against, str] = {
     "round": "by round",
     "bytes": "by traffic",
@@ -221,14 +223,22 @@ def _seeds(group: Group) -> str:
 
 
 def _results(found: Standings) -> Html:
-    """Return a table with one row per group: means, and for results the standard deviation."""
-    head, rows = [], []
-    for group, line in found.lines():
-        line.sort(key=lambda pair: pair[0].step is not None)  # costs of a target last
-        head = [measure.name for measure, _ in line]
-        rows.append(
-            [el("span", _dot(group), group.name), len(group.runs), *(measure.text(row) for measure, row in line)]
-        )
+    """Return a table with one row per group: means, and for results the standard deviation; two tables if wide."""
+    lines = [(group, sorted(line, key=lambda pair: pair[0].step is not None)) for group, line in found.lines()]
+    first = range(len(lines[0][1]))  # costs of a target last
+    cuts: list[Sequence[int]] = [first]
+    if len(first) > MOST_COLUMNS:
+        judged = [n for n in first if lines[0][1][n][0].better]
+        cuts = [judged, [n for n in first if n not in judged]]
+    return Html("".join(_table(lines, cut) for cut in cuts))
+
+
+def _table(lines: Sequence[tuple[Group, list[tuple[Measure, Row]]]], columns: Sequence[int]) -> Html:
+    head = [lines[0][1][n][0].name for n in columns]
+    rows = [
+        [el("span", _dot(group), group.name), len(group.runs), *(line[n][0].text(line[n][1]) for n in columns)]
+        for group, line in lines
+    ]
     return table(["run", "seeds", *head], rows)
 
 

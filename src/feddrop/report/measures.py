@@ -7,7 +7,7 @@ A group is judged by the rule of :mod:`feddrop.comparison.verdicts`, seed by see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,9 +62,13 @@ class Measure:
             return quantities.UNKNOWN
         size, unit = scale or self.scale(abs(mean))
         digits = self.digits if self.unit != "rounds" else 0 if float(mean).is_integer() else 1
+        large = digits is None and self.spread and abs(spread) > abs(mean)
+        if large:  # the spread decides the decimal places of both
+            digits = len(in_digits(spread / size).partition(".")[2])
         text = in_digits(mean / size) if digits is None else f"{mean / size:z,.{digits}f}"
         if np.isfinite(spread) and self.spread and (spread or self.unit != "rounds"):
-            text += f" ± {spread / size:.{len(text.partition('.')[2]) or 1}f}"
+            places = len(text.partition(".")[2]) or (0 if large else 1)
+            text += f" ± {spread / size:.{places}f}"
         return " ".join(filter(None, (sign, text, unit)))
 
     def text(self, row: Row) -> str:
@@ -76,7 +80,8 @@ class Measure:
     def difference(self, row: Row) -> str:
         """Write the difference of a row with its standard error."""
         size, unit = self.scale(max(abs(row.difference), 0.0 if np.isnan(row.error) else row.error))
-        shown = self.write(row.difference, row.error, scale=(size, "points" if unit == "%" else unit))
+        finer = self if self.digits is None else replace(self, digits=self.digits + 1)  # errors are small
+        shown = finer.write(row.difference, row.error, scale=(size, "points" if unit == "%" else unit))
         sign = {">=": "≥ ", "<=": "≤ "}.get(row.bound, "")
         return f"{sign}{'+' if row.difference > 0 else ''}{shown.replace('-', '−')}"
 

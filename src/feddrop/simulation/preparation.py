@@ -17,7 +17,7 @@ from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.metrics import copied
-from feddrop.methods import build_method, checked_method
+from feddrop.methods import build_run_method, factory_of
 from feddrop.methods.method import Method, Setup, Sizes, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -97,8 +97,6 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
     method = task.factory(task.setup)
-    if custom.method is not None:
-        checked_method(method, "method")
     counted = flops.count_flops(task.setup.model, task.setup.example)
     roster = Roster(config.participation, len(samples), config.seed)
     frozen = parameters.frozen(task.setup.model)
@@ -160,7 +158,7 @@ def device_task(
         held = torch.from_numpy(data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition")))
     return Task(
         setup=setup,
-        factory=custom.method or partial(build_method, config.method),
+        factory=partial(build_run_method, custom.method or factory_of(config.method)),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         validation=held,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import multiprocessing as mp
 import os
@@ -161,13 +162,30 @@ def _nothing(_link: Connection, _pid: int) -> None:
     """Send nothing at start: each call carries its run."""
 
 
+class _Once(logging.Filter):
+    """Passes each message once, so that runs that differ in their seed do not repeat each other's warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is new."""
+        text = record.getMessage()
+        new = text not in self._seen
+        self._seen.add(text)
+        return new
+
+
 def _trainer(_: Connection) -> Callable[..., str]:
+    logging.getLogger("feddrop").addFilter(_Once())
     return _train
 
 
 def _trainer_seeing(probe: str) -> Callable[..., str]:
     if not Path(probe).exists():
         raise RunError(f"{socket.gethostname()} has no {Path(probe).parent}: all machines must share a sweep's folder")
+    logging.getLogger("feddrop").addFilter(_Once())
     return _train
 
 
