@@ -128,6 +128,7 @@ class Events:
         time, device, rank = self._next()
         if rank < 0:
             raise ValueError("there is no event to come.")
+        time = max(self.now, time)  # rounding must not turn the clock back
         self.now, job = time, self.jobs[device]
         self.count += 1
         if rank == _LEAVE:
