@@ -22,8 +22,8 @@ STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #3a4252 } .big { font-size: 17px; font-weight: 600; fill: #1b2434 }
 .cell { fill: #eef3fb; stroke: #c9d6ea } .full { fill: #ffffff; stroke: #2a5fc4 } .subnet { fill: #2a5fc4 }
 .link { stroke: #8fb0e6; stroke-linecap: round } .server { fill: #1b3a7a } .axis { stroke: #9aa5b5; fill: none }
-.curve { stroke: #d1495b; fill: none; stroke-width: 2.5 } .head { fill: #d1495b }
-@media (prefers-color-scheme: dark) { text { fill: #c3cad6 } .big { fill: #eceef1 }
+.curve { stroke: #d1495b; fill: none; stroke-width: 2.5 } .head { fill: #d1495b } .paper { fill: #ffffff }
+@media (prefers-color-scheme: dark) { text { fill: #c3cad6 } .paper { fill: #161d2b } .big { fill: #eceef1 }
 .cell { fill: #1c2536; stroke: #33415c } .full { fill: #111827 } .server { fill: #8ab6fa } .link { stroke: #47689e } }
 """
 
@@ -101,6 +101,7 @@ def draw(run: feddrop.LoadedRun) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{devices} devices train subnets over a cell while the accuracy rises"><style>{STYLE}</style>'
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
         f'<circle class="cell" cx="{CENTER[0]}" cy="{CENTER[1]}" r="{RADIUS + 18}"/>{"".join(rows)}'
         f'<circle class="server" cx="{CENTER[0]}" cy="{CENTER[1]}" r="9"/>{draw_curve(rounds)}'
         f'<text x="{LEFT}" y="{HEIGHT - 8}">disc: subnet kept; line: share of the band</text></svg>\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import feddrop
-from feddrop import allocation, executors, models, wire
+from feddrop import allocation, executors, models, schemes, wire
 from feddrop.config import METHODS, RunConfig
 from feddrop.config.conversion import declared
 from feddrop.config.presets import SITES
@@ -60,7 +60,9 @@ IMPLEMENTED = {
     "radio.devices": ("paper", *devices.KINDS, *devices.GROUPS),
     "radio.policy": allocation.POLICIES,
     "radio.propagation": ("", *propagation.MODELS),
-    "radio.scheme": allocation.SCHEMES,
+    "radio.scheme": (*allocation.SCHEMES, *schemes.SCHEME_TABLE, "custom"),
+    "radio.channel": ("", *schemes.CHANNEL_TABLE, "custom"),
+    "radio.outcome": (*schemes.OUTCOME_TABLE, "custom"),
     "train.loss": ("", *losses.LOSSES),
 }
 """The choices of a setting, and the table elsewhere that implements them."""

@@ -113,7 +113,8 @@ def less(monkeypatch):
 
     monkeypatch.setattr(feddrop.RunConfig, "from_toml", classmethod(smaller_from_toml))
     monkeypatch.setattr(feddrop.RunConfig, "__init__", smaller_init)
-    monkeypatch.setattr("feddrop.report.write_report", lambda folder: folder)
+    for module in ("report", "simulation.finish"):
+        monkeypatch.setattr(f"feddrop.{module}.write_report", lambda folder: folder)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ ROOT = Path(feddrop.__file__).parent
 TESTS = Path(__file__).parent
 # Folders and files right below feddrop/, in import order: each imports itself and those before it.
 ORDER = (
-    *("errors", "seeds", "config", "allocation", "radio", "subnets", "wire", "models", "data", "learning", "methods"),
-    *("storage", "comparison", "report", "executors", "simulation", "flower", "explore", "sweeps", "theory", "cli"),
-    "__main__",
+    *("errors", "seeds", "config", "allocation", "radio", "schemes", "subnets", "wire", "models", "data", "learning"),
+    *("methods", "storage", "comparison", "report", "executors", "simulation", "flower", "explore", "sweeps", "theory"),
+    *("cli", "__main__"),
 )
 # Folders that import neither package, directly or through others.
 WITHOUT = {
@@ -26,6 +26,7 @@ WITHOUT = {
     "config": {"numpy", "torch"},
     "allocation": {"torch"},
     "radio": {"torch"},
+    "schemes": {"torch"},
     "report": {"torch"},
     "explore": {"torch"},
 }

@@ -123,7 +123,8 @@ def test_what_one_calls_first_has_an_example(name):
 
 # --- keywords of a run
 
-OBJECTS = {"model", "dataset", "parts", "method", "executor", "loss", "metrics", "gains", "samples", "rates"}
+OBJECTS = {"model", "dataset", "parts", "method", "executor", "loss", "metrics", "gains", "samples"}
+OBJECTS |= {"scheme", "channel", "outcome"}
 STARTING = {"config", "out", "resume", "overwrite", "command"}
 
 

@@ -52,6 +52,7 @@ from feddrop.executors import Processes as Processes
 from feddrop.executors import Ray as Ray
 from feddrop.executors import Reply as Reply
 from feddrop.executors import Serial as Serial
+from feddrop.explore.widgets import explore_cell as explore_cell
 from feddrop.methods import build_method as build_method
 from feddrop.methods.fiarse import at_rate as at_rate
 from feddrop.methods.fjord import at_width as at_width
@@ -72,6 +73,10 @@ from feddrop.models import resnet18 as resnet18
 from feddrop.models import transformer as transformer
 from feddrop.radio import Cell as Cell
 from feddrop.radio import gains_from as gains_from
+from feddrop.radio.outcome import Outcome as Outcome
+from feddrop.radio.outcome import Truth as Truth
+from feddrop.radio.plan import Plan as Plan
+from feddrop.radio.plan import SeenRound as SeenRound
 from feddrop.report import write_report as write_report
 from feddrop.seeds import derive as derive
 from feddrop.simulation.callbacks import MLflow as MLflow

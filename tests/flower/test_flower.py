@@ -739,8 +739,8 @@ def test_arguments_that_do_not_exist_or_have_no_effect_are_refused(tmp_path):
         train(None, settings, samples=[1, 2, 3, 4])
     with pytest.raises(ConfigError, match="loss is 3; it must be a function"):
         client_app(loss=3)
-    with pytest.raises(ConfigError, match=r"rates=... has no effect with flower.planning"):
-        train(None, settings, rates=lambda work, who: None)  # before any node is asked
+    with pytest.raises(ConfigError, match=r"scheme=... has no effect with flower.planning"):
+        train(None, settings, scheme=lambda seen: None)  # before any node is asked
 
 
 @pytest.mark.parametrize("config", [{}, {"partition-id": 4}, {"partition-id": "0"}, {"partition-id": -1}])

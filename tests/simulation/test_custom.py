@@ -1,4 +1,4 @@
-"""Custom objects: network, data, parts, method, executor, loss, metrics, rates."""
+"""Custom objects: network, data, parts, method, executor, loss, metrics, scheme."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import feddrop
 from feddrop.errors import ConfigError, DataError, RunError
 from feddrop.executors import Serial
 from feddrop.simulation.custom import CustomObjects
-from feddrop.simulation.schemes import GivenRates
+from feddrop.simulation.schemes import GivenRates, PlannedBy
 
 SETTINGS = "rounds = 2\ndata = { devices = 3, train_limit = 120 }\ntrain = { batch_size = 16 }"
 
@@ -236,19 +236,21 @@ def test_a_rate_besides_custom_rates_has_no_effect_unless_they_use_it(tmp_path, 
 
     for decider in (GivenRates, Taking):
         feddrop.Run(
-            config("rate=0.5"), tmp_path / decider.__name__, rates=lambda _, who, own=decider: own([0.1] * 3, who)
+            config("rate=0.5"),
+            tmp_path / decider.__name__,
+            scheme=PlannedBy(lambda _, who, own=decider: own([0.1] * 3, who)),
         )
-    assert caplog.messages == ["rate: no effect, because rates=... was given."]
+    assert caplog.messages == ["rate: no effect, because scheme=... was given."]
 
 
 def test_a_radio_or_gains_besides_custom_rates_have_no_effect_and_are_reported(tmp_path, caplog):
     def own(_, who):
         return GivenRates([0.1] * 3, who)
 
-    feddrop.Run(config("radio.deadline_s=20"), tmp_path / "run", rates=own)
-    assert "[radio]: no effect, because rates=... was given." in caplog.messages
-    with pytest.raises(ConfigError, match=r"gains have no effect if rates=... decides"):
-        feddrop.Run(config("radio.deadline_s=20"), tmp_path / "gains", rates=own, gains=np.ones((2, 3)))
+    feddrop.Run(config("radio.deadline_s=20"), tmp_path / "run", scheme=PlannedBy(own))
+    assert "[radio]: no effect, because scheme=... was given." in caplog.messages
+    with pytest.raises(ConfigError, match=r"gains are given, which have no effect if a planner decides"):
+        feddrop.Run(config("radio.deadline_s=20"), tmp_path / "gains", scheme=PlannedBy(own), gains=np.ones((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_run_is_resumed_with_the_custom_objects_of_its_start(tmp_path, small):
         "loss": lambda outputs, targets: 5 * nn.functional.cross_entropy(outputs, targets),
         "method": lambda setup: feddrop.build_method(feddrop.HeteroFL(), setup),
         "metrics": {"accuracy": lambda outputs, targets: torch.ones(())},
-        "rates": lambda work, who: GivenRates([0.1] * len(work.samples), who),
+        "scheme": PlannedBy(lambda work, who: GivenRates([0.1] * len(work.samples), who)),
         "parts": [np.arange(30), np.arange(30, 60), np.arange(60, 90)],
     }
     next(iter(feddrop.Run(config(), tmp_path / "run", dataset=small)))
@@ -325,7 +327,10 @@ def test_a_state_whose_names_come_and_go_is_resumed_and_another_method_refused(t
         ({"executor": feddrop.Processes}, "executor is .*Processes'>; it must be a function of one argument"),
         ({"loss": "mse"}, "loss is 'mse'; it must be a function .* train.loss"),
         ({"method": "feddst"}, "method is 'feddst'; it must be a function .* method.name"),
-        ({"rates": 0.5}, "rates is 0.5; it must be a function .* set rate"),
+        ({"scheme": 0.5}, "scheme is 0.5; it must be a function .* set radio.scheme"),
+        ({"channel": 0.5}, "channel is 0.5; it must have draw.* set radio.channel"),
+        ({"outcome": len}, "outcome is .*; it must be a function .* set radio.outcome"),
+        ({"scheme": lambda seen: seen}, "scheme=... is given, which has no effect without a radio"),
         ({"dataset": "digits"}, "dataset is 'digits'; it must be a feddrop.Dataset.* data.name"),
         ({"dataset": (torch.zeros(2, 3), torch.zeros(2))}, "feddrop.from_arrays"),
         ({"metrics": [nn.functional.mse_loss]}, "metrics is .*; it must map names to functions"),

@@ -16,7 +16,8 @@ from feddrop.methods.method import Sizes
 from feddrop.radio.files import load
 from feddrop.report import read_log, write_comparison, write_report
 from feddrop.seeds import derive
-from feddrop.simulation.cell_rates import CellRates, covers
+from feddrop.simulation.cell_rates import CellRates
+from feddrop.simulation.covers import covers
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run, resume, run
 from feddrop.simulation.schemes import Workload
@@ -282,16 +283,16 @@ def test_fixed_rates_are_billed_at_those_rates(tmp_path):
 def test_a_long_run_resumes_by_a_loop(tmp_path, monkeypatch):
     """Primal-dual warm starts are replayed round by round, each once, and in order."""
     job = Run(RunConfig.from_toml("", [*BASE, "radio.deadline_s=0.45", "radio.scheme=primal-dual"]), tmp_path / "run")
-    real, seen = job.prepared.scheme._decide, []
-    first = real(1)
+    real, seen = job.prepared.scheme._allocated, []
+    first = real(1, {}, None)
 
-    def decide(round_):
+    def allocated(round_, state, params):
         seen.append(round_)
         job.prepared.scheme._last = (round_, first.allocation)
         return first
 
     job.prepared.scheme._last = None
-    monkeypatch.setattr(job.prepared.scheme, "_decide", decide)
+    monkeypatch.setattr(job.prepared.scheme, "_allocated", allocated)
     job.prepared.scheme.decide(3000)
     job.prepared.scheme.decide(3001)
     assert seen == list(range(1, 3002))

@@ -27,6 +27,7 @@ NOT_COMPARED = ("seed", *(key for key in FREE if key != "rounds"))
 """Settings and sections that do not shape a result; the data count by their checksum."""
 
 NAMED_BY = {"network": "model.name", "data": "data.name", "method": "method.name", "loss": "train.loss"}
+NAMED_BY |= {name: f"radio.{name}" for name in ("scheme", "channel", "outcome", "objective")}
 """The setting that names an object if it is not custom."""
 
 _LONGEST, _MOST = 90, 2

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, chosen_by_user, contradictions, resolve
 
-SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal")
+SCHEME_FUNCTIONS = ("max-min",)
+"""Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
+CUSTOM = "custom"
+"""Stands for an object that was passed in Python and cannot be named."""
+SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
+CHANNELS = ("",)
+OUTCOMES = ("late", "none")
 IDEAL = "ideal"
 IGNORES_BAND = "ideal: ignores the band"
 """Marks the results of the scheme ``"ideal"``."""
 WITHOUT_DROPOUT = ("no-dropout", IDEAL)
 GIVEN_RATES = ("fixed", *WITHOUT_DROPOUT)
 """Schemes whose rates do not depend on the cell."""
-OBJECTIVES = ("inverse", "inverse-squared", "linear")
+IMPORTANCE = "importance"
+OBJECTIVES = ("inverse", "inverse-squared", "linear", IMPORTANCE)
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
 COSTS = ("measured", "formula")
@@ -26,6 +33,8 @@ DEVICE_KINDS = (
     *("phone-low", "phone-mid", "phone-high", "pi-4", "pi-5", "jetson-nano", "jetson-orin-nano", "esp32", "nordic-m33"),
     *("phone", "board", "microcontroller"),
 )
+Arguments = Mapping[str, int | float | str | bool | tuple[float, ...]]
+"""Keyword arguments of a function that is named in a setting."""
 PACED = ("exact", "equal", "random")
 """Schemes that can choose power and clock in addition to rates."""
 
@@ -37,8 +46,15 @@ class Radio(Settings):
     Attributes:
         preset: the cell that provides the values that are not given.
         scheme: allocation scheme.
+        scheme_settings: keyword arguments of a scheme that is a function, such as ``{ total_j = 50.0 }``.
         objective: what ``"exact"`` minimises, over the kept shares s = 1-γ: ``"inverse"`` Σ w/s (the paper),
-            ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning).
+            ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning), ``"importance"`` Σ w V(s), where the
+            variance V of importance draws is read off the network in every round.
+        channel: what draws the gains, and what the server estimates; empty for the fading of this section.
+        channel_settings: keyword arguments of the channel.
+        outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel, ``"none"``
+            nothing.
+        outcome_settings: keyword arguments of the outcome.
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
         policy: what to do in an infeasible round.
@@ -101,8 +117,13 @@ class Radio(Settings):
     section: ClassVar[str] = "radio"
 
     preset: str = setting("paper", choices=tuple(PRESETS))
-    scheme: str = setting("exact", choices=SCHEMES)
-    objective: str = setting("inverse", choices=OBJECTIVES, only_with={"scheme": ("exact",)})
+    scheme: str = setting("exact", choices=(*SCHEMES, CUSTOM), custom=True)
+    scheme_settings: Arguments = setting({})
+    objective: str = setting("inverse", choices=OBJECTIVES, custom=True, only_with={"scheme": ("exact",)})
+    channel: str = setting("", choices=(*CHANNELS, CUSTOM), custom=True)
+    channel_settings: Arguments = setting({})
+    outcome: str = setting("late", choices=(*OUTCOMES, CUSTOM), custom=True)
+    outcome_settings: Arguments = setting({})
     control: tuple[str, ...] = setting(("rate", "share"), choices=CONTROLS)
     policy: str = setting(FROM_PRESET, choices=POLICIES)
     bandwidth_hz: float = setting(FROM_PRESET, gt=0)
@@ -159,6 +180,7 @@ class Radio(Settings):
     def problems(self) -> Iterator[str]:
         """Require that control, ranges, the source of gains and the site are consistent."""
         yield from self._control_problems()
+        yield from self._function_problems()
         for name in ("cpu_hz", "tx_power_w", "cpu_constant"):
             ends = getattr(self, name)
             if not (self.kinds and not ends) and (len(ends) != 2 or ends[0] > ends[1]):
@@ -202,6 +224,16 @@ class Radio(Settings):
                 f'radio.control lacks "share", so the band is split equally, but radio.scheme is {self.scheme!r}. '
                 'Add "share", or set radio.scheme = "exact".'
             )
+
+    def _function_problems(self) -> Iterator[str]:
+        """Report arguments of schemes, channels and outcomes that take none."""
+        plain = {"scheme": set(SCHEMES) - set(SCHEME_FUNCTIONS), "channel": {""}, "outcome": {"late", "none"}}
+        for name, words in plain.items():
+            if getattr(self, f"{name}_settings") and getattr(self, name) in words:
+                yield (
+                    f"radio.{name}_settings is {dict(getattr(self, f'{name}_settings'))}, which has no effect with "
+                    f"radio.{name} = {getattr(self, name)!r}. Remove it, or change radio.{name}."
+                )
 
     def _site_problems(self) -> Iterator[str]:
         """Report settings that have no effect with a propagation model."""

@@ -111,7 +111,8 @@ def _typed(option: Any, limits: Limits) -> Schema:
     if origin is tuple:
         return {"type": "array", "items": _typed(inner[0], Limits() if limits.words else limits)}
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _typed(inner[1], limits)}
+        options = [_typed(one, limits) for one in options_of(inner[1])]
+        return {"type": "object", "additionalProperties": options[0] if len(options) == 1 else {"anyOf": options}}
     found: Schema = {"type": _TYPES[option]}
     if option is str and (allowed := list(limits.choices or limits.words)):
         return {"anyOf": [{"enum": allowed}, found | {"pattern": CUSTOM}]} if limits.custom else {"enum": allowed}

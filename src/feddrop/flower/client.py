@@ -31,6 +31,7 @@ from feddrop.simulation import preflight
 from feddrop.simulation.custom import CustomObjects, Network
 from feddrop.simulation.device import Device
 from feddrop.simulation.preparation import device_task
+from feddrop.simulation.schemes import PlannedBy
 
 NodeData = Callable[[Context], Dataset | tuple[Any, Any]]
 """Returns a node's data: inputs and targets, or a data set, of which only the training part is used."""
@@ -99,7 +100,7 @@ class ClientNode:
         config, fleet = read_settings(context.run_config)
         self._number = _number(context.node_config, config.data.devices)
         if fleet.planning != "given":
-            custom = replace(custom, rates=_planned_by_server)
+            custom = replace(custom, scheme=PlannedBy(_planned_by_server))
         if node_data is None:
             dataset, parts = _named_data(replace(config, rounds=1).to_toml(), config.data.path)
         else:

@@ -24,9 +24,11 @@ import numpy.typing as npt
 
 from feddrop.errors import ConfigError, InfeasibleError
 from feddrop.flower.fleet import Fleet
+from feddrop.radio.plan import NO_STATE, ArrayState
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
-from feddrop.simulation.schemes import Plan, Workload
+from feddrop.simulation.schemes import RoundPlan, Workload
+from feddrop.subnets.parameters import Params
 from feddrop.wire import frame_bytes
 
 STEPS = 256
@@ -128,7 +130,7 @@ class NodeRates:
         self.history: dict[int, deque[MeasuredSpeeds]] = {}
         self._round = 0
 
-    def decide(self, round_: int) -> Plan:
+    def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:  # noqa: ARG002
         """Choose the rates of a round."""
         self._round = round_
         chosen = self._participation.chosen(round_).tolist()
@@ -151,7 +153,7 @@ class NodeRates:
             if device not in out
         }
         weights = {device: float(self._fleet.samples[device]) for device in rates}
-        return Plan(
+        return RoundPlan(
             rates=rates,
             binding={device: found[device][1] if device in found else "none" for device in rates},
             left_out=out,
@@ -175,7 +177,7 @@ class NodeRates:
         down_s, up_s, flop_s = 8.0 / about.down_bps, 8.0 / about.up_bps, 1.0 / about.flops_per_s
         return Speed(message_s=message_s, down_s=down_s, up_s=up_s, flop_s=flop_s)
 
-    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+    def costs(self, plan: RoundPlan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return measured seconds and those that were planned for, and add them to the history."""
         found: dict[int, dict[str, Any]] = {}
         for device in plan.left_out:  # drop its oldest measurement, so that it is eventually tried again

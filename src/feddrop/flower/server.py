@@ -28,13 +28,14 @@ from feddrop.flower.planning import NodeRates
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
+from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
 from feddrop.simulation import preflight
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
 from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run
-from feddrop.simulation.schemes import RateScheme, Workload, read_rates
+from feddrop.simulation.schemes import PlannedBy, RateScheme, Workload, read_rates
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.files import read_whole, write_atomically
 from feddrop.storage.manifest import refuse
@@ -54,7 +55,9 @@ def server_app(
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
 ) -> ServerApp:
     """Return a ServerApp that trains what the app's configuration says; :func:`train` explains the arguments.
@@ -64,7 +67,15 @@ def server_app(
         >>> app = feddrop.flower.server_app()
     """
     custom = CustomObjects(
-        model=model, dataset=dataset, method=method, loss=loss, metrics=metrics, gains=gains, rates=rates
+        model=model,
+        dataset=dataset,
+        method=method,
+        loss=loss,
+        metrics=metrics,
+        gains=gains,
+        scheme=scheme,
+        channel=channel,
+        outcome=outcome,
     )
     preflight.check_custom(custom)
     app = ServerApp()
@@ -91,7 +102,9 @@ def train(
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Run:
     """Train on the nodes of a grid and write the report. An unfinished run in the folder is resumed.
@@ -105,14 +118,17 @@ def train(
         loss: a custom loss.
         metrics: custom metrics by name.
         gains: measured gains of the cell.
-        rates: a custom scheme.
+        scheme: a custom scheme.
+        channel: a custom channel.
+        outcome: a custom outcome.
         callbacks: objects called after every round.
     """
     config, nodes = read_settings(settings)
-    if nodes.planning != "given" and rates is not None:
-        raise ConfigError(f"rates=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
+    if nodes.planning != "given" and scheme is not None:
+        raise ConfigError(f"scheme=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
     disk = RunFolder(nodes.out)
-    config = with_method(config, method, disk.config() if disk.about() else None)
+    custom = CustomObjects(method=method, scheme=scheme, channel=channel, outcome=outcome)
+    config = with_custom_names(config, custom, disk.config() if disk.about() else None)
     counts = _check_folder(disk, config, nodes)
     fleet = Fleet(grid, nodes, config.data.devices, counts)
     if not counts or disk.saved_round() < config.rounds:
@@ -137,7 +153,9 @@ def train(
         metrics=metrics,
         gains=gains,
         samples=samples,
-        rates=rates if nodes.planning == "given" else planner,
+        scheme=scheme if nodes.planning == "given" else PlannedBy(planner),
+        channel=channel,
+        outcome=outcome,
         callbacks=callbacks,
         command=_COMMAND,
         report=False,  # written below, also if the run was stopped

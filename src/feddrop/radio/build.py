@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ from feddrop.allocation.problem import FloatArray
 from feddrop.config.fields import Chosen
 from feddrop.config.presets import PAPER_CPU_CONSTANT, PAPER_CPU_HZ, PAPER_NOISE_W_HZ, PAPER_TX_POWER_W, noise_density
 from feddrop.config.radio import Radio
-from feddrop.errors import ConfigError, FeddropWarning
+from feddrop.errors import ConfigError, FeddropWarning, shortened
 from feddrop.radio.cell import Cell
 from feddrop.radio.devices import Drawn, Dynamics, Range, draw_devices, draw_kinds, read_devices
-from feddrop.radio.fading import Fading, Rician, path_loss
+from feddrop.radio.fading import Channel, Fading, Rician, gains_of, path_loss
 from feddrop.radio.gains import MeasuredGains, read_arrays, read_gains
 from feddrop.radio.places import Place
 
@@ -50,6 +50,7 @@ def build_cell(
     *,
     folder: str | Path = ".",
     gains: MeasuredGains | None = None,
+    channel: Channel | Callable[[Fading], Channel] | None = None,
 ) -> Cell:
     """Build the cell of a ``[radio]`` section.
 
@@ -60,6 +61,7 @@ def build_cell(
         seed: root seed from which the devices are drawn.
         folder: folder of relative table paths.
         gains: measured gains, instead of those of the section.
+        channel: a channel instead of the section's, or a function from that to a channel.
     """
     table = read_devices(Path(folder) / radio.devices_csv, devices) if radio.devices_csv else {}
     if problem := next(_conflicts(radio, table, gains), ""):
@@ -68,7 +70,7 @@ def build_cell(
     distances = table.get("distance_m", np.asarray(radio.distances_m))
     real = bool(distances.size) or gains is not None
     radio = physical(radio, real)
-    fading = _fading(radio, distances, devices, seed, Path(folder), gains)
+    fading = with_channel(_fading(radio, distances, devices, seed, Path(folder), gains), channel)
     changing = Dynamics(min_devices=radio.min_devices, cpu_hz=drawn.cpu_range, tx_power_w=drawn.power_range)
     power = radio.base_power_w / devices if radio.base_power_w else radio.downlink_power_w
     cell = Cell(
@@ -96,6 +98,21 @@ def build_cell(
     return cell
 
 
+def with_channel(fading: Fading, channel: Channel | Callable[[Fading], Channel] | None) -> Fading:
+    """Return the channel that replaces a section's fading, or is built on it."""
+    if channel is None:
+        return fading
+    if hasattr(channel, "draw") and not isinstance(channel, type):
+        return cast(Channel, channel)
+    built = channel(fading) if callable(channel) else channel
+    if not hasattr(built, "draw"):
+        raise ConfigError(
+            f"the channel is {shortened(built)}; it must have draw(devices, round, seed) -> gains, or be a function "
+            "from the cell's fading to such an object."
+        )
+    return built
+
+
 def physical(radio: Radio, real: bool) -> Radio:
     """Return the section with subband noise if gains are real and the user chose no noise convention."""
     chosen = isinstance(radio.noise, Chosen) and radio.noise == "density"
@@ -110,8 +127,10 @@ def _notes(radio: Radio, cell: Cell, real: bool) -> Iterator[str]:
         if note := cell.fading.idle(cell.devices):
             yield note
         strongest, source = max(float(cell.fading.uplink.max()), float(cell.fading.downlink.max())), "a measured gain"
-    else:
+    elif isinstance(cell.fading, Rician):
         strongest, source = float(np.max(cell.fading.path_loss)), "the mean gain of a device (radio.path_loss)"
+    else:
+        strongest, source = max(float(g.max()) for g in gains_of(cell.fading, "draw", cell.devices, 1, 0)), "a gain"
     if strongest > 1:
         yield (
             f"{source} is {strongest:.4g}, above 1: the device would receive more power than was sent. Gains are power "

@@ -25,7 +25,7 @@ from feddrop.config.presets import PAPER_NOISE_W_HZ
 from feddrop.config.radio import NOISES
 from feddrop.errors import ConfigError, one_of, shortened
 from feddrop.radio.devices import Dynamics, between, draw_devices
-from feddrop.radio.fading import Fading, Rician
+from feddrop.radio.fading import Fading, Rician, gains_of
 from feddrop.radio.gains import MeasuredGains
 from feddrop.seeds import derive, generator, permutation
 
@@ -65,7 +65,7 @@ class Cell:
         downlink_power_w: transmit power of the server to a device.
         bandwidth_hz: B.
         deadline_s: T0.
-        fading: the source of gains.
+        fading: the channel: the source of gains.
         noise: ``"density"``, ``"literal"`` or ``"subband"``.
         noise_w_hz: noise density at the server; the variance itself, in W, under ``"literal"``.
         downlink_noise_w_hz: the same at the devices; None for the server's value.
@@ -120,7 +120,7 @@ class Cell:
         if isinstance(self.fading, MeasuredGains):
             if (have := self.fading.uplink.shape[1]) < self.devices:
                 yield f"the gains are of {have} devices, so device {have} has none; give gains of {self.devices}."
-        else:
+        elif isinstance(self.fading, Rician):
             for name in ("path_loss", "kappa"):
                 if (size := np.size(getattr(self.fading, name))) not in (1, self.devices):
                     yield f"{name} has {size} values for {self.devices} devices; give one, or one per device."
@@ -170,8 +170,19 @@ class Cell:
         if np.ndim(round):
             drawn = [self.draw(int(one), seed) for one in np.asarray(round)]
             return Channels(**{name: np.stack([getattr(c, name) for c in drawn]) for name in Channels.__slots__})
-        number = int(np.asarray(round))
-        uplink, downlink = self.fading.draw(self.devices, number, seed)
+        return self._conditions(int(np.asarray(round)), seed, "draw")
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the server plans with estimated gains, which differ from the true ones."""
+        return hasattr(self.fading, "estimate")
+
+    def estimate(self, round: int, seed: int) -> Channels:  # noqa: A002
+        """Return the conditions of a round as the server estimates them; the true ones unless the channel differs."""
+        return self._conditions(round, seed, "estimate" if self.estimates else "draw")
+
+    def _conditions(self, number: int, seed: int, what: str) -> Channels:
+        uplink, downlink = gains_of(self.fading, what, self.devices, number, seed)
         cpu_hz, tx_power_w, present = self.cpu_hz, self.tx_power_w, np.ones(self.devices, dtype=np.bool_)
         if self.dynamics is not None:
             few = self.dynamics.min_devices
@@ -244,7 +255,6 @@ class Cell:
         push = self.model_bits(parameters) if push_bits is None else np.asarray(push_bits, dtype=np.float64)
         pull = self.model_bits(parameters) if pull_bits is None else np.asarray(pull_bits, dtype=np.float64)
         work = self.training_flops(forward_flops) if flops is None else np.asarray(flops, dtype=np.float64)
-        cycles = work / self.flop_per_cycle
         held = np.where(channels.present, self.samples, 0.0)
         whole = np.sum(held, axis=-1, keepdims=True)
         rest: dict[str, Any] = {
@@ -255,8 +265,9 @@ class Cell:
             "present": None if channels.present.all() else channels.present,
         }
         if choose:
-            return self._open(channels, push, pull, cycles, choose, rest)
-        rest |= {"compute_s": cycles / channels.cpu_hz, "compute_j": self.cpu_constant * cycles * channels.cpu_hz**2}
+            return self._open(channels, push, pull, work / self.flop_per_cycle, choose, rest)
+        compute_s, compute_j = self.work(channels, work)
+        rest |= {"compute_s": compute_s, "compute_j": compute_j}
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
         if self.noise == "subband":
             rest |= {"push_s": push / self.bandwidth_hz, "pull_s": pull / self.bandwidth_hz}
@@ -277,6 +288,10 @@ class Cell:
         """Return the problem that leaves power or clock open; the other one is fixed at its highest value."""
         for name in choose:
             one_of("what to choose", name, ("power", "cpu"))
+        if hasattr(self.fading, "work"):
+            raise ConfigError(
+                "the channel has its own work(cell, channels), so power and clock cannot be chosen. Remove one of them."
+            )
         down, up = self._signal_to_noise(channels, self.bandwidth_hz)
         rest |= {
             "download_s": push / (self.bandwidth_hz * _efficiency(down)),
@@ -291,6 +306,16 @@ class Cell:
             "least_tx_power_w": np.asarray(0.0) if "power" in choose else channels.tx_power_w,
         }
         return SubbandPowerProblem(**rest, download_snr=down) if self.noise == "subband" else PowerProblem(**rest)
+
+    def work(self, channels: Channels, flops: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return seconds and joules to compute so many FLOPs: by clock and Ω, or as the channel's ``work`` says."""
+        if hasattr(self.fading, "work"):
+            per_flop = tuple(np.asarray(part, dtype=np.float64) for part in self.fading.work(self, channels))
+            for what, part in zip(("seconds", "joules"), per_flop, strict=True):
+                refuse(f"{what} per FLOP", part, np.isfinite(part) & (part >= 0), "finite, not negative", part.shape)
+            return flops * per_flop[0], flops * per_flop[1]
+        cycles = flops / self.flop_per_cycle
+        return cycles / channels.cpu_hz, self.cpu_constant * cycles * channels.cpu_hz**2
 
     def training_flops(self, forward_flops: float | None) -> FloatArray:
         """Return FLOPs to train the full model on a device's samples, ``[num_devices]``: backward is twice forward."""

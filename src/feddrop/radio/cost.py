@@ -84,17 +84,25 @@ def cost(
 
     work = keep * cell.training_flops(forward_flops) if flops is None else np.asarray(flops, dtype=np.float64)
     down, up = cell.bits_per_second(channels, np.where(part, share, 1.0))
-    compute_s = work / cell.flop_per_cycle / channels.cpu_hz
+    compute_s, compute_j = _computing(cell, channels, work)
     pull_s = bits(pull_bytes) / up
     values = {
         "push_s": bits(push_bytes) / down,
         "compute_s": compute_s,
         "pull_s": pull_s,
         "upload_j": channels.tx_power_w * pull_s,
-        "compute_j": cell.cpu_constant * compute_s * channels.cpu_hz**3,
+        "compute_j": compute_j,
         "circuit_j": cell.circuit_j,
     }
     return Cost(**{field.name: np.where(part, values[field.name], 0.0) for field in fields(Cost)})
+
+
+def _computing(cell: Cell, channels: Channels, flops: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds and joules of computing."""
+    if hasattr(cell.fading, "work"):
+        return cell.work(channels, flops)
+    seconds = flops / cell.flop_per_cycle / channels.cpu_hz
+    return seconds, cell.cpu_constant * seconds * channels.cpu_hz**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

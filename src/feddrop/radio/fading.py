@@ -6,10 +6,12 @@ A gain is the power gain |h|² of a link. It is constant during a round and draw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from feddrop.allocation.problem import FloatArray, refuse
+from feddrop.errors import ConfigError, shortened
 from feddrop.radio.gains import MeasuredGains
 from feddrop.seeds import derive, generator
 
@@ -45,7 +47,42 @@ class Rician:
         return self.path_loss * gain[:, 0], self.path_loss * gain[:, 1]
 
 
-Fading = Rician | MeasuredGains
+class Channel(Protocol):
+    """A source of gains: :class:`Rician`, measured gains, or the user's own.
+
+    It may also have ``estimate(devices, round, seed)``, the gains that the server plans with, in the same form; and
+    ``work(cell, channels)``, the seconds and joules that each device needs per FLOP, two arrays ``[num_devices]``.
+    """
+
+    def draw(self, devices: int, round: int, seed: int) -> Any:  # noqa: A002
+        """Return the true power gains |h|² of a round, which depend on the arguments only.
+
+        One array ``[num_devices]`` for both links, or a pair (uplink, downlink); with a last axis of resources if the
+        gains differ over the band.
+        """
+        ...
+
+
+Fading = Rician | MeasuredGains | Channel
+
+
+def gains_of(channel: Channel, what: str, devices: int, round_: int, seed: int) -> tuple[FloatArray, FloatArray]:
+    """Return the uplink and downlink gains that a channel draws or estimates, by the name of its method."""
+    drawn = getattr(channel, what)(devices, round_, seed)
+    if isinstance(channel, Rician | MeasuredGains):
+        return drawn  # type: ignore[no-any-return]
+    pair = drawn if isinstance(drawn, tuple) and len(drawn) == 2 else (drawn, drawn)
+    up, down = (np.asarray(gains, dtype=np.float64) for gains in pair)
+    for link, gains in (("uplink", up), ("downlink", down)):
+        if gains.ndim not in (1, 2) or len(gains) != devices:
+            raise ConfigError(
+                f"the channel's {what} returned {link} gains {shortened(gains)} of shape {list(gains.shape)} in round "
+                f"{round_}; they must be [{devices}], one power gain |h|² per device."
+            )
+        worst = gains.min(axis=-1) if gains.ndim == 2 else gains
+        sound = np.isfinite(gains).all(axis=-1) if gains.ndim == 2 else np.isfinite(gains)
+        refuse(f"the {link} gain", worst, sound & (worst > 0), "finite and positive", (devices,))
+    return up, down
 
 
 def path_loss(

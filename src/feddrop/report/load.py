@@ -16,7 +16,7 @@ from feddrop.errors import RunError, clean
 from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Size
 from feddrop.storage import RoundRecord, load_run
 from feddrop.storage.devices import DeviceTable
-from feddrop.storage.records import KEPT_AT, LATE, UNTRAINED, number
+from feddrop.storage.records import KEPT_AT, UNTRAINED, number, outcome_of
 
 Log = TypeVar("Log", bound=RunLog)
 LONGEST_REASON, LONGEST_NAME = 200, 40
@@ -107,8 +107,8 @@ def _encoded(column: Any) -> tuple[list[str], Ints]:
 
 
 def _status(status: str) -> str:
-    """Return ``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"refused"``."""
-    return status if status in ("", "ok", LATE, "left out") else "refused"
+    """Return ``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"lost"`` or ``"refused"``."""
+    return outcome_of(status) if status else ""
 
 
 def _custom_metrics(rounds: Sequence[RoundRecord]) -> dict[str, Floats]:

@@ -59,7 +59,7 @@ class RunLog:
         by_round: one array ``[R]`` per field of :data:`ROUND_FIELDS`; NaN where absent.
         by_device: one array ``[R, K]`` per field of :data:`DEVICE_FIELDS`; NaN where absent.
         words: one array ``[R, K]`` per field of :data:`DEVICE_WORDS`; empty where absent. The status is ``"ok"``,
-            ``"late"``, ``"left out"`` or ``"refused"``.
+            ``"late"``, ``"left out"``, ``"lost"`` or ``"refused"``.
         refusals: how often updates were refused, by (shortened) reason.
         deadline_s: the configured deadline; NaN without one.
         budget_j: energy budget of each device, ``[K]``; NaN without one.

@@ -58,7 +58,20 @@ def device_table(run: RunLog) -> Html:
     radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
     settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
     marked = ["suspicious"] if run.suspicious.any() else []
-    head = ["device", "samples", "rounds", "left out", "refused", *marked, "mean γ", "bytes kept", "push", "pull"]
+    lost = ["lost"] if (run.words["status"] == "lost").any() else []
+    head = [
+        "device",
+        "samples",
+        "rounds",
+        "left out",
+        *lost,
+        "refused",
+        *marked,
+        "mean γ",
+        "bytes kept",
+        "push",
+        "pull",
+    ]
     head += [*radio, *({"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_)]
     rates, active, kept = run.values("rate"), run.active, run.kept_bytes
     rows = []
@@ -73,6 +86,7 @@ def device_table(run: RunLog) -> Html:
                 f"{samples[-1]:,.0f}" if samples.size else UNKNOWN,
                 active[:, k].sum(),
                 (status == "left out").sum(),
+                *([(status == "lost").sum()] if lost else []),
                 (status == "refused").sum(),
                 *([run.suspicious[:, k].sum()] if marked else []),
                 in_digits(_mean(rates[:, k])),

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.allocation import OBJECTIVES, Allocation, AnyProblem, Exact, Scheme, Status, allocate, refit, scheme_named
+from feddrop.allocation import Allocation, AnyProblem, Exact, Objective, Scheme, Status, allocate, refit, scheme_named
+from feddrop.allocation.feasible import everyone
 from feddrop.config import Radio
-from feddrop.config.radio import GIVEN_RATES, IGNORES_BAND, WITHOUT_DROPOUT
-from feddrop.errors import ConfigError
-from feddrop.radio import Cell, Channels, MeasuredGains, covering
+from feddrop.config.radio import IGNORES_BAND, WITHOUT_DROPOUT
+from feddrop.radio import Cell, Channels, MeasuredGains
 from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
 from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
+from feddrop.radio.outcome import Losses, Truth, late, settle_losses, with_transmissions
+from feddrop.radio.plan import NO_STATE, ArrayState, Plan, SchemeFunction, SeenRound, paced, plan_round, settled
 from feddrop.seeds import derive
+from feddrop.simulation.cell_hooks import CellHooks
+from feddrop.simulation.covers import Predicted, covers, predicted
+from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
-from feddrop.simulation.schemes import Plan, Workload
-from feddrop.wire import frame_bytes
+from feddrop.simulation.schemes import RoundPlan, Workload
+from feddrop.subnets.parameters import Params
+
+_SOLVED, _SPLIT = ("exact", "primal-dual"), ("equal", "random")
+"""Schemes that solve the problem again at lower rates, and those that keep their shares."""
+_NOTHING = Predicted(0.0, 0.0, 0.0)
+
+
+class _Allocated(NamedTuple):
+    """An allocation, the channels it is for, how values travel per device, and the plan of a function."""
+
+    allocation: Allocation
+    channels: Channels
+    dtypes: Sequence[str]
+    plan: Plan | None
 
 
 class CellRates:
     """Rates and shares that a radio cell chooses; also powers and clocks, if the configuration leaves them open.
+
+    A round is planned with the channels that the server estimates and costed with the true ones: the scheme chooses a
+    plan, which is checked, and the outcome says which updates are lost.
 
     With ``costs = "measured"`` the allocator plans with a full model slightly larger than the real one, so that the
     *measured* frames and FLOPs of every subnet (headers, biases, rounding) stay within the plan; see
@@ -40,6 +60,7 @@ class CellRates:
         seed: the run's root seed.
         fixed: one rate per device, for the scheme ``"fixed"``.
         gains: measured gains in place of the channel model.
+        hooks: scheme, channel, outcome and objective; None for those that the section names.
     """
 
     def __init__(
@@ -50,49 +71,52 @@ class CellRates:
         seed: int,
         fixed: Sequence[float] | None = None,
         gains: MeasuredGains | None = None,
+        hooks: CellHooks | None = None,
     ) -> None:
         self._radio, self._seed, self._work, self._participation = radio, seed, work, participation
+        self._hooks = hooks or CellHooks(radio, CustomObjects())
         self._fixed = list(fixed) if fixed is not None else None
         top = 0.0 if radio.band_scheme in WITHOUT_DROPOUT else radio.max_rate
         self._tops = np.full(len(work.samples), top) if fixed is None else np.asarray(self._fixed)
-        self.cell: Cell = build_cell(radio, len(work.samples), list(work.samples), derive(seed, "cell"), gains=gains)
+        count, channel = len(work.samples), self._hooks.channel
+        self.cell: Cell = build_cell(
+            radio, count, list(work.samples), derive(seed, "cell"), gains=gains, channel=channel
+        )
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         dtypes = ERRORS if work.dtype == AUTO else (work.dtype,)
-        self._covers = {dtype: covers(replace(work, dtype=dtype)) for dtype in dtypes if radio.costs == "measured"}
+        measured = {dtype: replace(work, dtype=dtype) for dtype in dtypes if radio.costs == "measured"}
+        self._covers = {dtype: covers(one) for dtype, one in measured.items()}
+        self._predicted = {dtype: predicted(one) for dtype, one in measured.items()}
         self._last: tuple[int, Allocation] | None = None
 
     def first_empty_round(self, rounds: int) -> int | None:
         """Return the first of so many rounds in which no device that takes part is in the cell."""
         if self.cell.dynamics is None or self._participation.everyone:
             return None
-        return next((t for t in range(1, rounds + 1) if not self._channels(t).present.any()), None)
+        return next((t for t in range(1, rounds + 1) if not self._among(t, self._draw(t)).present.any()), None)
 
-    def decide(self, round_: int) -> Plan:
-        """Draw the channels of a round and allocate."""
-        if self._radio.scheme == "primal-dual":  # after a resume, replay the warm starts so that they are the same
+    def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:
+        """Draw the channels of a round, allocate by what the server estimates, and find what is lost."""
+        if self._kind == "primal-dual":  # after a resume, replay the warm starts so that they are the same
             if self._last and self._last[0] >= round_:
                 self._last = None
             for missed in range(self._last[0] + 1 if self._last else 1, round_):
-                self._decide(missed)
-        return self._decide(round_)
-
-    def _decide(self, round_: int) -> Plan:
-        channels = self._channels(round_)
-
-        def solve(dtypes: Sequence[str]) -> Allocation:
-            return self._tight(round_, channels, dtypes)
-
-        count, given = self.cell.devices, self._work.dtype
-        dtypes, allocation = choose_dtypes(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
-        self._last = (round_, allocation)
+                self._allocated(missed, NO_STATE, params)
+        found = self._allocated(round_, state, params)
+        truth = self._paced(found, self._among(round_, self._draw(round_)) if self.cell.estimates else found.channels)
+        losses = self._losses(round_, found, truth, state)
+        allocation = found.allocation
         active, binding = [int(device) for device in np.flatnonzero(allocation.active)], allocation.binding
-        chosen = self._chosen(allocation, channels)
-        return Plan(
+        power, clock = (
+            name in self._radio.chooses or (found.plan is not None and getattr(found.plan, key) is not None)
+            for name, key in (("power", "tx_power_w"), ("cpu", "cpu_hz"))
+        )
+        return RoundPlan(
             rates={device: float(allocation.rate[device]) for device in active},
             shares={device: float(allocation.share[device]) for device in active},
-            powers={device: float(chosen.tx_power_w[device]) for device in active if "power" in self._radio.chooses},
-            dtypes={device: dtypes[device] for device in active if given == AUTO},
-            clocks={device: float(chosen.cpu_hz[device]) for device in active if "cpu" in self._radio.chooses},
+            powers={device: float(truth.tx_power_w[device]) for device in active if power},
+            dtypes={device: found.dtypes[device] for device in active if self._work.dtype == AUTO},
+            clocks={device: float(truth.cpu_hz[device]) for device in active if clock},
             binding={device: str(binding[device]) for device in active},
             left_out=[int(device) for device in np.flatnonzero(allocation.left_out)],
             deadline_s=float(np.max(allocation.problem.deadline_s)),
@@ -100,10 +124,72 @@ class CellRates:
             charged_objective=float(allocation.charged_objective) if allocation.left_out.any() else None,
             remark=IGNORES_BAND if allocation.status is Status.IDEAL else None,
             allocation=allocation,
-            channels=chosen,
+            channels=truth,
+            lost=losses.lost,
+            transmissions=losses.transmissions,
+            state=_joined(scheme=found.plan.state if found.plan else {}, outcome=losses.state),
         )
 
-    def _tight(self, round_: int, channels: Channels, dtypes: Sequence[str]) -> Allocation:
+    def _allocated(self, round_: int, state: ArrayState, params: Params | None) -> _Allocated:
+        """Allocate a round by the channels that the server estimates."""
+        seed = derive(self._seed, "channels")
+        channels = self._among(round_, self.cell.estimate(round_, seed))
+        objective, plans = self._hooks.objective(params), dict[tuple[str, ...], Plan]()
+
+        def solve(dtypes: Sequence[str]) -> Allocation:
+            if self._function is None:
+                return self._tight(round_, channels, dtypes, objective)
+            found, plans[tuple(dtypes)] = self._by_function(self._function, round_, channels, dtypes, state)
+            return found
+
+        count, given = self.cell.devices, self._work.dtype
+        dtypes, allocation = choose_dtypes(solve, count) if given == AUTO else ([given] * count, solve([given] * count))
+        self._last = (round_, allocation)
+        return _Allocated(allocation, channels, dtypes, plans.get(tuple(dtypes)))
+
+    @property
+    def _kind(self) -> str:
+        """The name of the scheme; an object that was given has its own."""
+        return getattr(self._hooks.scheme, "name", self._radio.band_scheme)
+
+    @property
+    def _function(self) -> SchemeFunction | None:
+        """The scheme, if it is a function."""
+        scheme = self._hooks.scheme
+        return None if scheme is None or hasattr(scheme, "solve") else scheme
+
+    def _by_function(
+        self, scheme: SchemeFunction, round_: int, channels: Channels, dtypes: Sequence[str], state: ArrayState
+    ) -> tuple[Allocation, Plan]:
+        """Plan a round by a function; if it leaves the rates open, lower them to what the covers of lower rates allow.
+
+        The function is called once, with the cover of rate θ, which holds for all rates.
+        """
+        tops = self._tops
+        full = self._full(dtypes, tops)
+        asked = self._problem(channels, full)
+        seen = SeenRound(
+            problem=settled(asked, self._radio.policy),
+            channels=channels,
+            cell=self.cell,
+            round=round_,
+            seed=derive(self._seed, "scheme", round_),
+            state=_part(state, "scheme"),
+        )
+        allocation, plan = plan_round(scheme, seen, self._radio.scheme, full)
+        limits = allocation.problem
+        chosen = paced(plan, channels)
+        while self._covers and plan.rate is None:
+            lower = np.where(allocation.active, np.minimum(_percent(allocation), tops), tops)
+            if np.array_equal(lower, tops):
+                break
+            tops, closer = lower, self._full(dtypes, lower)
+            full = {name: np.minimum(full[name], closer[name]) for name in full}  # either covers the lower rates
+            allocation = refit(allocation, self._problem(chosen, full))
+        plain = replace(allocation.problem, max_rate=limits.max_rate, present=asked.present)
+        return replace(allocation, problem=plain, left_out=everyone(asked) & ~allocation.active), plan
+
+    def _tight(self, round_: int, channels: Channels, dtypes: Sequence[str], objective: Objective | None) -> Allocation:
         """Allocate, then again with the cover of each device's rate, as long as rates fall.
 
         The first cover, that of rate θ, decides the devices and the deadline. No rate rises above that of the
@@ -112,22 +198,25 @@ class CellRates:
         """
         tops = self._tops
         full = self._full(dtypes, tops)
-        first = allocation = self._allocate(round_, self._problem(channels, full))
-        if not self._covers or self._radio.band_scheme in GIVEN_RATES:
+        first = allocation = self._allocate(round_, self._problem(channels, full), objective)
+        if not self._covers or self._kind not in (*_SOLVED, *_SPLIT):
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
             tops, closer = lower, self._full(dtypes, lower)
             full = {name: np.minimum(full[name], closer[name]) for name in full}  # either covers the lower rates
             problem = replace(self._problem(channels, full), deadline_s=first.problem.deadline_s)
-            if self._radio.band_scheme in ("equal", "random"):
+            if self._kind in _SPLIT:
                 allocation = refit(allocation, problem)
             else:
-                allocation = self._allocate(round_, replace(problem, max_rate=tops, present=first.active))
+                allocation = self._allocate(round_, replace(problem, max_rate=tops, present=first.active), objective)
         plain = replace(allocation.problem, max_rate=first.problem.max_rate, present=first.problem.present)
         return replace(allocation, problem=plain, left_out=first.left_out)
 
-    def _chosen(self, allocation: Allocation, channels: Channels) -> Channels:
-        """Return the conditions of the round at the chosen powers and clocks."""
+    def _paced(self, found: _Allocated, channels: Channels) -> Channels:
+        """Return conditions of the round at the chosen powers and clocks."""
+        allocation = found.allocation
+        if found.plan is not None:
+            return paced(found.plan, channels)
         if allocation.cpu_hz is None or allocation.tx_power_w is None:
             return channels
         return replace(
@@ -136,21 +225,53 @@ class CellRates:
             tx_power_w=np.where(allocation.active, allocation.tx_power_w, channels.tx_power_w),
         )
 
-    def _channels(self, round_: int) -> Channels:
-        """Draw the channels of a round; only devices that take part are present."""
-        channels, chosen = self.cell.draw(round_, derive(self._seed, "channels")), self._participation.chosen(round_)
+    def _draw(self, round_: int) -> Channels:
+        return self.cell.draw(round_, derive(self._seed, "channels"))
+
+    def _among(self, round_: int, channels: Channels) -> Channels:
+        """Return the conditions of a round in which only devices that take part are present."""
+        chosen = self._participation.chosen(round_)
         if len(chosen) == self.cell.devices:
             return channels
         present = np.zeros(self.cell.devices, bool)
         present[chosen] = True
         return replace(channels, present=present & channels.present)
 
-    def _allocate(self, round_: int, problem: AnyProblem) -> Allocation:
-        scheme: Scheme = scheme_named(
-            self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed
+    def _losses(self, round_: int, found: _Allocated, truth: Channels, state: ArrayState) -> Losses:
+        """Ask the outcome which updates are lost. Plans hold the deadline, so without estimates none is late."""
+        allocation, outcome = found.allocation, self._hooks.outcome
+        if allocation.status is Status.IDEAL or (outcome is late and not self.cell.estimates):
+            return Losses()
+        rate, share = np.minimum(allocation.rate, 1.0), allocation.share
+        sizes: dict[str, Any] = self._formula
+        if self._radio.costs == "measured":
+            active = allocation.active.tolist()
+            each = [
+                self._predicted[dtype](gamma) if takes_part else _NOTHING
+                for dtype, gamma, takes_part in zip(found.dtypes, rate.tolist(), active, strict=True)
+            ]
+            push, pull, flops = np.array(each).T
+            sizes = {"push_bytes": push, "pull_bytes": pull, "flops": flops * self.cell.samples}
+        plan = replace(found.plan or Plan(share), share=share, rate=rate)
+        happened = Truth(
+            channels=truth,
+            cell=self.cell,
+            deadline_s=float(np.max(allocation.problem.deadline_s)),
+            round=round_,
+            seed=derive(self._seed, "outcome", round_),
         )
-        if self._radio.objective != "inverse":
-            scheme = Exact(OBJECTIVES[self._radio.objective])
+        costs = radio_cost(self.cell, truth, rate, share, **sizes)
+        return settle_losses(outcome, plan, happened, costs, _part(state, "outcome"), self._radio.outcome)
+
+    def _allocate(self, round_: int, problem: AnyProblem, objective: Objective | None) -> Allocation:
+        given = self._hooks.scheme
+        scheme: Scheme = (
+            cast(Scheme, given)
+            if given is not None
+            else scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
+        )
+        if objective is not None:
+            scheme = Exact(objective)
         return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, dtypes: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:
@@ -165,7 +286,7 @@ class CellRates:
     def _problem(self, channels: Channels, full: dict[str, Any]) -> AnyProblem:
         return self.cell.problem(channels, **full, choose=self._radio.chooses)
 
-    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+    def costs(self, plan: RoundPlan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return what every device cost, from measured sizes and by the paper's formula."""
         if plan.allocation is None or plan.channels is None:
             return {}
@@ -176,8 +297,10 @@ class CellRates:
             work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
             flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(plan.allocation.rate, 1.0), plan.allocation.share
-        formula = radio_cost(self.cell, plan.channels, rate, share, **self._formula)
-        measured = radio_cost(self.cell, plan.channels, rate, share, push_bytes=push, pull_bytes=pull, flops=flops)
+        formula, measured = (
+            with_transmissions(radio_cost(self.cell, plan.channels, rate, share, **sizes), plan.transmissions)
+            for sizes in (self._formula, {"push_bytes": push, "pull_bytes": pull, "flops": flops})
+        )
         first, second, name = (
             (measured, formula, "formula") if self._radio.costs == "measured" else (formula, measured, "measured")
         )
@@ -204,33 +327,15 @@ class CellRates:
         return [budget if math.isfinite(budget) else None for budget in budgets]
 
 
-def covers(work: Workload) -> Callable[[float], dict[str, float]]:
-    """Return a function from the highest rate to the figures of a full model that cover every subnet's real costs.
+def _joined(**parts: ArrayState) -> dict[str, npt.NDArray[Any]]:
+    """Return the states of scheme and outcome as one."""
+    return {f"{part}/{name}": array for part, state in parts.items() for name, array in state.items()}
 
-    The figures are the bits of a frame in each direction and the FLOPs per sample.
-    """
-    if work.sizes is None:
-        raise ConfigError(
-            "with these settings the method cannot predict the size of a subnet, so measured costs cannot guarantee a "
-            'deadline. Use an exact count, no layer rates and thresholds per layer, or radio.costs = "formula".'
-        )
-    sizes = lru_cache(maxsize=4096)(work.sizes)
 
-    def push(rate: float) -> float:
-        return 8.0 * (frame_bytes(sizes(rate).kept, work.dtype) + sizes(rate).push_bytes)
-
-    def pull(rate: float) -> float:
-        up = sizes(rate).answered or sizes(rate).kept
-        return 8.0 * (frame_bytes(up, work.dtype) + sizes(rate).pull_bytes)
-
-    def flops(rate: float) -> float:
-        return sizes(rate).work * work.flops(sizes(rate).kept)[1]
-
-    @lru_cache
-    def cover(top: float) -> dict[str, float]:
-        return {"push_bits": covering(push, top), "pull_bits": covering(pull, top), "flops": covering(flops, top)}
-
-    return cover
+def _part(state: ArrayState, part: str) -> dict[str, npt.NDArray[Any]]:
+    """Return copies of the scheme's or the outcome's arrays, so that neither can change the state of the run."""
+    begin = f"{part}/"
+    return {name.removeprefix(begin): array.copy() for name, array in state.items() if name.startswith(begin)}
 
 
 def _percent(allocation: Allocation) -> npt.NDArray[np.float64]:

@@ -11,7 +11,10 @@ import numpy.typing as npt
 import tomli_w
 from torch import nn
 
-from feddrop.config import CustomMethod, MethodSettings, RunConfig, SuppliedMethod
+from feddrop.allocation import Scheme
+from feddrop.config import CustomMethod, MethodSettings, Radio, RunConfig, SuppliedMethod
+from feddrop.config.conversion import to_table
+from feddrop.config.radio import CUSTOM
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, named_object
 from feddrop.executors import ExecutorFactory
@@ -19,16 +22,20 @@ from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.radio import MeasuredGains
+from feddrop.radio.fading import Channel, Fading
+from feddrop.radio.outcome import OutcomeFunction
+from feddrop.radio.plan import SchemeFunction
 from feddrop.simulation.fingerprints import qualified_name
-from feddrop.simulation.participation import Roster
-from feddrop.simulation.schemes import RateScheme, Workload
+from feddrop.simulation.schemes import PlannedBy
 
 Network = nn.Module | Callable[[int], nn.Module]
 """A custom network, or a function from a seed to one."""
 Gains = MeasuredGains | npt.ArrayLike
 """MeasuredGains gains, or power gains |h|² as an array ``[rounds, devices]``."""
-SchemeFactory = Callable[[Workload, Roster], RateScheme]
-"""Builds a custom scheme."""
+CustomScheme = SchemeFunction | Scheme | PlannedBy
+"""A function ``seen -> Plan``, or an object with ``solve`` such as ``Exact(objective)``."""
+CustomChannel = Channel | Callable[[Fading], Channel]
+"""A channel, or a function from the fading of the ``[radio]`` section to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,27 +51,63 @@ class CustomObjects:
     metrics: Mapping[str, Metric] | None = None
     gains: Gains | None = None
     samples: Sequence[int] | None = None
-    rates: SchemeFactory | None = None
+    scheme: CustomScheme | None = None
+    channel: CustomChannel | None = None
+    outcome: OutcomeFunction | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the objects that were given, by argument."""
         found = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
-    def notices(self, config: RunConfig, used: Sequence[str]) -> Iterator[str]:
-        """Yield one line per object that leaves changed settings without effect, except those that are ``used``."""
-        given = self.given().keys() & REPLACED
+    def notices(self, config: RunConfig, used: Sequence[str] = (), *, named: bool = False) -> Iterator[str]:
+        """Yield one line per object that leaves changed settings without effect, except those that are ``used``.
+
+        Args:
+            config: the configuration.
+            used: settings that have an effect.
+            named: whether to look at the objects that :func:`with_custom_names` names, before it does, or the others.
+        """
+        given = [one for one in REPLACED if one in self.given() and named == (one in NAMED and not self._plans(one))]
         if not given:
             return
         settings, default = config.flat(), RunConfig().flat()
-        if isinstance(config.method, CustomMethod | SuppliedMethod):  # the method that was given
-            settings = {key: value for key, value in settings.items() if not key.startswith("method.")}
+        if config.radio is not None and named:
+            default |= {f"radio.{key}": value for key, value in to_table(Radio(preset=config.radio.preset)).items()}
         changed = [key for key, value in settings.items() if value != default.get(key) and key not in used]
-        for name in (name for name in REPLACED if name in given):
-            idle = [key for key in changed if any(f"{key}.".startswith(f"{place}.") for place in REPLACED[name])]
+        for name in given:
+            idle = [key for key in changed if any(f"{key}.".startswith(f"{place}.") for place in self.replaced(name))]
             if idle:
-                shown = dict.fromkeys("[radio]" if key.startswith("radio.") else key for key in idle)
+                shown = dict.fromkeys("[radio]" if not named and key.startswith("radio.") else key for key in idle)
                 yield f"{', '.join(shown)}: no effect, because {name}=... was given."
+
+    def replaced(self, name: str) -> tuple[str, ...]:
+        """Return the settings and sections that an argument replaces."""
+        return ("rate", "radio") if self._plans(name) else REPLACED.get(name, ())
+
+    def _plans(self, name: str) -> bool:
+        return isinstance(getattr(self, name), PlannedBy)
+
+
+def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfig | None = None) -> RunConfig:
+    """Return a configuration that names the user's method, scheme, channel and outcome, not those that they replace.
+
+    Args:
+        config: the configuration.
+        custom: the user's objects.
+        before: the configuration at the start, if the run is resumed: it has the names.
+    """
+    config = with_method(config, custom.method, before)
+    given = {name: one for name in RADIO_HOOKS if (one := getattr(custom, name)) is not None}
+    if config.radio is None or not given or isinstance(custom.scheme, PlannedBy):
+        return config
+    found: dict[str, Any] = {}
+    for name, one in given.items():
+        named, settings = _name_of(one, f"radio.{name}")
+        found |= {name: named or CUSTOM, f"{name}_settings": settings if named else {}}
+        if before is not None and before.radio is not None:
+            found |= {key: getattr(before.radio, key) for key in (name, f"{name}_settings")}
+    return replace(config, radio=replace(config.radio, **found))
 
 
 def with_method(config: RunConfig, method: MethodFactory | None, before: RunConfig | None = None) -> RunConfig:
@@ -82,18 +125,29 @@ def with_method(config: RunConfig, method: MethodFactory | None, before: RunConf
 
 def _method_settings(method: MethodFactory) -> MethodSettings:
     """Return ``"module:factory"`` and its arguments if they can be written and imported, else ``"custom"``."""
-    factory, settings, name = method, dict[str, Any](), qualified_name(method)
-    if isinstance(method, partial):
-        factory, settings = method.func, dict(method.keywords)
+    name, settings = _name_of(method, "method")
+    return CustomMethod(factory=name, settings=settings) if name else SuppliedMethod(factory=qualified_name(method))
+
+
+def _name_of(given: Any, what: str) -> tuple[str, dict[str, Any]]:
+    """Return ``"module:name"`` of a function or class and its arguments; empty if it cannot be imported by name."""
+    inner, settings, name = given, dict[str, Any](), qualified_name(given)
+    if isinstance(given, partial):
+        inner, settings = given.func, dict(given.keywords)
     try:
-        if not name.startswith("__main__:") and not getattr(method, "args", ()):
+        if not name.startswith("__main__:") and not getattr(given, "args", ()):
             tomli_w.dumps(settings)
-            if named_object(name, "method") is factory:
-                return CustomMethod(factory=name, settings=settings)
+            if named_object(name, what) is inner:
+                return name, settings
     except (ConfigError, TypeError):
         pass
-    return SuppliedMethod(factory=name)
+    return "", {}
 
+
+RADIO_HOOKS = ("scheme", "channel", "outcome")
+"""Arguments that replace a setting of ``[radio]``."""
+NAMED = ("method", *RADIO_HOOKS)
+"""Arguments whose names ``config.toml`` has, in place of the setting that they replace."""
 
 NAMES = {item.name: item.name for item in fields(CustomObjects)} | {"model": "network", "dataset": "data"}
 """What each argument is called in ``run.json``."""
@@ -105,6 +159,8 @@ REPLACED = {
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),
-    "rates": ("rate", "radio"),
+    "scheme": ("radio.scheme", "radio.scheme_settings", "radio.objective"),
+    "channel": ("radio.channel", "radio.channel_settings"),
+    "outcome": ("radio.outcome", "radio.outcome_settings"),
 }
 """Settings and sections that an argument replaces."""

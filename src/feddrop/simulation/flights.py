@@ -20,6 +20,7 @@ from torch import Tensor
 from feddrop.errors import RunError
 from feddrop.executors import Executor, Parcel, Reply
 from feddrop.methods.method import Job, Method, Spec, State, Update
+from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
 from feddrop.simulation.link import Transfer
@@ -27,7 +28,7 @@ from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.pace import CellPace, Pace
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound, SentJob, packed
-from feddrop.simulation.schemes import Plan
+from feddrop.simulation.schemes import RoundPlan
 from feddrop.subnets.parameters import Params
 
 
@@ -54,6 +55,7 @@ class Flights:
     Attributes:
         under_way: the jobs under way, by device.
         plans: the plans by which devices were started in this step.
+        cell: what the scheme remembers.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Flights:
         round_: int,
         params: Params,
         state: State,
+        cell: ArrayState,
     ) -> None:
         self._ready, self._clock, self._executor, self._memories = ready, clock, executor, memories
         self._round, self._params, self._state = round_, params, state
-        self.under_way, self.plans = dict(under_way), list[Plan]()
+        self.cell = cell
+        self.under_way, self.plans = dict(under_way), list[RoundPlan]()
         config, scheme = ready.config, ready.scheme
         costs = config.radio.costs if config.radio else "measured"
         self._pace = CellPace(getattr(scheme, "cell"), ready.work, costs, config.clock.sharing)  # noqa: B009
@@ -81,10 +85,11 @@ class Flights:
         return chosen
 
     def start(self, devices: Sequence[int]) -> None:
-        """Plan for these devices and all that are busy, cut subnets, and start the downloads."""
+        """RoundPlan for these devices and all that are busy, cut subnets, and start the downloads."""
         ready, config = self._ready, self._ready.config
         with ready.roster.holding({*devices, *self.under_way}):
-            plan = ready.scheme.decide(self._round)
+            plan = ready.scheme.decide(self._round, self.cell, self._params)
+        self.cell = plan.state
         self.plans.append(plan)
         rates = {device: plan.rates[device] for device in devices if device in plan.rates}
         if not rates:

@@ -12,7 +12,7 @@ from feddrop.radio import Cell
 from feddrop.simulation.events import Transit
 from feddrop.simulation.link import Transfer
 from feddrop.simulation.round import SentJob
-from feddrop.simulation.schemes import Plan, Workload
+from feddrop.simulation.schemes import RoundPlan, Workload
 
 _LN2 = math.log(2.0)
 
@@ -64,7 +64,7 @@ class CellPace:
     def __init__(self, cell: Cell, work: Workload, costs: str, sharing: str) -> None:
         self._cell, self._work, self._measured, self._sharing = cell, work, costs == "measured", sharing
 
-    def of(self, plan: Plan, sent: SentJob) -> tuple[Pace, Transfer, float]:
+    def of(self, plan: RoundPlan, sent: SentJob) -> tuple[Pace, Transfer, float]:
         """Return the pace of a job that starts by a plan, its download, and the seconds that it computes."""
         cell, channels, k, rate = self._cell, plan.channels, sent.job.device, sent.job.rate
         if channels is None:

@@ -24,7 +24,8 @@ from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
 from feddrop.simulation import mistakes
 from feddrop.simulation.cell_rates import CellRates
-from feddrop.simulation.custom import NAMES, CustomObjects
+from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
+from feddrop.simulation.schemes import PlannedBy
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
 from feddrop.storage.records import UNTRAINED, WORST
@@ -88,7 +89,7 @@ _CALLED = {
     "method": ("a function of one argument, setup -> Method", 1, "method.name"),
     "executor": ("a function of one argument, task -> Executor", 1, "execution.executor"),
     "loss": ("a function (outputs, targets) -> mean loss", 2, "train.loss"),
-    "rates": ("a function (workload, participation) -> scheme", 2, "rate"),
+    "outcome": ("a function (plan, truth, costs, state) -> (lost, state)", 4, "radio.outcome"),
 }
 """Arguments that must be functions: what they are, their number of arguments, and the setting they replace."""
 
@@ -139,11 +140,32 @@ def objects_go_together(custom: CustomObjects) -> Iterator[str]:
             "samples is given, which is for devices that hold their own data: it needs an executor that reaches them, "
             "and no parts. For simulated devices, give parts only."
         )
-    if custom.gains is not None and custom.rates is not None:
-        yield "gains and rates are both given; gains have no effect if rates=... decides. Remove one."
+    if custom.gains is not None and isinstance(custom.scheme, PlannedBy):
+        yield "gains are given, which have no effect if a planner decides. Remove them."
 
 
-CUSTOM_CHECKS = (functions_can_be_called, dataset_is_a_dataset, metrics_are_functions, objects_go_together)
+def schemes_and_channels_fit(custom: CustomObjects) -> Iterator[str]:
+    """A scheme is a function of what it sees or has ``solve``; a channel has ``draw`` or is a function to one."""
+    scheme, channel = custom.scheme, custom.channel
+    if scheme is not None and not (isinstance(scheme, PlannedBy) or hasattr(scheme, "solve") or _takes(scheme, 1)):
+        yield (
+            f"scheme is {shortened(scheme)}; it must be a function seen -> Plan, or an allocation scheme such as "
+            "feddrop.Exact(). To use one of feddrop's by name, set radio.scheme."
+        )
+    if channel is not None and not (hasattr(channel, "draw") or _takes(channel, 1)):
+        yield (
+            f"channel is {shortened(channel)}; it must have draw(devices, round, seed) -> gains, or be a function from "
+            "the cell's fading to such an object. To use one of feddrop's by name, set radio.channel."
+        )
+
+
+CUSTOM_CHECKS = (
+    functions_can_be_called,
+    dataset_is_a_dataset,
+    metrics_are_functions,
+    objects_go_together,
+    schemes_and_channels_fit,
+)
 """Checks that need the user's objects alone."""
 
 
@@ -209,9 +231,14 @@ def _torch_device_problems(name: str) -> Iterator[str]:
 
 
 def gains_have_a_radio(run: Prepared) -> Iterator[str]:
-    """Gains are those of a radio."""
-    if run.custom.gains is not None and run.config.radio is None:
+    """Gains, schemes, channels and outcomes are those of a radio."""
+    if run.config.radio is not None or isinstance(run.custom.scheme, PlannedBy):
+        return
+    if run.custom.gains is not None:
         yield "gains are given, which have no effect without a radio. Add a [radio] section."
+    for name in RADIO_HOOKS:
+        if getattr(run.custom, name) is not None:
+            yield f"{name}=... is given, which has no effect without a radio. Add a [radio] section."
 
 
 def every_round_has_devices(run: Prepared) -> Iterator[str]:
@@ -276,7 +303,7 @@ def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
 
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
-    plan = run.scheme.decide(1)
+    plan = run.scheme.decide(1, params=run.params)
     if run.config.execution.dtype == AUTO and not plan.dtypes:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
 
@@ -285,7 +312,7 @@ def method_uses_the_mean(run: Prepared) -> Iterator[str]:
     """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
     custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
     if custom and run.config.server.weighs:
-        rates = dict(sorted(run.scheme.decide(1).rates.items())[:2])
+        rates = dict(sorted(run.scheme.decide(1, params=run.params).rates.items())[:2])
         if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
             yield unused_mean(run.config)
 

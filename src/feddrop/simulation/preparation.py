@@ -13,6 +13,7 @@ from torch import nn
 
 from feddrop import data, models
 from feddrop.config import RunConfig
+from feddrop.config.radio import IMPORTANCE
 from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
@@ -24,11 +25,13 @@ from feddrop.models.flops import Flops
 from feddrop.radio import MeasuredGains, gains_from
 from feddrop.seeds import derive
 from feddrop.simulation import preflight
+from feddrop.simulation.cell_hooks import CellHooks
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.device import Samples, Task
+from feddrop.simulation.importance import importance_of
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.schemes import GivenRates, RateScheme, Workload, read_rates
+from feddrop.simulation.schemes import GivenRates, PlannedBy, RateScheme, Workload, read_rates
 from feddrop.simulation.trial import try_outputs
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
@@ -101,10 +104,10 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     roster = Roster(config.participation, len(samples), config.seed)
     frozen = parameters.frozen(task.setup.model)
     work = workload(task, method, counted, samples, config.execution.dtype, frozen)
-    scheme = build_scheme(config, custom, work, roster, task.setup.rates)
+    scheme = build_scheme(config, custom, work, roster, task.setup)
     fading = None
     if isinstance(scheme, CellRates) and config.radio is not None:
-        fading = scheme.cell.fading
+        fading = getattr(scheme.cell.fading, "base", scheme.cell.fading)
         if config.radio.noise != scheme.cell.noise:  # custom gains or a table of distances decided it
             config = replace(config, radio=replace(config.radio, noise=scheme.cell.noise))
     params = parameters.from_model(task.setup.model)
@@ -134,7 +137,7 @@ def device_task(
 ) -> Task:
     """Return what the device side needs; a real device builds its own, from its own data and part."""
     loss = custom.loss or loss_named(config.train.loss or dataset.loss)
-    chosen = config.radio is not None or custom.rates is not None
+    chosen = config.radio is not None or custom.scheme is not None
     if custom.model is None:
         network = models.build_model(config.model, dataset, config.seed)
     else:
@@ -210,16 +213,15 @@ def _sent_sizes(sizes: Callable[[float], Sizes], frozen: frozenset[str], rate: f
     return replace(found, kept=kept or {}, answered=answered)
 
 
-def build_scheme(
-    config: RunConfig, custom: CustomObjects, work: Workload, roster: Roster, rates: Sequence[float] | None
-) -> RateScheme:
-    """Return what chooses the rates: the custom scheme, the cell if there is a radio, or else the given ``rates``."""
-    if custom.rates is not None:
-        return custom.rates(work, roster)
+def build_scheme(config: RunConfig, custom: CustomObjects, work: Workload, roster: Roster, setup: Setup) -> RateScheme:
+    """Return what plans the rounds: a custom planner, the cell if there is a radio, or else the given ``rates``."""
+    if isinstance(custom.scheme, PlannedBy):
+        return custom.scheme.build(work, roster)
     if config.radio is None:
-        return GivenRates(rates or (), roster)
+        return GivenRates(setup.rates or (), roster)
     fixed = read_rates(config.given_rate, len(work.samples)) if config.radio.scheme == "fixed" else None
     gains = custom.gains
     if gains is not None and not isinstance(gains, MeasuredGains):
         gains = gains_from(gains)
-    return CellRates(config.radio, work, roster, config.seed, fixed, gains)
+    read = importance_of(setup, config.method, config.radio.max_rate) if config.radio.objective == IMPORTANCE else None
+    return CellRates(config.radio, work, roster, config.seed, fixed, gains, CellHooks(config.radio, custom, read))

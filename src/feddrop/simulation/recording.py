@@ -19,11 +19,11 @@ from feddrop.errors import named_object
 from feddrop.learning.losses import LOSSES
 from feddrop.radio import Cell
 from feddrop.seeds import derive, permutation
-from feddrop.simulation.custom import NAMES, REPLACED
+from feddrop.simulation.custom import NAMES, RADIO_HOOKS
 from feddrop.simulation.fingerprints import Fingerprint, data_crc32, fingerprint, network_fingerprint
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
-from feddrop.simulation.schemes import Plan
+from feddrop.simulation.schemes import PlannedBy, RoundPlan
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.records import LATE, WORST
 from feddrop.subnets import parameters
@@ -43,19 +43,14 @@ _DEVICE = "device/"
 
 def round_record(
     round_: int,
-    plan: Plan,
+    plan: RoundPlan,
     devices: Sequence[DeviceRound],
     costs: Mapping[int, Mapping[str, Any]],
-    measured: Mapping[str, float],
-    notes: Mapping[str, float],
-    wall_s: float,
 ) -> RoundRecord:
     """Return the record of a round from its plan and from what each device did.
 
-    ``costs`` are the scheme's, by device; if empty, the server's clock counts. ``measured`` are the results on the test
-    set, empty if the round was not evaluated; ``notes`` are the method's numbers.
+    ``costs`` are the scheme's, by device; if empty, the server's clock counts.
     """
-    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
     joules = [cost.get("energy_j") for cost in costs.values()]
@@ -66,29 +61,44 @@ def round_record(
     ]
     counts = Counter(entry.outcome for entry in entries)
     counts["suspicious"] = sum(1 for entry in entries if entry.suspicious)
-    rates = [device.rate for device in devices]
+    rates, trained = [device.rate for device in devices], sum(d.num_samples for d in used)
     return RoundRecord(
         round=round_,
-        train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / sum(d.num_samples for d in used),
-        test_loss=measured.get("loss"),
-        test_accuracy=measured.get("accuracy"),
-        val_loss=measured.get("val_loss"),
-        val_accuracy=measured.get("val_accuracy"),
+        train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / trained if used else None,
         push_bytes=sum(device.push_bytes for device in devices),
         pull_bytes=sum(device.pull_bytes for device in devices),
-        latency_s=max(cost["latency_s"] for cost in costs.values()) if costs else None,
+        latency_s=max(_awaited(plan, device, cost["latency_s"]) for device, cost in costs.items()) if costs else None,
         energy_j=None if None in joules or not joules else sum(filter(None, joules)),
-        wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
         charged_objective=plan.charged_objective,
         remark=plan.remark,
         counts={name: count for name, count in counts.items() if count},
         mean_rate=sum(rates) / len(rates) if rates else None,
-        metrics=_metrics(measured, of_devices) | dict(notes),
-        device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
         devices=tuple(entries),
     )
+
+
+def with_results(
+    record: RoundRecord, measured: Mapping[str, float], notes: Mapping[str, float], wall_s: float
+) -> RoundRecord:
+    """Return a record with the results on the test set, none if it was not evaluated, and the method's numbers."""
+    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
+    return replace(
+        record,
+        test_loss=measured.get("loss"),
+        test_accuracy=measured.get("accuracy"),
+        val_loss=measured.get("val_loss"),
+        val_accuracy=measured.get("val_accuracy"),
+        wall_s=round(wall_s, 4),
+        metrics=_metrics(measured, of_devices) | dict(notes),
+        device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
+    )
+
+
+def _awaited(plan: RoundPlan, device: int, latency_s: float) -> float:
+    """Return how long the server waits for a device: for a lost update, at most until the deadline."""
+    return min(latency_s, plan.deadline_s) if device in plan.lost and plan.deadline_s is not None else latency_s
 
 
 def recorded(record: RoundRecord, config: RunConfig) -> RoundRecord:
@@ -110,7 +120,7 @@ def _metrics(measured: Mapping[str, float], of_devices: Sequence[float]) -> dict
     return found
 
 
-def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:
+def _device_record(plan: RoundPlan, done: DeviceRound, cost: Mapping[str, Any]) -> DeviceRecord:
     chosen = {"tx_power_w": plan.powers.get(done.device), "cpu_hz": plan.clocks.get(done.device)}
     return DeviceRecord(
         device=done.device,
@@ -129,14 +139,14 @@ def _device_record(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> De
     )
 
 
-def _gains(plan: Plan, device: int) -> dict[str, Any]:
+def _gains(plan: RoundPlan, device: int) -> dict[str, Any]:
     """Return the channel gains of a device; empty without a radio."""
     if plan.channels is None:
         return {}
     return {"uplink_gain": float(plan.channels.uplink[device]), "downlink_gain": float(plan.channels.downlink[device])}
 
 
-def is_late(plan: Plan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
+def is_late(plan: RoundPlan, done: DeviceRound, cost: Mapping[str, Any]) -> bool:
     """Return whether a usable update took longer than the deadline; the executor decides on those of real devices."""
     if plan.deadline_s is None or done.loss is None or done.elapsed or cost.get("latency_s") is None:
         return False
@@ -249,14 +259,27 @@ def supplied(run: Prepared, given: Iterable[str]) -> dict[str, Any]:
         objects["loss"] = fingerprint(run.task.setup.loss)
     if custom.metrics:
         objects["metrics"] = _by_name({name: fingerprint(metric) for name, metric in sorted(custom.metrics.items())})
-    if custom.rates is not None:
-        kept = getattr(run.scheme, "kept_settings", None)  # a scheme that lists its settings is identified by them
-        objects["rates"] = fingerprint(custom.rates if kept is None else type(run.scheme)) | dict(kept or {})
+    objects |= _radio_objects(run)
     if run.gains is not None:
         objects["gains"] = {"rounds": len(run.gains.uplink), "crc32": run.gains.crc32()}
     used = getattr(run.scheme, "takes", ())
-    replaced = [key for argument in given for key in REPLACED.get(argument, ()) if key not in used]
+    replaced = [key for argument in given for key in custom.replaced(argument) if key not in used]
     return {"replaced": replaced, "objects": objects}
+
+
+def _radio_objects(run: Prepared) -> dict[str, Fingerprint]:
+    """Return the fingerprints of the user's scheme, channel, outcome and objective, given in Python or in TOML."""
+    custom, radio, found = run.custom, run.config.radio, dict[str, Fingerprint]()
+    kept = getattr(run.scheme, "kept_settings", None)  # a planner that lists its settings is identified by them
+    for name in (*RADIO_HOOKS, "objective"):
+        given, named = getattr(custom, name, None), getattr(radio, name, "")
+        if isinstance(given, PlannedBy):
+            found[name] = fingerprint(given.build if kept is None else type(run.scheme)) | dict(kept or {})
+        elif given is not None:
+            found[name] = fingerprint(given)
+        elif ":" in named:
+            found[name] = fingerprint(named_object(named, f"radio.{name}"))
+    return found
 
 
 def _by_name(parts: Mapping[str, Fingerprint]) -> Fingerprint:

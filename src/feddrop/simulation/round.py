@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from feddrop import wire
@@ -23,6 +24,8 @@ from feddrop.subnets.piece import Subnet, scaled, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
+TOO_FEW = "lost: too few updates arrived"
+"""Status of a device whose update arrived, but with too few others to be merged (``server.min_devices``)."""
 _MOST_REASONS = 5
 """Reasons for refused updates that an error lists; a fleet can have as many as devices."""
 Discount = Callable[[Job, Update], Update]
@@ -95,8 +98,11 @@ def run_round(
     min_devices: int = 1,
     frozen: Set[str] = frozenset(),
     untrained: Untrained | None = None,
+    lost: Mapping[int, str] = MappingProxyType({}),
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
+
+    If so many updates are lost on the way that fewer than ``min_devices`` are left, nothing is merged.
 
     Args:
         method: the learning method.
@@ -113,8 +119,11 @@ def run_round(
         min_devices: fewest usable updates; fewer are a RunError.
         frozen: names of parameters that are not trained: devices have them, so they are not sent.
         untrained: the parameters that no device has held so far; those of every usable update are removed.
+        lost: why the updates of these devices are lost on the way: they train and send, but are not merged.
     """
-    jobs = list(method.plan(state, params, round_, rates, seed))
+    jobs = list(method.plan(state, params, round_, rates, seed)) if rates else []
+    merges = len(rates) - len(lost) >= min_devices or bool(rates and not lost)
+    unmerged = {k: f"lost: {lost[k]}" if k in lost else TOO_FEW for k in (lost if merges else rates)}
     memories = memories if memories is not None else Forgetful()
     return fold(
         method,
@@ -128,6 +137,8 @@ def run_round(
         min_devices=min_devices,
         frozen=frozen,
         untrained=untrained,
+        lost=unmerged,
+        merges=merges,
     )
 
 
@@ -145,6 +156,8 @@ def fold(
     frozen: Set[str] = frozenset(),
     untrained: Untrained | None = None,
     discount: Discount | None = None,
+    lost: Mapping[int, str] = MappingProxyType({}),
+    merges: bool = True,
 ) -> RoundResult:
     """Check each reply and merge it into the network before the next one is read.
 
@@ -161,6 +174,8 @@ def fold(
         frozen: names of parameters that are not sent.
         untrained: the parameters that no device has held so far; those of every usable update are removed.
         discount: changes each update after the guard, for example by its staleness.
+        lost: the statuses of devices whose updates are not merged.
+        merges: whether anything is; if not, the network and the state stay as they are.
     """
     devices = dict[int, DeviceRound]()
 
@@ -168,6 +183,8 @@ def fold(
         for sent, reply in replies:
             number = sent.job.device
             update, error = _checked_update(method, sent, reply, num_samples, frozen)
+            if update is not None and number in lost:
+                update, error = None, lost[number]
             devices[number] = _summary(sent, reply, update, error)
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
@@ -175,12 +192,17 @@ def fold(
                 if untrained is not None:
                     untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
-        _check_enough(list(devices.values()), min_devices, round_)
+        if merges:
+            _check_enough(list(devices.values()), min_devices, round_)
 
     def note(device: int, **found: Any) -> None:
         refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
         devices[device] = replace(devices[device], **found, **refused)
 
+    if not merges:
+        for _ in updates():  # devices train and send, but nothing arrives that could be merged
+            pass
+        return RoundResult(params, state, [devices[number] for number in sorted(devices)])
     watched = (guard or Guard()).watch(updates(), params, round_, note)
     if discount is not None:
         watched = ((job, discount(job, update)) for job, update in watched)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory, State
 from feddrop.methods.sizes import sub_model
 from feddrop.models import copy_model
+from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
-from feddrop.simulation.custom import CustomObjects, Gains, Network, SchemeFactory, with_method
+from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
 from feddrop.simulation.finish import finish
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.server import first_state, next_round
@@ -61,7 +63,9 @@ class Run:
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
@@ -97,24 +101,16 @@ class Run:
         metrics: Mapping[str, Metric] | None = None,
         gains: Gains | None = None,
         samples: Sequence[int] | None = None,
-        rates: SchemeFactory | None = None,
+        scheme: CustomScheme | None = None,
+        channel: CustomChannel | None = None,
+        outcome: OutcomeFunction | None = None,
         callbacks: Sequence[Any] = (),
         label: str = "",
         command: str = "",
         report: bool = True,
     ) -> None:
-        custom = CustomObjects(
-            model=model,
-            dataset=dataset,
-            parts=parts,
-            method=method,
-            executor=executor,
-            loss=loss,
-            metrics=metrics,
-            gains=gains,
-            samples=samples,
-            rates=rates,
-        )
+        given = locals()  # every argument, by name
+        custom = CustomObjects(**{item.name: given[item.name] for item in fields(CustomObjects)})
         preflight.check_config(config, custom)
         if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
@@ -123,11 +119,9 @@ class Run:
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
-        if method is not None:
-            for line in CustomObjects(method=method).notices(config, ()):
-                log.warning(line)
-            config = with_method(config, method, self._disk.config() if resume else None)
-        self.config = config.located()
+        for line in () if resume else custom.notices(config, named=True):
+            log.warning(line)
+        self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)
         else:  # before any work, and again under the lock
@@ -247,7 +241,9 @@ def run(
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
     overwrite: bool = False,
     label: str = "",
@@ -271,7 +267,9 @@ def run(
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
@@ -300,7 +298,9 @@ def resume(
     metrics: Mapping[str, Metric] | None = None,
     gains: Gains | None = None,
     samples: Sequence[int] | None = None,
-    rates: SchemeFactory | None = None,
+    scheme: CustomScheme | None = None,
+    channel: CustomChannel | None = None,
+    outcome: OutcomeFunction | None = None,
     callbacks: Sequence[Any] = (),
 ) -> list[Record]:
     """Continue a run where it stopped, write the report, and return all records.
@@ -321,7 +321,9 @@ def resume(
             ``compute`` and ``reset``, as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
         samples: samples per device, if devices hold their own data; needs an executor that reaches them.
-        rates: a function ``(workload, participation) -> RateScheme`` in place of ``config.rate`` and ``config.radio``.
+        scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
+        channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
+        outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
 
     Example:

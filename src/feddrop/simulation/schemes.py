@@ -1,7 +1,7 @@
-"""Rate schemes: what chooses the dropout rates of a round. This file holds the interface and the given rates.
+"""What plans the rounds of a run: the interface, and rates that are given.
 
-A scheme plans a round with ``decide``, works out its costs afterwards with ``costs``, and knows the energy ``budgets``.
-See ``cell_rates.py`` for rates that a radio cell chooses.
+A planner chooses the rates of a round with ``decide``, works out its costs afterwards with ``costs``, and knows the
+energy ``budgets``. See ``cell_rates.py`` for the planner of a radio cell, which calls schemes, channels and outcomes.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from feddrop.allocation import Allocation
 from feddrop.config.parsing import parse_json, read_text
 from feddrop.errors import ConfigError, shortened
 from feddrop.methods.method import Sizes
 from feddrop.radio import Channels
+from feddrop.radio.plan import NO_STATE, ArrayState
 from feddrop.radio.tables import by_device, read_table
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
 from feddrop.subnets.masks import check_rate
+from feddrop.subnets.parameters import Params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a scheme chose for a round. Mappings are by device number.
+class RoundPlan:
+    """A round as it was planned: the plan of the scheme, checked, and what is lost. Mappings are by device number.
 
     Attributes:
         rates: dropout rate γ of every device that takes part.
@@ -40,7 +45,10 @@ class Plan:
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
         remark: what a reader of the record must know, such as that the scheme ignores the band.
         allocation: the allocator's result.
-        channels: the conditions of the round, with the chosen powers and clocks.
+        channels: the true conditions of the round, with the chosen powers and clocks.
+        lost: why the update of a device will be lost, for those that will; they train and are billed.
+        transmissions: how often each upload is sent on average, ``[num_devices]``; None for once.
+        state: what scheme and outcome remember; it becomes the run's when the round is saved.
     """
 
     rates: Mapping[int, float]
@@ -56,6 +64,9 @@ class Plan:
     remark: str | None = None
     allocation: Allocation | None = None
     channels: Channels | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
+    transmissions: npt.NDArray[np.float64] | None = None
+    state: ArrayState = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +90,37 @@ class Workload:
 
 
 class RateScheme(Protocol):
-    """What chooses the rates of a run.
+    """What plans the rounds of a run.
 
-    A scheme may also have ``takes``, names of settings that it uses, and ``kept_settings``, its settings by name for
+    It may also have ``takes``, names of settings that it uses, and ``kept_settings``, its settings by name for
     ``run.json``.
     """
 
-    def decide(self, round_: int) -> Plan:
-        """Plan a round. Round 1 is also planned before the run, so that an impossible plan is found early."""
+    def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:
+        """Plan a round. Round 1 is also planned before the run, so that an impossible plan is found early.
 
-    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
+        Args:
+            round_: number of the round, from 1.
+            state: that of the plan of the round before; empty in the first.
+            params: the network before the round, for objectives that look at it.
+        """
+
+    def costs(self, plan: RoundPlan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:
         """Return the costs of a round as fields of :class:`feddrop.DeviceRecord`, by device; empty if unknown."""
 
     def budgets(self) -> list[float | None]:
         """Return the energy budget per device in joules, None for no budget; empty if energy is not modelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBy:
+    """Plans rounds without a cell, in place of a scheme, as the server of real devices does.
+
+    Attributes:
+        build: a function from the workload and the participation to the planner.
+    """
+
+    build: Callable[[Workload, Roster], RateScheme]
 
 
 class GivenRates:
@@ -101,11 +129,11 @@ class GivenRates:
     def __init__(self, rates: Sequence[float], participation: Roster) -> None:
         self._rates, self._participation = rates, participation
 
-    def decide(self, round_: int) -> Plan:
+    def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:  # noqa: ARG002
         """Return the rates of the devices that take part."""
-        return Plan(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
+        return RoundPlan(rates={device: self._rates[device] for device in self._participation.chosen(round_).tolist()})
 
-    def costs(self, plan: Plan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
+    def costs(self, plan: RoundPlan, devices: Sequence[DeviceRound]) -> dict[int, dict[str, Any]]:  # noqa: ARG002
         """Return nothing: without a radio, costs are unknown."""
         return {}
 

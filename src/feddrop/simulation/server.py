@@ -21,6 +21,7 @@ from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import Method, State
+from feddrop.radio.plan import ArrayState
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.device import Root
@@ -56,6 +57,7 @@ class ServerState:
         step: the state of the server's optimizer.
         guard: watches the updates; it knows the median size of the last round's.
         untrained: the parameters that no device has held so far.
+        cell: what the scheme and the outcome of the cell remember.
         spent: seconds, joules and the best accuracy so far.
         clock: the virtual clock; None under the clock ``"deadline"``.
         under_way: the jobs under way in it.
@@ -67,6 +69,7 @@ class ServerState:
     step: Params
     guard: Guard
     untrained: Untrained
+    cell: ArrayState = field(default_factory=dict)
     spent: Spent = field(default_factory=lambda: Spent())
     clock: VirtualClock | None = None
     under_way: Mapping[int, Flight] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class ServerState:
             "server": self.step,
             "guard": median,
             UNTRAINED: self.untrained.tensors(),
+            "cell": {name: torch.from_numpy(array) for name, array in self.cell.items()},
             "spent": {"spent": torch.tensor(self.spent, dtype=torch.float64)},
             "clock": save_flights(self.clock, self.under_way) if self.clock else {},
         }
@@ -88,7 +92,9 @@ class ServerState:
         """Return the state of a checkpoint; ``self`` is that of the start."""
         kept, like = found.groups, self.groups()
         clock = self.clock.copied() if self.clock else None
-        now = {name: _checked(kept.get(name, {}), like[name], folder) for name in ("params", "server", "guard", "spent")}
+        now = {
+            name: _checked(kept.get(name, {}), like[name], folder) for name in ("params", "server", "guard", "spent")
+        }
         guard = copy.copy(self.guard)
         guard.median = float(now["guard"]["median"])
         return ServerState(
@@ -98,6 +104,7 @@ class ServerState:
             step=now["server"],
             guard=guard,
             untrained=self.untrained.return_to(kept.get(UNTRAINED, {})),
+            cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
             spent=Spent(*now["spent"]["spent"].tolist()),
             clock=clock,
             under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
@@ -146,11 +153,11 @@ def next_round(
     shared: dict[str, Any] = {"round_": round_, "guard": guard, "untrained": untrained, "frozen": ready.frozen}
     step: VirtualStep | None = None
     if server.clock is not None:
-        net = {"params": server.params, "state": server.state}
+        net = {"params": server.params, "state": server.state, "cell": server.cell}
         step = virtual_step(ready, server.clock, server.under_way, executor, memories, **net, **shared)
         plan, result = step.plan, step.result
     else:
-        plan = ready.scheme.decide(round_)
+        plan = ready.scheme.decide(round_, server.cell, server.params)
         result = run_round(
             ready.method,
             executor,
@@ -162,16 +169,19 @@ def next_round(
             num_samples=ready.samples,
             memories=memories,
             min_devices=config.server.min_devices,
+            lost=plan.lost,
             **shared,
         )
-    if round_ == 1 and config.server.weighs and ready.task.setup.means == means:
+    merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
+    if round_ == 1 and merged and config.server.weighs and ready.task.setup.means == means:
         raise RunError(preflight.unused_mean(config))
-    after = replace(stepped(ready, server, result.params, result.state), guard=guard, untrained=untrained)
+    after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
+    after = replace(after, guard=guard, untrained=untrained, cell=plan.state)
     costs = ready.scheme.costs(plan, result.devices) if step is None else {}
-    record = recording.round_record(round_, plan, result.devices, costs, {}, {}, 0.0)
+    record = recording.round_record(round_, plan, result.devices, costs)
     if step is not None:
         record = step.recorded(record, server.clock.events.now if server.clock else 0.0)
-        after = replace(after, clock=step.clock, under_way=step.under_way)
+        after = replace(after, clock=step.clock, under_way=step.under_way, cell=step.cell)
     return _evaluated(ready, after, record, executor, started)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from feddrop.executors import Executor
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import State
+from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import Ended, VirtualClock, link_for
 from feddrop.simulation.flights import Flight, Flights, unanswered
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound, RoundResult, fold
-from feddrop.simulation.schemes import Plan
+from feddrop.simulation.schemes import RoundPlan
 from feddrop.simulation.untrained import Untrained
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.records import STALE
@@ -32,13 +33,15 @@ class VirtualStep:
         entries: one record per job that ended.
         clock: the clock at the step.
         under_way: the jobs that are still under way.
+        cell: what the scheme remembers.
     """
 
-    plan: Plan
+    plan: RoundPlan
     result: RoundResult
     entries: Sequence[DeviceRecord]
     clock: VirtualClock
     under_way: Mapping[int, Flight]
+    cell: ArrayState
 
     def recorded(self, record: RoundRecord, start_s: float) -> RoundRecord:
         """Return the record of the step with the jobs that ended in it, its time and its energy."""
@@ -82,13 +85,14 @@ def virtual_step(
     round_: int,
     params: Params,
     state: State,
+    cell: ArrayState,
     guard: Guard,
     untrained: Untrained,
     frozen: Set[str],
 ) -> VirtualStep:
     """Let time pass until a server step is due, and merge the answers that count, by job and device."""
     clock = clock.copied()
-    crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state)
+    crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state, cell=cell)
     ended = clock.step(crew)
     flights = [crew.under_way[one.job.device] for one in ended]
     for one in ended:  # a device that vanished may have been asked again
@@ -117,11 +121,11 @@ def virtual_step(
         _entry(one, flight, done[one.job.device] if n in arrived else None, STALE if n in stale else one.what, round_)
         for n, (one, flight) in enumerate(zip(ended, flights, strict=True))
     ]
-    plan = crew.plans[0] if crew.plans else Plan(rates={})
+    plan = crew.plans[0] if crew.plans else RoundPlan(rates={})
     left_out = sorted({k for one in crew.plans for k in one.left_out} - {e.device for e in entries} - {*crew.under_way})
     entries = sorted(entries, key=lambda entry: (entry.device, entry.start_s or 0.0))
     entries += [DeviceRecord(device=k, rate=1.0, share=0.0, status="left out") for k in left_out]
-    return VirtualStep(plan=plan, result=result, entries=entries, clock=clock, under_way=crew.under_way)
+    return VirtualStep(plan=plan, result=result, entries=entries, clock=clock, under_way=crew.under_way, cell=crew.cell)
 
 
 def _entry(one: Ended, flight: Flight, done: DeviceRound | None, status: str, round_: int) -> DeviceRecord:

@@ -25,6 +25,8 @@ DRAWS = 5
 """Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
+LOST = "lost"
+"""Begins the status of a device whose update was lost on the way."""
 DROPPED, VANISHED, STALE = UNANSWERED = ("dropped", "vanished", "stale")
 """Status under a virtual clock of a device that was cancelled because the server had enough answers, of one that went
 offline during its job, and of an update that was older than ``clock.max_staleness``."""
@@ -57,6 +59,13 @@ class _Record(Mapping[str, Any]):
         return {key: json_value(self[key]) for key in self}
 
 
+def outcome_of(status: str) -> str:
+    """Return the kind of a device's status: without the reason of a loss or a refusal."""
+    if status in ("ok", LATE, "left out"):
+        return status
+    return LOST if status.startswith(f"{LOST}:") else "refused"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord(_Record):
     """What one device did in a round.
@@ -75,8 +84,8 @@ class DeviceRecord(_Record):
             None without a radio.
         loss: mean training loss.
         status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
-            ``"left out"``; ``"dropped"``, ``"vanished"`` or ``"stale"`` under a virtual clock; or why its update was
-            refused.
+            ``"left out"``; ``"lost: ..."`` if its update was lost on the way, and why; under a virtual clock,
+            ``"dropped"``, ``"vanished"`` or ``"stale"``; or why its update was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -147,8 +156,8 @@ class DeviceRecord(_Record):
 
     @property
     def outcome(self) -> str:
-        """``"ok"``, ``"late"``, ``"left out"``, one of :data:`UNANSWERED` or, whatever the reason, ``"refused"``."""
-        return self.status if self.status in ("ok", LATE, "left out", *UNANSWERED) else "refused"
+        """``"ok"``, ``"late"``, ``"left out"`` or, whatever the reason, ``"lost"`` or ``"refused"``."""
+        return outcome_of(self.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +283,7 @@ class RoundRecord(_Record):
     @property
     def took_part(self) -> int:
         """Number of devices that took part, that is, were not left out."""
-        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, "refused", *UNANSWERED))
+        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused", *UNANSWERED))
 
 
 _COUNTED = ("push_bytes", "pull_bytes", "devices")

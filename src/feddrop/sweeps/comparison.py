@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddrop.config import Budget, Compare, RunConfig, from_table, locate
+from feddrop.config.display import html_table
 from feddrop.config.parsing import read_toml
 from feddrop.config.run import apply_override
 from feddrop.errors import ConfigError, RunError, not_one_of
@@ -81,6 +82,16 @@ class Compared(NamedTuple):
     page: Path
     rows: list[Row]
     runs: dict[str, list[LoadedRun]]
+
+    def __repr__(self) -> str:
+        return f"Compared({str(self.page)!r}: {', '.join(f'{arm} ({len(runs)})' for arm, runs in self.runs.items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the judged measures as a table."""
+        head = ("arm", "measure", "mean", "deviation", "unit", "difference", "margin", "verdict")
+        rows = [[getattr(row, name) for name in head] for row in self.rows if row.verdict or not row.reference]
+        blank = [["" if cell != cell else cell for cell in row] for row in rows]  # NaN
+        return html_table("Compared", head, blank, f"Page: {self.page}")
 
 
 def read_comparison(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Arm], Compare]:
@@ -160,7 +171,7 @@ def _problems(arms: Mapping[str, Arm], settings: Compare) -> Iterator[str]:
                 f"arm {name}: rounds is {arm.config.rounds}, but compare.budget decides how many rounds are trained. "
                 "Remove rounds, or move it into the budget."
             )
-        without = arm.config.radio is None and arm.rates is None
+        without = arm.config.radio is None and arm.scheme is None
         for key in amounts.keys() & {"seconds", "joules"} if without else ():
             yield f"arm {name} has no radio, so it spends no {key}. Add [radio], or change compare.budget."
         if len(amounts) > 1 and (setting := depends_on_rounds(arm.config)):

@@ -1,0 +1,93 @@
+"""The quickstart runs in a real kernel and shows what it promises; the widgets allocate what their sliders say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feddrop
+from feddrop.explore.cell import START, solve
+from feddrop.explore.widgets import picture_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """The notebook after all its cells ran, in an empty folder."""
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    book = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    folder = tmp_path_factory.mktemp("quickstart")
+    client.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return book, folder
+
+
+def outputs(book, start: str) -> list[dict]:
+    """What is displayed below the code cell with this text."""
+    (cell,) = [one for one in book.cells if one.cell_type == "code" and start in one.source]
+    return [one.data for one in cell.outputs if "data" in one]
+
+
+def test_it_trains_compares_and_allocates(quickstart):
+    book, folder = quickstart
+    assert all(cell.get("execution_count") for cell in book.cells if cell.cell_type == "code")
+    assert (folder / "runs" / "dropout" / "report.html").exists()
+    assert len(feddrop.load_run(folder / "runs" / "dropout").rounds) == 12
+    assert "Dataset" in outputs(book, "load_dataset")[0]["text/html"]
+    table, *figures, where = outputs(book, "records = feddrop.run")
+    assert "12/12" in table["text/html"]
+    assert len(figures) == 2
+    assert all("<svg" in figure["image/svg+xml"] for figure in figures)
+    assert "runs/dropout/report.html" in where["text/markdown"]
+    assert any("image/svg+xml" in data for data in outputs(book, "accuracy_figure([read_log"))
+    assert "verdict" in outputs(book, "feddrop.compare")[-1]["text/html"]
+    assert outputs(book, "split = feddrop.allocate")[0]["text/html"].count("<tr>") == 11
+    assert "application/vnd.jupyter.widget-view+json" in outputs(book, "explore_cell")[0]
+
+
+def test_the_stored_notebook_names_no_machine(quickstart):
+    text = (EXAMPLES / "quickstart.ipynb").read_text()
+    assert "/home/" not in text
+    assert "/tmp/" not in text
+    assert len(text) < 500_000
+
+
+def test_a_moved_slider_allocates_anew():
+    pytest.importorskip("ipywidgets")
+    box = feddrop.explore_cell(EXAMPLES / "cell.toml")
+    controls, picture = box.children
+    named = {one.description: one for one in controls.children}
+    before = picture.value
+    named["Deadline (s)"].value = 6.0
+    assert picture.value != before
+    radio = {**START["radio"], "deadline_s": 6.0}
+    assert "6 s</text>" in picture.value
+    named["Deadline (s)"].value = 0.01
+    assert "Infeasible" in picture.value
+    named["Deadline (s)"].value = 6.0
+    named["Scheme"].value = "equal"
+    mine = feddrop.explore_cell()
+    mine.children[0].children[2].value = 6.0
+    found = next(one for one in solve({**START, "radio": radio})["schemes"] if one["name"] == "exact")
+    assert f"Objective {found['charged']:.5g}" in mine.children[1].value
+    assert picture_of({**START, "radio": radio}) == mine.children[1].value
+    assert np.isfinite(found["charged"])
+
+
+def test_without_widgets_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(feddrop.ConfigError, match=r"pip install 'feddrop\[notebook\]'.*feddrop explore"):
+        feddrop.explore_cell()
+
+
+def test_a_file_that_is_no_cell_is_refused(tmp_path):
+    pytest.importorskip("ipywidgets")
+    (tmp_path / "x.toml").write_text("rounds = 3\n")
+    with pytest.raises(feddrop.ConfigError, match=r"no \[radio\] table"):
+        feddrop.explore_cell(tmp_path / "x.toml")
+    with pytest.raises(feddrop.FeddropError, match=r"none\.toml"):
+        feddrop.explore_cell(tmp_path / "none.toml")
