@@ -196,7 +196,7 @@ class Run:
             try:
                 with closing(executor):
                     self._callbacks.call("on_start", self)
-                    while not self.finished:
+                    while not self._server.ends(self.config):
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record

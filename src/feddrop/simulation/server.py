@@ -92,9 +92,8 @@ class ServerState:
         """Return the state of a checkpoint; ``self`` is that of the start."""
         kept, like = found.groups, self.groups()
         clock = self.clock.copied() if self.clock else None
-        now = {
-            name: _checked(kept.get(name, {}), like[name], folder) for name in ("params", "server", "guard", "spent")
-        }
+        names = ("params", "server", "guard", "spent")
+        now = {name: _checked(kept.get(name, {}), like[name], folder) for name in names}
         guard = copy.copy(self.guard)
         guard.median = float(now["guard"]["median"])
         return ServerState(
@@ -153,7 +152,7 @@ def next_round(
     shared: dict[str, Any] = {"round_": round_, "guard": guard, "untrained": untrained, "frozen": ready.frozen}
     step: VirtualStep | None = None
     if server.clock is not None:
-        net = {"params": server.params, "state": server.state, "cell": server.cell}
+        net: dict[str, Any] = {"params": server.params, "state": server.state, "cell": server.cell}
         step = virtual_step(ready, server.clock, server.under_way, executor, memories, **net, **shared)
         plan, result = step.plan, step.result
     else:

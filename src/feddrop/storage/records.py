@@ -61,7 +61,7 @@ class _Record(Mapping[str, Any]):
 
 def outcome_of(status: str) -> str:
     """Return the kind of a device's status: without the reason of a loss or a refusal."""
-    if status in ("ok", LATE, "left out"):
+    if status in ("ok", LATE, "left out", *UNANSWERED):
         return status
     return LOST if status.startswith(f"{LOST}:") else "refused"
 
