@@ -82,6 +82,7 @@ class Events:
         self._computing: list[tuple[float, int, int]] = []  # time, device, serial
         self._leaving: list[tuple[float, int, int]] = []
         self._serial = 0
+        self._upcoming: tuple[float, int, int] | None = None  # the next event, until something changes
 
     def start(self, device: int, push: Transfer, work_s: float, *, until_s: float = math.inf) -> Transit:
         """Start a job now: a download, then a computation of so many seconds.
@@ -107,6 +108,7 @@ class Events:
         )
         self.jobs[device] = job
         self._down.add(self.now, device, push)
+        self._upcoming = None
         if until_s < math.inf:
             heapq.heappush(self._leaving, (until_s, device, job.serial))
         return job
@@ -118,6 +120,7 @@ class Events:
             raise ValueError(f"device {device} cannot upload during {job.phase}.")
         job.phase, job.since_s, job.transfer_s = "upload", self.now, pull.seconds
         self._up.add(self.now, device, pull)
+        self._upcoming = None
 
     def next_s(self) -> float:
         """Return when the next event is; infinity if there is none."""
@@ -171,6 +174,7 @@ class Events:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Return to a saved state."""
         self.now, self.count, self._serial = saved["now"], saved["count"], saved["serial"]
+        self._upcoming = None
         self.jobs = {job["device"]: Transit(**job) for job in saved["jobs"]}
         self._down.load(saved["down"])
         self._up.load(saved["up"])
@@ -180,6 +184,11 @@ class Events:
 
     def _next(self) -> tuple[float, int, int]:
         """Return time, device and rank of the next event; a device that vanishes at the moment it ends, ends."""
+        if self._upcoming is None:
+            self._upcoming = self._found()
+        return self._upcoming
+
+    def _found(self) -> tuple[float, int, int]:
         down, up = self._down.next(), self._up.next()
         found = [(*down, _DOWN)] if down[1] >= 0 else []
         if up[1] >= 0:
@@ -197,7 +206,7 @@ class Events:
 
     def _end_phase(self, job: Transit) -> None:
         """Record what a job has done of its current phase."""
-        lasted = self.now - job.since_s
+        self._upcoming, lasted = None, self.now - job.since_s
         if job.phase == "download":
             left = self._down.remove(self.now, job.device)
             job.push_s, job.push_share = lasted, _done(left, job.transfer_s)

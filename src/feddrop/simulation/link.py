@@ -99,6 +99,7 @@ class SharedLink:
 
     def __init__(self) -> None:
         self._now, self._virtual, self._total = 0.0, 0.0, 0
+        self._weight = 0.0  # the total as a number
         self._ends: dict[int, tuple[float, int]] = {}  # virtual time, weight in units
         self._heap: list[tuple[float, int]] = []
 
@@ -111,6 +112,7 @@ class SharedLink:
         end = self._virtual + transfer.seconds / (weight / _UNITS)
         self._ends[device] = (end, weight)
         self._total += weight
+        self._weight = self._total / _UNITS
         heapq.heappush(self._heap, (end, device))
 
     def next(self) -> tuple[float, int]:
@@ -118,7 +120,7 @@ class SharedLink:
         top = self._top()
         if top is None:
             return math.inf, -1
-        return self._now + (top[0] - self._virtual) * (self._total / _UNITS), top[1]
+        return self._now + (top[0] - self._virtual) * self._weight, top[1]
 
     def remove(self, now: float, device: int) -> float:
         """End a transfer; return the full-band seconds that are left."""
@@ -130,6 +132,7 @@ class SharedLink:
             self._advance(now)
         del self._ends[device]
         self._total -= weight
+        self._weight = self._total / _UNITS
         left = (end - self._virtual) * (weight / _UNITS)
         if not self._ends:  # start anew, so that V never grows large against what is added to it
             self._virtual, self._heap = 0.0, []
@@ -145,12 +148,13 @@ class SharedLink:
         self._now, self._virtual = saved["now"], saved["virtual"]
         self._ends = {int(device): (end, int(weight)) for device, end, weight in saved["ends"]}
         self._total = sum(weight for _, weight in self._ends.values())
+        self._weight = self._total / _UNITS
         self._heap = sorted((end, device) for device, (end, _) in self._ends.items())
 
     def _advance(self, now: float) -> None:
         top = self._top()
         if top is not None:
-            self._virtual = min(top[0], self._virtual + (now - self._now) / (self._total / _UNITS))
+            self._virtual = min(top[0], self._virtual + (now - self._now) / self._weight)
         self._now = now
 
     def _top(self) -> tuple[float, int] | None:
