@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from feddrop.errors import ConfigError
-from feddrop.seeds import derive, generator, permutation, philox_words
+from feddrop.seeds import derive, generator, permutation, philox_chunks, philox_words
 
 M64 = 2**64 - 1
 
@@ -59,3 +59,16 @@ def test_seeds_out_of_range_are_refused():
             with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be at least 0 and below 2\*\*128"):
                 draw(seed)
         draw(2**128 - 1)
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 12, 13])
+def test_words_in_chunks_are_the_words(count):
+    parts = list(philox_chunks(11, count, 6))
+    assert [len(part) for part in parts] == [min(6, count - start) for start in range(0, count, 6)]
+    assert np.concatenate(parts).tolist() == philox_words(11, count).tolist()
+
+
+def test_the_generator_that_is_used_again_starts_anew():
+    for key in (5, 2**64 - 1, 5, 2**64, 2**127 + 9, 5):
+        fresh = np.random.Philox(key=key).random_raw(4).astype("<u8").view("<u4")
+        assert philox_words(key, 7).tolist() == fresh[:7].tolist()

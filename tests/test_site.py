@@ -25,10 +25,12 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("typed", "page"), [("deadline", "guides/your-cell/")])
+@pytest.mark.parametrize(("typed", "page"), [("deadline", "guides/your-cell/"), ("own scheme", "guides/your-scheme/")])
 def test_the_search_finds(site, typed, page):
     texts = json.loads((site / "search" / "search_index.json").read_text())["docs"]
-    found = [doc["location"] for doc in texts if all(word in doc["text"].lower() for word in typed.split())]
+    found = [
+        doc["location"] for doc in texts if all(word in (doc["title"] + doc["text"]).lower() for word in typed.split())
+    ]
     assert any(location.startswith(page) for location in found)
 
 

@@ -92,10 +92,13 @@ class Federation:
         wait_for(lambda: listening(self.port), 60, "SuperLink listening", self.log("superlink"))
 
     def register(self, *numbers: int) -> None:
-        """Create a key per node and register it with the SuperLink."""
-        keys = [node_key(self.home / f"node-{number}") for number in numbers]
+        """Create a key per node and register it with the SuperLink, as that of its device."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda key: self.flwr("supernode", "register", str(key), "here"), keys))
+            list(pool.map(self._register, numbers))
+
+    def _register(self, number: int) -> None:
+        key = node_key(self.home / f"node-{number}")
+        self.flwr("supernode", "register", str(key), "here", "--name", f"device-{number}")
 
     def start_node(self, number: int, **config: Any) -> None:
         """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration."""
@@ -123,6 +126,11 @@ class Federation:
         listed = json.loads(self.flwr("list", "here", "--format", "json"))
         runs = sorted(listed.get("runs", []), key=lambda one: str(one.get("pending-at", "")))
         return str(runs[-1]["status"]) if runs else "none"
+
+    def cpu_seconds(self, name: str) -> int:
+        """Return the CPU time that a process has used, in whole seconds."""
+        command = ["ps", "-o", "cputimes=", "-p", str(self.processes[name].pid)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
 
     def flwr(self, *words: str) -> str:
         """Run a ``flwr`` command and return its output."""
@@ -276,9 +284,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="a new folder for both runs")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--nodes", type=int, default=0, help="default: data.devices of pyproject.toml")
     parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
     given = parser.parse_args()
     out, own = given.out.absolute(), {"rounds": given.rounds}
+    own |= {"data.devices": given.nodes} if given.nodes else {}
     settings = {**app_settings(HERE), **own}
     nodes, started = int(settings["data.devices"]), time.monotonic()
     with federation(nodes, simulated=given.simulation) as all_:
@@ -288,7 +298,9 @@ def main() -> int:
         process = all_.processes["run"]
         print_while(all_.log("run"), lambda: process.poll() is None)
         status, tail = all_.status(), all_.log("run").read_text(errors="replace")[-3000:]
+        used, messages = all_.cpu_seconds("superlink"), nodes * (given.rounds + 1)
     print(f"{status} after {time.monotonic() - started:.0f} s; all processes stopped")
+    print(f"the SuperLink used {used} s of CPU time for {messages} messages and their replies")
     if "completed" not in status:
         print(tail)
         return 1

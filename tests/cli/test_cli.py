@@ -384,16 +384,18 @@ def test_resuming_a_network_of_your_own_says_how(here, digits):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_after_the_round_and_saves(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_round_and_saves(tmp_path, number):
     command = [sys.executable, "-m", "feddrop", "run", "--set", "rounds=500", "--out", "r"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = tmp_path / "r" / "metrics.jsonl"
     end = time.monotonic() + 60
     while time.monotonic() < end and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, out
+    assert process.returncode == 128 + number, out
+    assert f"{number.name}: stopping after this round" in out
     assert "feddrop resume r" in out
     rounds = len(metrics.read_text().splitlines())
     assert 1 <= rounds < 500

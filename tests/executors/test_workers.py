@@ -245,7 +245,7 @@ def test_samples_come_back_as_they_were_and_writes_stay_here(digits):
     [
         ("starting", (signal.SIGKILL,)),
         ("working", (signal.SIGTERM,)),
-        ("stopped", (signal.SIGTERM,)),
+        ("stopped", (signal.SIGTERM, signal.SIGTERM)),
         ("stopped", (signal.SIGINT, signal.SIGINT)),
         ("stopped", (signal.SIGKILL,)),
     ],

@@ -923,6 +923,66 @@ def test_measured_links_bring_the_slowest_node_to_the_deadline(tmp_path):
         thread.join()
 
 
+def planner_of(config, *, flops=0.0):
+    """A planner for one device with a network of 100,000 values, and a function that lets a round pass."""
+    node = SimpleNamespace(round_trip_s=0.5, introduction=Introduction(device=0, samples=10, network="x"))
+    fleet = SimpleNamespace(config=config, samples=[10], nodes={0: node}, name=lambda device: f"device {device}")
+    work = Workload(
+        samples=[10],
+        parameters=100_000,
+        flops=lambda kept: (0.0, flops * sum(kept.values())) if kept else (0.0, flops * 1e5),
+        sizes=lambda rate: Sizes(kept={"w": round(1e5 * (1 - rate))}),
+        dtype="float32",
+    )
+    rates = NodeRates(fleet, work, Roster(Participation(), 1, 0), first=[0.0], epochs=1)
+
+    def pass_round(round_, clock):
+        plan = rates.decide(round_)
+        size = wire.frame_bytes({"w": round(1e5 * (1 - plan.rates[0]))}, "float32")
+        elapsed = clock(plan.rates[0])
+        entry = SimpleNamespace(device=0, elapsed=elapsed, seconds=0.0, push_bytes=size, pull_bytes=size)
+        entry.rate, entry.kept = plan.rates[0], {"w": round(1e5 * (1 - plan.rates[0]))}
+        rates.costs(plan, [entry])
+        return plan, elapsed
+
+    return pass_round
+
+
+def test_dropout_that_does_not_help_is_noticed_and_given_up(caplog):
+    """A constant delay of 20 s: one trial at a high rate, then the first rate again, until the next trial."""
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=15.0), flops=1.0)
+    plans = [pass_round(round_, lambda rate: 20.0 + 2.7 * (1 - rate))[0] for round_ in range(1, 31)]
+    rates = [plan.rates[0] for plan in plans]
+    assert rates[0] == 0.0
+    assert 0.3 < rates[1] <= 0.9
+    high = [round_ for round_, rate in enumerate(rates, 1) if rate > 0.1]
+    assert high[0] == 2
+    assert len(high) <= 2
+    assert any(round_ > 20 for round_ in high)  # tried again
+    assert caplog.text.count("device 0 is no faster with a smaller subnet: it keeps rate 0.00") <= 2
+    assert plans[4].deadline_s > 20.0
+    assert plans[4].remark.startswith("deadline stretched from 15 to 2")
+    assert "dropout does not speed up device 0" in plans[4].remark
+
+
+def test_dropout_that_helps_goes_on_where_the_deadline_is_out_of_reach():
+    """Half of the time grows with the subnet: θ is right, for the deadline cannot be met."""
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=5.0), flops=1.0)
+    plans = [pass_round(round_, lambda rate: 8.0 + 12.0 * (1 - rate))[0] for round_ in range(1, 13)]
+    assert [plan.rates[0] for plan in plans[2:]] == pytest.approx([0.9] * 10)
+
+
+def test_planned_rounds_keep_the_deadline_in_spite_of_noise():
+    """Times that vary by ±10 %: without a margin half of the planned rounds overran."""
+    noise = np.random.default_rng(1).uniform(0.9, 1.1, 60)
+    pass_round = planner_of(FleetConfig(planning="measured", deadline_s=10.0), flops=1.0)
+    done = [pass_round(n + 1, lambda rate, n=n: noise[n] * (2.0 + 14.0 * (1 - rate))) for n in range(60)]
+    late = [elapsed > 10.0 for _, elapsed in done[2:]]
+    assert sum(late) <= 0.2 * len(late)
+    assert np.mean([plan.rates[0] for plan, _ in done[2:]]) < 0.75  # 0.43 would do without noise
+    assert all(plan.remark is None for plan, _ in done[2:])
+
+
 def test_a_node_that_was_too_slow_once_is_tried_again():
     config = FleetConfig(planning="measured", deadline_s=1.0, policy="leave-out")
     fleet = SimpleNamespace(config=config, samples=[10, 10], nodes={}, name=str)
@@ -948,6 +1008,63 @@ def test_without_flower_the_error_names_what_to_install():
     code = "import sys; sys.modules['flwr'] = None\nfrom feddrop.flower import client_app"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'feddrop[flower]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_data_of_a_server_may_follow_from_its_context(tmp_path, capfd):
+    """As those of a client; and every line of its log has time and level."""
+    digits, seen = feddrop.load_dataset("digits"), []
+
+    def held_out(context):
+        seen.append(context.run_config["rounds"])
+        return digits
+
+    grid, settings = federation(tmp_path, {"rounds": 1})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+    log = logging.getLogger("feddrop")
+    level = log.level
+    log.handlers.clear()  # of a ServerApp in another test
+    try:
+        server_app(dataset=held_out)(grid, context)
+    finally:
+        log.handlers.clear()
+        log.setLevel(level)
+    assert seen == [1]
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert any("INFO feddrop: round 1: train loss" in line for line in lines)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) feddrop: ", line) for line in lines)
+
+
+def test_a_device_needs_no_plots_no_tables_and_no_embedded_data(tmp_path):
+    """What requirements-device.txt leaves out is never imported by a node with its own data and network."""
+    absent = ("scipy", "sklearn", "matplotlib", "pyarrow", "cyclopts", "pandas", "ray")
+    listed = (Path(__file__).parents[2] / "requirements-device.txt").read_text()
+    assert not [name for name in absent if f"\n{name}" in listed]
+    code = (
+        f"import sys\nfor name in {absent}: sys.modules[name] = None\n"
+        + """
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from feddrop import wire
+from feddrop.flower import client_app
+from feddrop.flower.messages import pack, unpack
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+app = client_app(lambda _: (torch.ones(4, 6), torch.arange(4) % 3), model=lambda seed: torch.nn.Linear(6, 3))
+config = {"data.devices": 3, "method.name": "fedavg"}
+node = {"partition-id": 0, "memory": sys.argv[1]}
+context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
+def ask(kind, frame): return unpack(app(Message(pack(frame), 1, kind), context).content)
+assert ask("query", b"")[1]["samples"] == 4
+from feddrop.subnets.piece import full_piece
+whole = {"weight": full_piece((3, 6)), "bias": full_piece((3,))}
+head = wire.Header(kind="job", round=1, device=0, seed=1, rate=0.0)
+answer, notes = ask("train", wire.encode(head, whole, {"weight": torch.zeros(18), "bias": torch.zeros(3)}))
+assert not notes["error"], notes
+print(wire.parse(answer).header.num_samples)
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.split() == ["4"], done.stderr
 
 
 def test_the_app_of_the_page_trains(tmp_path):

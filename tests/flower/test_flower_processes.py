@@ -7,6 +7,7 @@ killed, replies are late, not finite, of a wrong shape and corrupted, and a node
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from feddrop import wire
 from feddrop.flower.config import read_settings
 from feddrop.storage import RunFolder
 from feddrop.storage.checkpoints import load_checkpoint
+from support.tiny import write_part
 
 ROOT = Path(__file__).parents[2]
 TRIAL = ROOT / "benchmarks" / "flower_app"
@@ -131,6 +133,28 @@ def test_training_survives_every_fault(tmp_path, home):
     expected = twin(tmp_path, settings, failed)
     found = load_checkpoint(out / "checkpoints").groups["params"]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_client_without_torch_joins_two_that_have_it(tmp_path, home):
+    """examples/tiny_client: a node with NumPy only beside two torch nodes, over TLS, in one round."""
+    flower, app, out = example(), ROOT / "examples" / "tiny_client", tmp_path / "run"
+    settings = {**flower.app_settings(app), "rounds": 1}
+    with flower.Federation(home, app) as all_:
+        all_.start_link()
+        all_.register(0, 1, 2)
+        all_.start_node(0, engine="torch")
+        all_.start_node(1, data=write_part(home / "part.npz", settings, 1))
+        all_.start_node(2, engine="torch")
+        all_.start(**{"flower.out": str(out), "rounds": 1})
+        log = all_.log("run")
+        flower.wait_for(lambda: "feddrop: done" in log.read_text(errors="replace"), LIMIT_S, "the run ends", log)
+    (record,) = RunFolder(out).records()
+    assert [device.status for device in record.devices] == ["ok"] * 3
+    known = json.loads((out / "fleet.json").read_text())["nodes"]
+    assert [node["software"].split()[0] for node in known.values()] == ["feddrop", "tiny-client", "feddrop"]
+    assert [node["name"] for node in known.values()] == ["device-0", "device-1", "device-2"]  # keys, by registration
+    found, expected = load_checkpoint(out / "checkpoints").groups["params"], twin(tmp_path, settings, set())
+    assert all((found[name] - expected[name]).abs().max() < 1e-5 for name in expected)
 
 
 def test_a_killed_example_leaves_no_key_and_no_process():

@@ -14,7 +14,7 @@ from feddrop.errors import ConfigError, RunError
 from feddrop.learning.guard import Guard
 from feddrop.learning.means import Mean
 from feddrop.learning.robust import STEPS, centered, fltrust, geometric
-from feddrop.learning.suspicion import Seen, median_cosines, medians_of_others
+from feddrop.learning.suspicion import Seen, distances_from_others, median_cosines
 from feddrop.methods.method import Update
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, full_piece
@@ -158,11 +158,40 @@ def test_fltrust_is_a_plain_loop_and_withstands_a_majority(hostile):
 # Marks
 
 
-def test_medians_of_others_are_a_plain_loop():
+def test_distances_from_the_median_of_others_are_a_plain_loop(monkeypatch):
+    monkeypatch.setattr("feddrop.learning.suspicion._ROWS", 4)
+    monkeypatch.setattr("feddrop.learning.suspicion._COLUMNS", 3)
     rows = np.random.default_rng(0).normal(size=(7, 5)).round(1)  # with ties
     for count in (2, 3, 6, 7):
-        wanted = [np.median(np.delete(rows[:count], row, axis=0), axis=0) for row in range(count)]
-        np.testing.assert_allclose(medians_of_others(rows[:count]), wanted)
+        wanted = [row - np.median(np.delete(rows[:count], n, axis=0), axis=0) for n, row in enumerate(rows[:count])]
+        np.testing.assert_allclose(distances_from_others(list(rows[:count])), np.linalg.norm(wanted, axis=1))
+
+
+def test_a_sketch_is_a_plain_sum_of_signed_values_in_buckets():
+    chance = np.random.default_rng(4)
+    shapes = {"small": (3, 5), "large": (40, 1000), "one": (1,)}  # the large one is sketched on a window
+    for keep in (1.0, 0.3):
+        pieces, values = {}, {}
+        for name, shape in shapes.items():
+            index = np.flatnonzero(chance.random(math.prod(shape)) < keep) if keep < 1 else None
+            pieces[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=1 / keep)
+            values[name] = torch.from_numpy(chance.normal(size=pieces[name].size).astype(np.float32))
+        seen = Seen(5, 2)
+        for _ in range(2):  # the second time, the buffer holds the values of the first
+            seen.add(Update(device=0, num_samples=1, loss=0.0, subnet=pieces, values=values), 1.0)
+        wanted, held, whole = np.zeros(1024), 0, 0
+        for at, (name, piece) in enumerate(pieces.items()):
+            start, signs = seen._window(name, piece.shape)
+            positions = range(math.prod(piece.shape)) if piece.index is None else piece.index.tolist()
+            for position, value in zip(positions, values[name].tolist(), strict=True):
+                if start <= position < start + len(signs):
+                    bucket = (position - start + 331 * at) % 1024
+                    wanted[bucket] += signs[position - start] * value * keep
+                    held += 1
+            whole += len(signs)
+        np.testing.assert_allclose(seen._sketches[1], wanted / max(1, held) ** 0.5, atol=1e-5)
+        np.testing.assert_array_equal(*seen._sketches)
+        assert seen._shares == [held / whole] * 2
 
 
 def test_median_cosines_are_a_plain_loop():

@@ -20,7 +20,7 @@ from feddrop.simulation.round import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter, kept_units, sizer
-from feddrop.subnets.piece import from_device_shape, gather, scatter, to_device_shape
+from feddrop.subnets.piece import Piece, from_device_shape, gather, scaled, scaled_values, scatter, to_device_shape
 
 
 def cut_of(model, shape, **settings):
@@ -260,3 +260,20 @@ def test_a_higher_rate_never_leaves_more_units():
     sizes = sizer(Blueprint(net, (9,)), Subnets(level="unit"))
     kept = [sum(sizes(1.0 - 0.1 ** (i / 256)).values()) for i in range(257)]
     assert kept == sorted(kept, reverse=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_scaled_values_are_those_of_every_tensor_in_order(dtype):
+    chance = np.random.default_rng(0)
+    index = np.array([0, 3, 4, 9])
+    subnet = {
+        "kept": Piece(shape=(3, 4), sub_shape=(3, 4)),
+        "weights": Piece(shape=(3, 4), index=index, sub_shape=(3, 4), scale=1 / 0.7),
+        "units": Piece(shape=(3, 4), index=index, sub_shape=(2, 2), scale=np.array([1, 2, 3, 4.5], np.float32)),
+        "raised": Piece(shape=(3, 4), index=index, sub_shape=(3, 4), floor=0.5),
+        "none": Piece(shape=(0,), sub_shape=(0,)),
+    }
+    tensors = {name: torch.from_numpy(chance.normal(size=piece.shape)).to(dtype) for name, piece in subnet.items()}
+    wanted = torch.cat([scaled(tensors[name], piece).float() for name, piece in subnet.items()])
+    assert torch.equal(scaled_values(tensors, subnet), wanted)
+    assert scaled_values(tensors, {}).shape == (0,)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from feddrop.errors import ConfigError
 from feddrop.seeds import derive, philox_words
-from feddrop.subnets.masks import check_rate, kept_count, kept_positions
+from feddrop.subnets.masks import check_rate, kept_count, kept_positions, smallest
 
 
 def slow_positions(seed: int, name: str, size: int, keep: float, count: str) -> list[int]:
@@ -65,3 +65,24 @@ def test_all_kept_is_none_and_something_is_always_kept():
 def test_a_rate_outside_the_range_is_refused(rate):
     with pytest.raises(ConfigError, match=r"\[0, 1\)"):
         check_rate(rate)
+
+
+@pytest.mark.parametrize("size", [2**14 + 1, 2**16, 2**16 + 1, 150_001])
+@pytest.mark.parametrize("keep", [1e-4, 0.3, 0.5, 0.999])
+@pytest.mark.parametrize("spreads", [4.0, 0.05])  # the narrow window misses the threshold and has to fall back
+def test_a_window_around_the_threshold_finds_what_sorting_all_words_finds(monkeypatch, size, keep, spreads):
+    monkeypatch.setattr("feddrop.subnets.masks._SPREADS", spreads)
+    kept = kept_count(size, keep)
+    for key in range(3):
+        words = philox_words(key, size)
+        expected = np.sort(np.argsort(words, kind="stable")[:kept])
+        np.testing.assert_array_equal(smallest(key, size, kept), expected)
+
+
+def test_ties_inside_the_window_go_to_the_lower_position(monkeypatch):
+    words = (philox_words(3, 20_000) >> 26 << 26).astype(np.uint32)  # 64 different words
+    monkeypatch.setattr("feddrop.subnets.masks._CHUNK", 9_000)
+    monkeypatch.setattr("feddrop.subnets.masks.philox_chunks", lambda *_: iter((words[:9_000], words[9_000:])))
+    monkeypatch.setattr("feddrop.subnets.masks._SPREADS", 20.0)
+    expected = np.sort(np.argsort(words, kind="stable")[:7_001])
+    np.testing.assert_array_equal(smallest(3, 20_000, 7_001), expected)

@@ -15,6 +15,7 @@ from cyclopts import App
 from feddrop.cli.allocation import allocate
 from feddrop.cli.explore import explore
 from feddrop.cli.failures import guarded
+from feddrop.cli.output import log_to_stderr
 from feddrop.cli.results import check, data, export, report
 from feddrop.cli.runs import resume, run
 from feddrop.cli.settings import config
@@ -36,6 +37,8 @@ for command in (run, resume, sweep, compare, report, export, check, config, data
 def main() -> None:
     """Run the command line; an error is one line and an exit code, and SIGTERM exits cleanly."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if not sys.stderr.isatty():  # a service or a batch job: say when
+        log_to_stderr()
     sys.path.append(str(Path.cwd()))  # for custom methods and losses in the current folder
     words = sys.argv[1:]
     debug = "--debug" in words

@@ -1,7 +1,7 @@
 """Errors as one line and an exit code.
 
 2: an expected error whose message says what to do. 1: an unexpected one; ``--debug`` shows the traceback. 130: Ctrl-C.
-141: the reader of the output closed the pipe.
+143: SIGTERM. 141: the reader of the output closed the pipe.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -40,6 +41,14 @@ def complain(text: object) -> None:
     """Print an error on stderr; long lines are cut."""
     lines = [line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…" for line in safe(text).split("\n")]
     Screen(stderr=True).print("\n".join(lines), style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def log_to_stderr() -> None:
+    """Print log records with time and level, one line each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("feddrop")
+    log.handlers = [handler]
 
 
 def note(text: object) -> None:

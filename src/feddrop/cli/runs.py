@@ -118,8 +118,10 @@ def _require_python(folder: Path) -> None:
 
 
 def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
-    """Run until the end or Ctrl-C, show every round, and write the report."""
-    from feddrop.report import write_report
+    """Run until the end, Ctrl-C or SIGTERM, show every round, and write the report.
+
+    A signal lets the round finish; a second one stops at once. The exit code is that of the signal.
+    """
     from feddrop.simulation.live import show_run
 
     tell = note if as_json else say
@@ -130,13 +132,13 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
         tell(f"{folder} is finished: all {job.config.rounds} rounds are done.")
     stop: list[int] = []
 
-    def on_interrupt(number: int, _: Any) -> None:
+    def on_signal(number: int, _: Any) -> None:
         if stop:
-            raise KeyboardInterrupt
+            raise SystemExit(128 + number)
         stop.append(number)
-        note("\nStopping after this round; Ctrl-C again stops now ...")
+        note(f"\n{signal.Signals(number).name}: stopping after this round; Ctrl-C or SIGTERM again stops now ...")
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for record in job if as_json else show_run(job, Screen()):
             if as_json:
@@ -144,9 +146,18 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
             if stop:
                 break
     finally:
-        signal.signal(signal.SIGINT, before)
-    if not job.round:
-        return
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if job.round:
+        _finish(job, folder, as_json)
+    if stop:
+        raise SystemExit(128 + stop[0])
+
+
+def _finish(job: Run, folder: Path, as_json: bool) -> None:
+    """Write the report of a run that ended or was stopped, and say how to continue it."""
+    from feddrop.report import write_report
+
     page = write_report(folder)
     if not as_json:
         if job.round < job.config.rounds:

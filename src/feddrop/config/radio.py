@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, chosen_by_user, contradictions, resolve
 
-SCHEME_FUNCTIONS = ("max-min",)
+SCHEME_FUNCTIONS = ("max-min", "proportional-fair", "subcarriers", "battery", "time-budget")
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
 CUSTOM = "custom"
 """Stands for an object that was passed in Python and cannot be named."""
 SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
-CHANNELS = ("",)
-OUTCOMES = ("late", "none")
+CHANNELS = ("", "imperfect-csi", "gauss-markov")
+OUTCOMES = ("late", "none", "packet-errors")
 IDEAL = "ideal"
 IGNORES_BAND = "ideal: ignores the band"
 """Marks the results of the scheme ``"ideal"``."""

@@ -34,7 +34,7 @@ class Jobs:
     def _state(self, name: str, process: subprocess.Popen[bytes]) -> str:
         if process.poll() is None:
             return "stopping" if name in self._stopping else "running"
-        if process.returncode == 0:
+        if process.returncode in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             return "ended"
         log = self.root / f".{name.replace('/', '-')}.log"
         lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []

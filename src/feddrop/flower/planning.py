@@ -9,10 +9,15 @@ device, the smallest rate γ in [0, θ] with
 o: seconds per message of any size (Flower starts a process for each, and a node polls every 3 s); d, u: seconds per
 byte down and up; s: seconds per FLOP; push, pull, flops: bytes and FLOPs of a subnet of rate γ, none of which grows
 with γ. The planner therefore takes the first rate of a fine grid that satisfies both.
+
+Measured speeds are uncertain. The planner leaves a margin: as much as a round of the window overran its line, and at
+least 5 %. A first high rate is a trial: if a node then cannot meet the deadline at θ and was hardly faster at the high
+rate, dropout does not help it (its time is a constant delay), and it gets its first rate back until the next trial.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,10 +36,22 @@ from feddrop.simulation.schemes import RoundPlan, Workload
 from feddrop.subnets.parameters import Params
 from feddrop.wire import frame_bytes
 
+log = logging.getLogger("feddrop")
+
 STEPS = 256
 """Steps of the grid of rates from 0 to θ."""
 WINDOW = 5
 """Rounds over which a speed is measured: enough to be steady, few enough to follow a node that slows down."""
+TRIAL = 25
+"""Rounds after which a measurement at another rate is forgotten, so that a node on which dropout did not help is tried
+again."""
+MARGIN = 0.05
+"""Smallest margin, as a fraction of the planned seconds."""
+HELP = 0.5
+"""Dropout helps a node if it saves more than this fraction of the seconds that the saved bytes and FLOPs would if the
+time were proportional to them."""
+_APART = 0.2
+"""Relative difference of two sizes from which on they tell the slope."""
 _ANCHOR = 0.05
 """Weight of the point known without measuring (no bytes, no FLOPs) relative to that of a round: it decides the slope
 when all rounds have the same size."""
@@ -129,17 +146,26 @@ class NodeRates:
         self._costs = Costs.of(work, fleet.config.max_rate)
         self.history: dict[int, deque[MeasuredSpeeds]] = {}
         self._round = 0
+        self._helpless: set[int] = set()
 
     def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:  # noqa: ARG002
         """Choose the rates of a round."""
         self._round = round_
         chosen = self._participation.chosen(round_).tolist()
         speeds = {device: speed for device in chosen if (speed := self.speed(device))}
-        seconds = {k: v.seconds(self._costs.push, self._costs.pull, self._flops(k)) for k, v in speeds.items()}
-        deadline = self._config.deadline_s
+        seconds = {
+            k: v.seconds(self._costs.push, self._costs.pull, self._flops(k)) * (1.0 + self._margin(k, v))
+            for k, v in speeds.items()
+        }
+        asked = deadline = self._config.deadline_s
+        helpless = [k for k in speeds if float(seconds[k][-1]) > asked and not self._helps(k, seconds[k])]
         if self._config.policy == "stretch":
-            deadline = max([deadline, *(float(one[-1]) for one in seconds.values())])
+            own = {k: self._place(self._first[k]) if k in helpless else STEPS for k in seconds}
+            deadline = max([deadline, *(float(seconds[k][place]) for k, place in own.items())])
         found = {k: lowest(seconds[k], *self._energy(k, speeds[k], deadline)) for k in speeds}
+        if self._config.policy == "stretch":
+            found |= {k: (max(self._place(self._first[k]), found[k][0]), "deadline") for k in helpless}
+        self._tell(helpless)
         out = [device for device, (place, _) in found.items() if place > STEPS]
         if out and (self._config.policy != "leave-out" or len(out) == len(chosen)):
             why = "; ".join(f"{self._fleet.name(k)} ({found[k][1]}, {seconds[k][-1]:.3g} s)" for k in out[:5])
@@ -154,12 +180,45 @@ class NodeRates:
         }
         weights = {device: float(self._fleet.samples[device]) for device in rates}
         return RoundPlan(
+            remark=_remark(asked, deadline, [device for device in helpless if device in rates]),
             rates=rates,
             binding={device: found[device][1] if device in found else "none" for device in rates},
             left_out=out,
             deadline_s=deadline,
             objective=sum(w / (1.0 - rates[d]) for d, w in weights.items()) / max(1.0, sum(weights.values())),
         )
+
+    def _place(self, rate: float) -> int:
+        """Return the place of a rate on the grid; that of θ for higher ones."""
+        return min(int(np.searchsorted(self._costs.rate, rate)), STEPS)
+
+    def _margin(self, device: int, speed: Speed) -> float:
+        """Return by how much the rounds of the window overran their line at most, relative to it."""
+        seen = self.history.get(device)
+        if self._config.planning != "measured" or not seen:
+            return 0.0
+        lines = [(one, speed.seconds(one.size / 2, one.size / 2, one.flops)) for one in seen if one.flops]
+        return float(max([MARGIN, *((one.link_s + one.compute_s) / fit - 1.0 for one, fit in lines if fit > 0)]))
+
+    def _helps(self, device: int, seconds: Floats) -> bool:
+        """Return whether dropout makes a node faster, as far as rounds of two sizes tell; True if they do not."""
+        sizes = [one.size for one in self.history.get(device, ()) if one.flops]
+        if self._config.planning != "measured" or not sizes or min(sizes) > (1.0 - _APART) * max(sizes):
+            return True
+        costs = self._costs
+        saved = max(
+            1.0 - (costs.push[-1] + costs.pull[-1]) / (costs.push[0] + costs.pull[0]),
+            1.0 - costs.flops[-1] / costs.flops[0] if costs.flops[0] else 0.0,
+        )
+        return bool(1.0 - seconds[-1] / seconds[0] > HELP * saved)
+
+    def _tell(self, helpless: Sequence[int]) -> None:
+        """Log it once if dropout does not help a node, and when it is tried again."""
+        for device in helpless:
+            if device not in self._helpless:
+                text = "%s is no faster with a smaller subnet: it keeps rate %.2f, and is tried again within %d rounds."
+                log.warning(text, self._fleet.name(device), self._first[device], TRIAL)
+        self._helpless = set(helpless)
 
     def speed(self, device: int) -> Speed | None:
         """Return a device's speed: measured if possible, else declared; None if unknown."""
@@ -202,7 +261,7 @@ class NodeRates:
                 flops=flops if known else 0.0,
                 compute_s=entry.seconds if known else 0.0,
             )
-            self.history.setdefault(entry.device, deque(maxlen=WINDOW)).append(row)
+            self.history[entry.device] = recent([*self.history.get(entry.device, ()), row])
         return found
 
     def budgets(self) -> list[float | None]:
@@ -219,7 +278,7 @@ class NodeRates:
         for device, rows in measured.items():
             try:
                 kept = [MeasuredSpeeds(**row) for row in rows]
-                self.history[int(device)] = deque((one for one in kept if one.round <= rounds), maxlen=WINDOW)
+                self.history[int(device)] = recent([one for one in kept if one.round <= rounds])
             except (TypeError, ValueError):
                 continue
 
@@ -240,6 +299,25 @@ class NodeRates:
         if node is None or not (node.introduction.compute_w or node.introduction.send_w):
             return None
         return node.introduction.send_w * entry.pull_bytes * speed.up_s + node.introduction.compute_w * entry.seconds
+
+
+def recent(rows: Sequence[MeasuredSpeeds]) -> deque[MeasuredSpeeds]:
+    """Return the last rounds and, if all of them have about one size, the newest other one that is not too old."""
+    last, before = list(rows[-WINDOW:]), rows[:-WINDOW]
+    if last:
+        size, newest = last[-1].size, last[-1].round
+        if all(abs(one.size - size) <= _APART * size for one in last):
+            others = [one for one in before if abs(one.size - size) > _APART * size and newest - one.round <= TRIAL]
+            last = [*others[-1:], *last]
+    return deque(last)
+
+
+def _remark(asked: float, deadline: float, helpless: Sequence[int]) -> str | None:
+    """Return what was unusual about a plan, for its record."""
+    parts = [f"deadline stretched from {asked:g} to {deadline:.3g} s"] * (deadline > asked)
+    if helpless:
+        parts += [f"dropout does not speed up device {', '.join(map(str, helpless[:10]))}"]
+    return "; ".join(parts) or None
 
 
 def line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

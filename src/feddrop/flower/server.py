@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,7 +50,7 @@ _COMMAND = "flwr run"
 def server_app(
     *,
     model: Network | None = None,
-    dataset: Dataset | None = None,
+    dataset: Dataset | Callable[[Context], Dataset] | None = None,
     method: MethodFactory | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric] | None = None,
@@ -62,13 +62,17 @@ def server_app(
 ) -> ServerApp:
     """Return a ServerApp that trains what the app's configuration says; :func:`train` explains the arguments.
 
+    ``dataset`` may be a function ``context -> Dataset``, as the data of :func:`client_app` are; Flower's context holds
+    the configuration of the run.
+
     Example:
         >>> import feddrop.flower
         >>> app = feddrop.flower.server_app()
     """
+    later = dataset if callable(dataset) else None
     custom = CustomObjects(
         model=model,
-        dataset=dataset,
+        dataset=None if callable(dataset) else dataset,
         method=method,
         loss=loss,
         metrics=metrics,
@@ -84,7 +88,8 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         _log_to_stderr()
         try:
-            train(grid, context.run_config, callbacks=callbacks, **custom.given())
+            given = custom.given() | ({"dataset": later(context)} if later else {})
+            train(grid, context.run_config, callbacks=callbacks, **given)
         except FeddropError:
             sys.tracebacklimit = 0  # Flower logs the error; its message says what to do
             raise
@@ -210,10 +215,16 @@ def _log_round(record: RoundRecord, fleet: Fleet) -> None:
     """Log a round, and each device that was left out with the reason."""
     accuracy = "" if record.test_accuracy is None else f", test accuracy {record.test_accuracy:.4f}"
     seconds = "" if record.latency_s is None else f", slowest node {record.latency_s:.1f} s"
+    if record.deadline_s is not None:
+        seconds += f" of {record.deadline_s:.3g} s"
+    rates = [device.rate for device in record.devices if device.took_part and device.rate is not None]
+    shown = f", rates {min(rates):.2f} to {max(rates):.2f}" if rates and max(rates) > min(rates) else ""
     log.info(
-        "round %d: train loss %.4f%s, %d bytes down, %d up%s",
-        *(record.round, record.train_loss or 0.0, accuracy, record.push_bytes, record.pull_bytes, seconds),
+        "round %d: train loss %.4f%s, %d bytes down, %d up%s%s",
+        *(record.round, record.train_loss or 0.0, accuracy, record.push_bytes, record.pull_bytes, shown, seconds),
     )
+    if record.remark:
+        log.info("round %d: %s.", record.round, record.remark)
     for device in record.devices:
         if device.status != "ok":
             log.warning("round %d: %s is left out: %s", record.round, fleet.name(device.device), device.status)
@@ -246,6 +257,6 @@ def _log_to_stderr() -> None:
     """Print the log of a ServerApp's process; Flower streams the output."""
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("feddrop: %(message)s"))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s feddrop: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)

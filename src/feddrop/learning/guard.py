@@ -12,6 +12,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from feddrop.config import Server
 from feddrop.config.server import BY_ENTRY
 from feddrop.errors import RunError
@@ -39,9 +41,12 @@ class Note(Protocol):
 
 def size_of(update: Any) -> float:
     """Return the root mean square of an update's values, in the units of the network's weights."""
-    count = sum(value.numel() for value in update.values.values())
-    total = robust.norm(robust.unscaled(value, update.subnet[name]) for name, value in update.values.items())
-    return total / math.sqrt(max(1, count))
+    count, total = 0, 0.0
+    for name, value in update.values.items():
+        kept = robust.unscaled(value, update.subnet[name]).float().numpy().reshape(-1)
+        total += float(np.sqrt(kept.dot(kept))) ** 2  # as robust.norm
+        count += len(kept)
+    return math.sqrt(total) / math.sqrt(max(1, count))
 
 
 class Guard:

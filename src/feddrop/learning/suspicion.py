@@ -8,13 +8,14 @@ sketches estimate those of updates, with an error of about 3 % of the norms. Lar
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.learning.robust import unscaled
 from feddrop.seeds import derive
 
 Floats = npt.NDArray[np.float64]
@@ -36,6 +37,8 @@ A_FEW, ENOUGH = 3, 5
 _BUCKETS, _WINDOW = 1024, 2**15
 _COMPARED = 256
 """The most updates that each one's direction is compared with."""
+_ROWS, _COLUMNS = 1024, 64
+"""Sketches, and buckets of all sketches, that are compared at a time."""
 
 
 @dataclass
@@ -55,37 +58,40 @@ class Seen:
     samples: dict[int, int] = field(default_factory=dict)
     _sketches: list[Floats] = field(default_factory=list)
     _shares: list[float] = field(default_factory=list)
-    _signs: dict[str, tuple[int, npt.NDArray[np.int8]]] = field(default_factory=dict)
+    _buffer: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(_WINDOW, np.float32))
+    _signs: dict[str, tuple[int, npt.NDArray[np.float32]]] = field(default_factory=dict)
 
     def add(self, update: Any, size: float) -> None:
         """Keep what is needed of an update."""
         sketch, held, all_ = np.zeros(_BUCKETS), 0, 0
         for at, (name, piece) in enumerate(update.subnet.items()):
-            full = int(np.prod(piece.shape))
-            start, signs = self._window(name, full)
-            values = unscaled(update.values[name], piece).numpy()
-            buffer = np.zeros(-(-len(signs) // _BUCKETS) * _BUCKETS, np.float32)
-            if piece.index is None:
-                buffer[: len(signs)] = values[start : start + len(signs)]
-                held += len(signs)
-            else:
-                low, high = np.searchsorted(piece.index, (start, start + len(signs)))
-                buffer[piece.index[low:high] - start] = values[low:high]
-                held += int(high - low)
+            start, signs = self._window(name, piece.shape)
+            buffer = self._buffer[: -(-len(signs) // _BUCKETS) * _BUCKETS]
+            buffer.fill(0.0)
+            low, high, places = start, start + len(signs), slice(0, len(signs))
+            if piece.index is not None:
+                low, high = np.searchsorted(piece.index, (low, high)).tolist()
+                places = piece.index[low:high] - start
+            scale = piece.scale if isinstance(piece.scale, float) else piece.scale[low:high]
+            buffer[places] = update.values[name].numpy()[low:high] / scale
             buffer[: len(signs)] *= signs
-            sketch += np.roll(buffer.reshape(-1, _BUCKETS).sum(axis=0), 331 * at)  # spreads small tensors
+            sums, turn = buffer.reshape(-1, _BUCKETS).sum(axis=0), 331 * at % _BUCKETS  # spreads small tensors
+            sketch[turn:] += sums[: _BUCKETS - turn]
+            sketch[:turn] += sums[_BUCKETS - turn :]
+            held += high - low
             all_ += len(signs)
         self.sizes[update.device], self.samples[update.device] = size, update.num_samples
         self._sketches.append(sketch / max(1, held) ** 0.5)
         self._shares.append(held / max(1, all_))
 
-    def _window(self, name: str, size: int) -> tuple[int, npt.NDArray[np.int8]]:
+    def _window(self, name: str, shape: tuple[int, ...]) -> tuple[int, npt.NDArray[np.float32]]:
         """Return where a tensor's window starts, and a random sign for each of its values."""
         if name not in self._signs:
+            size = math.prod(shape)
             chance = np.random.Generator(np.random.Philox(derive(self.seed, "sketch", name, self.round)))
             start = int(chance.integers(max(1, size - _WINDOW + 1)))
             bits = np.unpackbits(np.frombuffer(chance.bytes(min(size, _WINDOW) // 8 + 1), np.uint8))
-            self._signs[name] = start, 2 * bits[: min(size, _WINDOW)].astype(np.int8) - 1
+            self._signs[name] = start, 2 * bits[: min(size, _WINDOW)].astype(np.float32) - 1
         return self._signs[name]
 
     def suspicious(self, usual: float, whose: str) -> dict[int, str]:
@@ -103,9 +109,8 @@ class Seen:
 
         cosines, limit = np.zeros(len(devices)), STANDS_OUT
         if len(devices) >= ENOUGH:
-            sketches = np.stack(self._sketches)
-            cosines = median_cosines(sketches, derive(self.seed, "compared", self.round))
-            away = np.linalg.norm(sketches - medians_of_others(sketches), axis=1)
+            cosines = median_cosines(self._sketches, derive(self.seed, "compared", self.round))
+            away = distances_from_others(self._sketches)
             agree = float(np.median(cosines)) >= IN_AGREEMENT * float(np.median(self._shares))
             limit = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(sizes))
             far = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(away))
@@ -126,26 +131,48 @@ def _verdict(reasons: list[tuple[float, str]]) -> str:
     return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))
 
 
-def median_cosines(sketches: Floats, seed: int) -> Floats:
+def median_cosines(sketches: Sequence[Floats], seed: int) -> Floats:
     """Return every update's median cosine with the others, or with 256 of them, drawn by the seed; ``[K]``."""
-    norms = np.linalg.norm(sketches, axis=1, keepdims=True)
-    rows = sketches / np.where(norms > 0, norms, 1.0)
-    chance = np.random.Generator(np.random.Philox(seed))
-    few = np.sort(chance.permutation(len(rows))[:_COMPARED])
-    cosines = rows @ rows[few].T
-    cosines[few, np.arange(len(few))] = np.nan  # with itself
-    return np.asarray(np.nanmedian(cosines, axis=1))
+    count = len(sketches)
+    few = np.sort(np.random.Generator(np.random.Philox(seed)).permutation(count)[:_COMPARED])
+    compared, found = _unit_rows([sketches[n] for n in few]), []
+    for first in range(0, count, _ROWS):
+        cosines = _unit_rows(sketches[first : first + _ROWS]) @ compared.T
+        own = np.flatnonzero((few >= first) & (few < first + len(cosines)))
+        cosines[few[own] - first, own] = np.inf  # with itself: sorted to the end and not counted
+        others = np.isfinite(cosines).sum(axis=1)
+        cosines.sort(axis=1)
+        rows = np.arange(len(cosines))
+        found.append((cosines[rows, (others - 1) // 2] + cosines[rows, others // 2]) / 2)
+    return np.concatenate(found)
 
 
-def medians_of_others(rows: Floats) -> Floats:
-    """Return the median of every column over all rows but one, for each of them; ``[K, W]``, K at least 2."""
-    count = len(rows)
-    order = np.argsort(rows, axis=0, kind="stable")
-    ranks = np.argsort(order, axis=0, kind="stable")
-    ordered = np.take_along_axis(rows, order, axis=0)
+def _unit_rows(sketches: Sequence[Floats]) -> Floats:
+    rows = np.stack(sketches)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1.0))
+
+
+def distances_from_others(sketches: Sequence[Floats]) -> Floats:
+    """Return every sketch's distance from the median of the others, bucket by bucket; ``[K]``, K at least 2.
+
+    The median of all but one follows from the sorted values around the middle: those above the place are the others'
+    own, those below it move up by one. So nothing of the size of all sketches is held but the sketches.
+    """
+    count = len(sketches)
     low, high = (count - 2) // 2, (count - 1) // 2  # places of the middle among the others
-    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in (low, high)]
-    return np.asarray((middle[0] + middle[1]) / 2)
+    places = []
+    for first in range(0, len(sketches[0]), _COLUMNS):
+        columns = np.stack([row[first : first + _COLUMNS] for row in sketches], axis=1)
+        columns.sort(axis=1)
+        places.append(columns[:, [low, low + 1, high, high + 1]])
+    at_low, after_low, at_high, after_high = np.concatenate(places).T
+    found = []
+    for first in range(0, count, _ROWS):
+        rows = np.stack(sketches[first : first + _ROWS])
+        middle = (np.where(rows > at_low, at_low, after_low) + np.where(rows > at_high, at_high, after_high)) / 2
+        found.append(np.linalg.norm(rows - middle, axis=1))
+    return np.concatenate(found)
 
 
 def _deviation(values: Floats) -> float:

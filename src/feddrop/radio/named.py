@@ -24,20 +24,22 @@ def function_named(key: str, name: str, settings: Mapping[str, Any], table: Mapp
     if name == CUSTOM:
         raise ConfigError(f"{key} is 'custom', so the run needs {key.partition('.')[2]}=... in Python. Give it.")
     found = named_object(name, key) if ":" in name else table[one_of(key, name, table)]
-    if not settings:
-        return found
-    if not callable(found):
+    if settings and not callable(found):
         raise ConfigError(f"{key}_settings is given, but {name!r} is an object that takes none. Remove it.")
-    _check_arguments(f"{key}_settings", found, settings)
-    return partial(found, **settings)
+    if callable(found):
+        _check_arguments(f"{key}_settings", found, settings)
+    return partial(found, **settings) if settings else found
 
 
 def _check_arguments(key: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Raise unless a function has these keyword arguments."""
+    """Raise unless a function has these keyword arguments, and needs no others."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # it has no signature
         return
+    needed = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+    if missing := [name for name in needed if name not in settings]:
+        raise ConfigError(f"{key} lacks {' and '.join(missing)}. Add {', '.join(f'{key}.{one}' for one in missing)}.")
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
     known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.default is not one.empty]

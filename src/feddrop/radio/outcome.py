@@ -72,9 +72,13 @@ class Losses(NamedTuple):
 
 def late(plan: Plan, truth: Truth, costs: Cost, state: ArrayState) -> Outcome:  # noqa: ARG001
     """Lose the updates that are later than the deadline over the true channels; the default."""
+    return Outcome(late_devices(truth, costs), state)
+
+
+def late_devices(truth: Truth, costs: Cost) -> dict[int, str]:
+    """Return by how much devices are late, for those that are."""
     over = costs.latency_s - truth.deadline_s
-    behind = np.flatnonzero(over > truth.deadline_s * TOLERANCE)
-    return Outcome({int(k): f"late by {over[k]:.3g} s" for k in behind}, state)
+    return {int(k): f"late by {over[k]:.3g} s" for k in np.flatnonzero(over > truth.deadline_s * TOLERANCE)}
 
 
 def none(plan: Plan, truth: Truth, costs: Cost, state: ArrayState) -> Outcome:  # noqa: ARG001

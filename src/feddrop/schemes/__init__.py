@@ -16,8 +16,21 @@ from typing import Any
 from feddrop.radio.fading import Channel
 from feddrop.radio.outcome import late, none
 from feddrop.radio.plan import Plan
+from feddrop.schemes.battery import battery
+from feddrop.schemes.gauss_markov import GaussMarkov
+from feddrop.schemes.imperfect_csi import ImperfectCsi
 from feddrop.schemes.max_min import max_min
+from feddrop.schemes.packet_errors import packet_errors
+from feddrop.schemes.proportional_fair import proportional_fair
+from feddrop.schemes.subcarriers import subcarriers
+from feddrop.schemes.time_budget import time_budget
 
-SCHEME_TABLE: dict[str, Callable[..., Plan]] = {"max-min": max_min}
-CHANNEL_TABLE: dict[str, Callable[..., Channel]] = {}
-OUTCOME_TABLE: dict[str, Callable[..., Any]] = {"late": late, "none": none}
+SCHEME_TABLE: dict[str, Callable[..., Plan]] = {
+    "max-min": max_min,
+    "proportional-fair": proportional_fair,
+    "subcarriers": subcarriers,
+    "battery": battery,
+    "time-budget": time_budget,
+}
+CHANNEL_TABLE: dict[str, Callable[..., Channel]] = {"imperfect-csi": ImperfectCsi, "gauss-markov": GaussMarkov}
+OUTCOME_TABLE: dict[str, Callable[..., Any]] = {"late": late, "none": none, "packet-errors": packet_errors}

@@ -12,14 +12,15 @@ from feddrop.radio.plan import Plan, SeenRound
 def max_min(seen: SeenRound) -> Plan:
     """Let every device keep the same share s of the network, the largest for which the band is enough.
 
-    A device that cannot keep s, even with the whole band, keeps what it can. The least shares rise with s, so s follows
+    A device that cannot keep s, even with the whole band, keeps 99 % of the most that it could: the last percent would
+    take the band from all others. The least shares rise with s, so s follows
     by bisection; band that nobody needs is split in proportion.
     """
     problem, present = seen.problem, seen.present
     alone = 1.0 / np.maximum(*loads(problem, np.ones(present.shape)))  # kept with the whole band
 
     def needed(s: float) -> FloatArray:
-        return np.where(present, problem.least_share(1.0 / np.minimum(s, 0.999999 * alone)), 0.0)
+        return np.where(present, problem.least_share(1.0 / np.minimum(s, 0.99 * alone)), 0.0)
 
     low, high = float(1.0 - np.max(problem.max_rate)), 1.0
     while needed(high).sum() > 1.0 and high - low > 1e-12:

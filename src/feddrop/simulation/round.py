@@ -20,7 +20,7 @@ from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
 from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
-from feddrop.subnets.piece import Subnet, scaled, without
+from feddrop.subnets.piece import Subnet, scaled_values, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
@@ -272,9 +272,8 @@ def packed(
 
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:
     """Write a frame: the kept weights of a subnet, scaled, and the job."""
-    values = {name: scaled(params[name], piece) for name, piece in subnet.items()}
     header = Header(kind="job", round=job.round, device=job.device, seed=job.seed, rate=job.rate, dtype=dtype)
-    return wire.encode(header, subnet, values, job.payload, job.remembered)
+    return wire.encode(header, subnet, scaled_values(params, subnet), job.payload, job.remembered)
 
 
 def pull(
@@ -309,14 +308,18 @@ def pull(
     if method.answer is not None:
         subnet = method.answer(job, payload)
     subnet = without(subnet, frozen)
-    values = wire.decode(frame, subnet)
-    largest = max((float(value.abs().max()) for value in values.values() if len(value)), default=0.0)
+    flat, largest = wire.decode_flat(frame, subnet)
     if largest > LARGEST:
         raise FrameError(
             f"device {job.device} would change a weight by {largest:.3g}: training diverged. Lower the learning rate."
         )
     return Update(
-        device=head.device, num_samples=head.num_samples, loss=head.loss, subnet=subnet, values=values, payload=payload
+        device=head.device,
+        num_samples=head.num_samples,
+        loss=head.loss,
+        subnet=subnet,
+        values=wire.split(flat, subnet),
+        payload=payload,
     )
 
 

@@ -181,7 +181,7 @@ class RoundRecord(_Record):
         deadline_s: the deadline in force; None without a radio.
         objective: the allocator's objective, over the devices that take part; None without a radio.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
-        remark: ``"ideal: ignores the band"`` for the scheme ``"ideal"``; else None.
+        remark: what was unusual about the plan: ``"ideal: ignores the band"``, or a stretched deadline under Flower.
         counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
         mean_rate: mean dropout rate of the devices that took part.
         metrics: custom metrics by name.

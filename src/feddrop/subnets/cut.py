@@ -25,16 +25,25 @@ def cutter(blueprint: Blueprint, config: Subnets) -> Callable[[int, float], Subn
     if config.level == "unit":
         cut_units = unit_cutter(blueprint, config)
         return lambda seed, rate: cut_units(rate, partial(_random_units, seed, config.count))
-    rate_of = layer_rates(blueprint, config)
+    rate_of, droppable = layer_rates(blueprint, config), _droppable(blueprint, config)
+
+    @lru_cache(maxsize=256)
+    def at_rate(rate: float) -> dict[str, Piece]:
+        """Return the pieces of a rate without their positions; those that keep everything are complete."""
+        check_rate(rate)
+        keep = {name: 1.0 - rate_of(layer, rate) for name, layer in droppable.items()}
+        return {
+            name: Piece(shape=shape, sub_shape=shape, scale=1.0 / keep.get(name, 1.0))
+            for name, shape in blueprint.shapes.items()
+        }
 
     def cut_weights(seed: int, rate: float) -> Subnet:
-        check_rate(rate)
-        droppable = _droppable(blueprint, config)
-        subnet: Subnet = {}
-        for name, shape in blueprint.shapes.items():
-            keep = 1.0 - rate_of(droppable[name], rate) if name in droppable else 1.0
-            index = kept_positions(seed, name, math.prod(shape), keep, config.count)
-            subnet[name] = Piece(shape=shape, index=index, sub_shape=shape, scale=1.0 / keep)
+        subnet = dict(at_rate(rate))
+        for name, layer in droppable.items():
+            piece, keep = subnet[name], 1.0 - rate_of(layer, rate)
+            index = kept_positions(seed, name, piece.size, keep, config.count)
+            if index is not None:
+                subnet[name] = Piece(shape=piece.shape, index=index, sub_shape=piece.shape, scale=piece.scale)
         return subnet
 
     return cut_weights

@@ -7,7 +7,7 @@ with zeros in between; at the unit level the kept positions form a smaller dense
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,12 +67,7 @@ def full_piece(shape: tuple[int, ...]) -> Piece:
 def gather(tensor: Tensor, piece: Piece) -> Tensor:
     """Return the kept values of a full tensor, flat ``[size]`` and unscaled."""
     flat = tensor.detach().reshape(-1)
-    if piece.index is None:
-        return flat
-    values = np.empty(piece.size, flat.numpy().dtype)
-    # The positions are in range; "clip" avoids NumPy's slow path with range checks.
-    np.take(flat.numpy(), piece.index, out=values, mode="clip")
-    return torch.from_numpy(values)
+    return flat if piece.index is None else torch.index_select(flat, 0, torch.from_numpy(piece.index))
 
 
 def scaled(tensor: Tensor, piece: Piece) -> Tensor:
@@ -80,6 +75,25 @@ def scaled(tensor: Tensor, piece: Piece) -> Tensor:
     kept = gather(tensor, piece)
     factors = piece.factors(kept)
     return kept if isinstance(factors, float) and factors == 1.0 else kept * factors
+
+
+def scaled_values(params: Mapping[str, Tensor], subnet: Subnet) -> Tensor:
+    """Return :func:`scaled` of every tensor of a subnet, in order, as one float32 vector."""
+    values, at = np.empty(sum(piece.size for piece in subnet.values()), np.float32), 0
+    joined = torch.from_numpy(values)
+    with np.errstate(over="ignore"):  # infinite values are refused when they are sent
+        for name, piece in subnet.items():
+            tensor, part = params[name].detach(), values[at : at + piece.size]
+            at += piece.size
+            if tensor.dtype != torch.float32 or piece.floor or not isinstance(piece.scale, float):
+                joined[at - piece.size : at] = scaled(tensor, piece)
+            elif piece.index is None:
+                np.multiply(tensor.reshape(-1).numpy(), piece.scale, out=part)
+            else:
+                # The positions are in range; "clip" avoids NumPy's slow path with range checks.
+                np.take(tensor.reshape(-1).numpy(), piece.index, out=part, mode="clip")
+                np.multiply(part, piece.scale, out=part)
+    return joined
 
 
 def without(subnet: Subnet, names: Set[str]) -> Subnet:
@@ -91,9 +105,8 @@ def scatter(values: Tensor, piece: Piece) -> Tensor:
     """Put kept values back into a tensor of the full shape, zero elsewhere (the paper's zero padding)."""
     if piece.index is None:
         return values.reshape(piece.shape)
-    full = np.zeros(math.prod(piece.shape), values.numpy().dtype)
-    full[piece.index] = values.numpy()
-    return torch.from_numpy(full).reshape(piece.shape)
+    full = torch.zeros(math.prod(piece.shape), dtype=values.dtype)
+    return full.scatter_(0, torch.from_numpy(piece.index), values).reshape(piece.shape)
 
 
 def to_device_shape(values: Tensor, piece: Piece) -> Tensor:

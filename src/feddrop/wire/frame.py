@@ -11,8 +11,9 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -61,11 +62,16 @@ class Header:
 
 def subnet_digest(subnet: Subnet) -> bytes:
     """Return an 8-byte digest of the names, shapes and kept counts of a subnet."""
+    return _digest(tuple([(name, piece.shape, piece.size) for name, piece in subnet.items()]))
+
+
+@lru_cache(maxsize=256)  # devices of one rate keep equally many values
+def _digest(kept: tuple[tuple[str, tuple[int, ...], int], ...]) -> bytes:
     hashed = hashlib.blake2b(digest_size=8, person=b"feddrop/shape2")
-    for name, piece in subnet.items():
+    for name, shape, size in kept:
         text = name.encode()
-        hashed.update(struct.pack("<IH", len(text), len(piece.shape)) + text)
-        hashed.update(struct.pack(f"<{len(piece.shape) + 1}Q", *piece.shape, piece.size))
+        hashed.update(struct.pack("<IH", len(text), len(shape)) + text)
+        hashed.update(struct.pack(f"<{len(shape) + 1}Q", *shape, size))
     return hashed.digest()
 
 
@@ -78,7 +84,7 @@ def frame_bytes(kept: Mapping[str, int], dtype: str) -> int:
 def encode(
     header: Header,
     subnet: Subnet,
-    values: Mapping[str, Tensor],
+    values: Mapping[str, Tensor] | Tensor,
     payload: Mapping[str, Tensor] | None = None,
     remembered: Collection[str] = (),
 ) -> bytes:
@@ -87,7 +93,7 @@ def encode(
     Args:
         header: the header's fields.
         subnet: the pieces of all tensors, in order.
-        values: the kept values of every piece, flat float32 ``[size]``.
+        values: the kept values of every piece, flat float32 ``[size]``, or those of all pieces in one vector.
         payload: additional named tensors.
         remembered: names in the payload that the receiver already has; only their digest is sent.
     """
@@ -95,40 +101,53 @@ def encode(
     payload = payload or {}
     if len(payload) >= 1 << 16:
         raise FrameError(f"{len(payload)} payload tensors; a frame holds at most {(1 << 16) - 1}. Join some of them.")
-    count = sum(piece.size for piece in subnet.values())
-    sections = pack_sections(payload, remembered)
-    scales_at = HEADER_BYTES + len(sections)
-    values_at = scales_at + (4 * len(subnet) if dtype == torch.int8 else 0)
-    data = np.empty(values_at + count * dtype.itemsize, np.uint8)
-    data[HEADER_BYTES:scales_at] = np.frombuffer(sections, np.uint8)
-    scales = data[scales_at:values_at].view("<f4")
-    body = torch.from_numpy(data[values_at:]).view(dtype)
-    at = 0
-    for row, (name, piece) in enumerate(subnet.items()):
-        part = values[name].reshape(-1)
-        largest = _largest(part)
-        for problem in _value_problems(part.numel(), piece.size, largest, header.dtype):
-            raise FrameError(f"{name} {problem}")
-        if dtype == torch.int8:
-            scales[row] = largest / 127.0
-            part = (part / float(scales[row])).round_() if scales[row] > 0 else torch.zeros_like(part)
-        body[at : at + piece.size] = part
-        at += piece.size
+    sizes = [piece.size for piece in subnet.values()]
+    flat = values if isinstance(values, Tensor) else _joined(subnet, values)
+    if flat.numel() != sum(sizes) or not _largest(flat) <= _most(header.dtype):
+        _raise_unsendable(subnet, flat, header.dtype)
+    scales, body = _quantised(flat, sizes) if dtype == torch.int8 else (b"", flat.to("cpu", dtype))
     codes = KINDS.index(header.kind) << 4 | _CODES[header.dtype]
-    numbers = (header.round, header.device, header.seed, header.rate, subnet_digest(subnet), count)
-    _LAYOUT.pack_into(data.data, 0, MAGIC, VERSION, codes, len(payload), *numbers, header.num_samples, header.loss, 0)
-    crc = zlib.crc32(data[HEADER_BYTES:].data, zlib.crc32(data[:_CRC_AT].data))
-    struct.pack_into("<I", data.data, _CRC_AT, crc)
-    return data.tobytes()
+    numbers = (header.round, header.device, header.seed, header.rate, subnet_digest(subnet), flat.numel())
+    head = _LAYOUT.pack(MAGIC, VERSION, codes, len(payload), *numbers, header.num_samples, header.loss, 0)[:_CRC_AT]
+    sections, raw = pack_sections(payload, remembered), body.contiguous().view(torch.uint8).numpy().data
+    crc = zlib.crc32(raw, zlib.crc32(scales, zlib.crc32(sections, zlib.crc32(head))))
+    return b"".join((head, struct.pack("<I", crc), sections, scales, raw))
 
 
-def _value_problems(count: int, size: int, largest: float, dtype: str) -> Iterator[str]:
-    if count != size:
-        yield f"has {count} values for {size} kept positions."
-    if not math.isfinite(largest):
-        yield "holds a value that is not finite: training diverged. Lower the learning rate."
-    if dtype != "int8" and largest > torch.finfo(DTYPES[dtype]).max:
-        yield f"holds {largest:.3g}, too large for {dtype}. Use bfloat16 or float32."
+def _joined(subnet: Subnet, values: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of all pieces as one vector."""
+    parts = [values[name].detach().reshape(-1) for name in subnet]
+    for (name, piece), part in zip(subnet.items(), parts, strict=True):
+        if part.numel() != piece.size:
+            raise FrameError(f"{name} has {part.numel()} values for {piece.size} kept positions.")
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _quantised(flat: Tensor, sizes: Sequence[int]) -> tuple[bytes, Tensor]:
+    """Return one scale per piece, as bytes, and the values divided by it, rounded to 8 bits."""
+    scales, parts = np.zeros(len(sizes), "<f4"), []
+    for row, part in enumerate(flat.split_with_sizes(list(sizes))):
+        scales[row] = _largest(part) / 127.0
+        parts.append((part / float(scales[row])).round_() if scales[row] > 0 else torch.zeros_like(part))
+    return scales.tobytes(), (torch.cat(parts) if parts else flat).to("cpu", torch.int8)
+
+
+def _most(dtype: str) -> float:
+    """Return the largest magnitude that can be sent; 8-bit values have a scale of 32 bits."""
+    return float(torch.finfo(torch.float32 if dtype == "int8" else DTYPES[dtype]).max)
+
+
+def _raise_unsendable(subnet: Subnet, flat: Tensor, dtype: str) -> None:
+    """Raise a FrameError that names the first piece that cannot be sent."""
+    sizes = [piece.size for piece in subnet.values()]
+    if flat.numel() != sum(sizes):
+        raise FrameError(f"{flat.numel()} values for {sum(sizes)} kept positions.")
+    for name, part in zip(subnet, flat.split_with_sizes(sizes), strict=True):
+        largest = _largest(part)
+        if not math.isfinite(largest):
+            raise FrameError(f"{name} holds a value that is not finite: training diverged. Lower the learning rate.")
+        if largest > _most(dtype):
+            raise FrameError(f"{name} holds {largest:.3g}, too large for {dtype}. Use bfloat16 or float32.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,36 +200,42 @@ def _header_problems(data: bytes) -> Iterator[str]:
 
 
 def decode(frame: Frame, subnet: Subnet) -> dict[str, Tensor]:
-    """Return the kept values of a valid frame, flat float32 ``[size]`` per piece.
+    """Return the kept values of a valid frame, flat float32 ``[size]`` per piece; see :func:`decode_flat`."""
+    return split(decode_flat(frame, subnet)[0], subnet)
+
+
+def split(flat: Tensor, subnet: Subnet) -> dict[str, Tensor]:
+    """Return the values of every piece as views of one vector of all."""
+    sizes = [piece.size for piece in subnet.values()]
+    return dict(zip(subnet, flat.split_with_sizes(sizes), strict=True)) if sizes else {}
+
+
+def decode_flat(frame: Frame, subnet: Subnet) -> tuple[Tensor, float]:
+    """Return the kept values of a valid frame as one float32 vector, and their largest magnitude.
 
     FrameError if it holds another subnet than the receiver regenerated, has a wrong length, or a value is not finite.
     """
     if frame.digest != subnet_digest(subnet):
         differ = "the network, rate, seed or method settings of server and device differ"
         raise FrameError(f"frame holds another subnet than expected: {differ}.")
-    dtype = DTYPES[frame.header.dtype]
+    dtype, sizes = DTYPES[frame.header.dtype], [piece.size for piece in subnet.values()]
     scale_count = len(subnet) if dtype == torch.int8 else 0
     values_at = frame.values_at + 4 * scale_count
     expected = values_at + frame.count * dtype.itemsize
-    if frame.count != sum(piece.size for piece in subnet.values()) or len(frame.data) != expected:
+    if frame.count != sum(sizes) or len(frame.data) != expected:
         raise FrameError(f"frame has {len(frame.data)} bytes for {frame.count} values; expected {expected}.")
-    scales = np.frombuffer(frame.data, "<f4", scale_count, frame.values_at)
-    if not np.isfinite(scales).all() or (scales < 0).any():
-        raise FrameError("frame holds a scale that is negative or not finite.")
-    body = torch.empty(0)
-    if frame.count:
-        body = torch.frombuffer(bytearray(memoryview(frame.data)[values_at:]), dtype=dtype)
-    values: dict[str, Tensor] = {}
-    at = 0
-    for row, (name, piece) in enumerate(subnet.items()):
-        part = body[at : at + piece.size].float()
-        if dtype == torch.int8:
-            part = part * float(scales[row])
-        if not math.isfinite(_largest(part)):
-            raise FrameError(f"{name} holds a value that is not finite.")
-        values[name] = part
-        at += piece.size
-    return values
+    body = np.frombuffer(frame.data, np.uint8, offset=values_at).copy()
+    flat = torch.from_numpy(body).view(dtype).float()
+    if dtype == torch.int8:
+        scales = np.frombuffer(frame.data, "<f4", scale_count, frame.values_at)
+        if not np.isfinite(scales).all() or (scales < 0).any():
+            raise FrameError("frame holds a scale that is negative or not finite.")
+        flat *= torch.from_numpy(np.repeat(scales, sizes))
+    largest = _largest(flat)
+    if not math.isfinite(largest):
+        name = next(name for name, part in split(flat, subnet).items() if not math.isfinite(_largest(part)))
+        raise FrameError(f"{name} holds a value that is not finite.")
+    return flat, largest
 
 
 def _largest(values: Tensor) -> float:

@@ -1,0 +1,1 @@
+"""A federated-dropout device in NumPy, as a Flower app."""

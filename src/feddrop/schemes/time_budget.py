@@ -1,0 +1,42 @@
+"""A budget of seconds for the whole training: rounds with good channels may take longer, bad ones are kept short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from feddrop.allocation import allocate
+from feddrop.allocation.feasible import settle
+from feddrop.radio.plan import Plan, SeenRound
+
+
+def time_budget(seen: SeenRound, *, total_s: float, rounds: int, tradeoff: float = 1.0, most: float = 2.0) -> Plan:
+    """Spend at most ``total_s`` seconds in so many rounds, each with its own deadline, at most that of the cell.
+
+    A virtual queue q grows by what a round takes beyond the mean allowance m = total/rounds. Of 24 deadlines T between
+    the shortest feasible one and the longest allowed, the round has the one that minimises drift plus penalty,
+    (q/m) (T/m) + tradeoff Σ w/(1-γ). Once the seconds are spent, rounds pass without training.
+
+    Args:
+        seen: the round.
+        total_s: seconds of all rounds together.
+        rounds: rounds that share them.
+        tradeoff: weight of dropout against time; more lets the queue grow longer.
+        most: a round takes at most so many times the mean of what is left, if its shortest deadline allows.
+    """
+    problem, mean = seen.problem, total_s / rounds
+    left = float(seen.state.get("left_s", np.array([total_s]))[0])
+    queue = float(seen.state.get("queue_s", np.zeros(1))[0])
+    longest = min(float(np.max(problem.deadline_s)), left)
+    shortest = float(np.max(settle(replace(problem, deadline_s=np.asarray(1e-9)), "stretch")[0].deadline_s))
+    if shortest > longest:
+        state = {"left_s": np.array([left]), "queue_s": np.array([max(queue - mean, 0.0)])}
+        return Plan(np.zeros(seen.cell.devices), state=state)
+    usual = max(shortest, min(longest, most * left / max(rounds - seen.round + 1, 1)))
+    grid = np.geomspace(shortest, usual, 24)
+    found = allocate(replace(problem, deadline_s=grid[:, None]))
+    at = int(np.argmin(queue / mean * grid / mean + tradeoff * np.asarray(found.objective)))
+    used = float(found.latency_s[at].max())
+    state = {"left_s": np.array([left - used]), "queue_s": np.array([max(queue + used - mean, 0.0)])}
+    return Plan(found.share[at], rate=found.rate[at], state=state)
