@@ -12,6 +12,7 @@ from feddrop.simulation.preflight import check_torch_device
 from feddrop.storage.files import write_atomically
 from reproduction import findings
 from reproduction.experiments import EXPERIMENTS
+from reproduction.framework.claims import as_json
 from reproduction.framework.experiment import Experiment, Page
 from reproduction.framework.page import Judged, judge, write_pages
 from reproduction.framework.scales import Scale
@@ -96,6 +97,7 @@ def reproduce(
     judged = judge(pages)
     if len(picked) == len(EXPERIMENTS) and scale.name == FINDINGS_SCALE:
         out.mkdir(parents=True, exist_ok=True)
+        write_atomically(store.results / "facts" / "claims.json", as_json(judged, picked, scale, store).encode())
         write_atomically(out / "findings.md", _findings(scale, store, judged).encode())
     command = " ".join(["python -m reproduction", *(names or ["all"])])
     stored = describe(store, {key_of(c) for e in EXPERIMENTS for c in e.runs(scale)}) if not names else ""

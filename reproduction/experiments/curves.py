@@ -13,6 +13,7 @@ from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
 from reproduction.framework.experiment import Lookup, by_seed
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Result
+from reproduction.framework.traced import Traced, runs_of
 
 SHARES = (0.5, 0.9, 0.95, 0.98)
 """Shares of the plateau, which is the best running mean without dropout, even if it is still rising."""
@@ -81,7 +82,7 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
     """Return the reading of a run against a plateau; None if either is missing."""
     if result is None or plateau is None:
         return None
-    rounds = tuple(convergence_round(result, plateau, share) for share in SHARES)
+    rounds = tuple(Traced(convergence_round(result, plateau, share), [result.key]) for share in SHARES)
     seconds = result.values("latency_s")
     sent = (result.values("push_bytes") + result.values("pull_bytes")) / 1e6
     passes = (1.0 - result.values("mean_rate")) * result.values("devices")
@@ -92,14 +93,14 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
         passes=_until(passes, rounds),
         rate=float(np.nanmean(result.values("mean_rate"))),
         trained=len(sent),
-        all_seconds=float(seconds.sum()),
-        all_megabytes=float(sent.sum()),
-        all_passes=float(passes.sum()),
+        all_seconds=Traced(float(seconds.sum()), [result.key]),
+        all_megabytes=Traced(float(sent.sum()), [result.key]),
+        all_passes=Traced(float(passes.sum()), [result.key]),
     )
 
 
 def _until(spent: npt.NDArray[np.float64], rounds: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(spent_until(spent, r).until for r in rounds)
+    return tuple(Traced(spent_until(spent, r).until, runs_of(r)) for r in rounds)
 
 
 def curves_of(

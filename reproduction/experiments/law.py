@@ -23,6 +23,7 @@ from reproduction.experiments.curves import HALF, SHARES, convergence_round, pla
 from reproduction.experiments.resources import latency_spots
 from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed, markdown_table
 from reproduction.framework.scales import DEVICES, Scale
+from reproduction.framework.traced import Traced
 from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def _slower(scale: Scale, find: Lookup) -> tuple[str, list[Comparison]]:
 
     def half(rate: float) -> list[float | None]:
         results = by_seed(find, config_of(scale, ROW, rate), scale.seeds)
-        return [None if r is None else float(r.values("test_loss")[len(r.series["test_loss"]) // 2]) for r in results]
+        middle = [None if r is None else r.values("test_loss")[len(r.series["test_loss"]) // 2] for r in results]
+        return [r and Traced(float(value), [r.key]) for r, value in zip(results, middle, strict=True)]
 
     losses = {rate: half(rate) for rate in scale.rates}
     first = [f"{row[0]:.2f} at {rate:g}" for rate, row in losses.items() if row[0] is not None]
@@ -229,7 +231,10 @@ def _later(scale: Scale, find: Lookup) -> list[Comparison]:
         base = by_seed(find, config_of(scale, ROW._replace(scenario=scenario), 0.0), scale.seeds)
         spent = {
             rate: [
-                Spent(convergence_round(one, plateau_of(full), SHARES[HALF]), len(one.series["test_accuracy"]) + 1.0)
+                Spent(
+                    Traced(convergence_round(one, plateau_of(full), SHARES[HALF]), [one.key]),
+                    Traced(len(one.series["test_accuracy"]) + 1.0, [one.key]),
+                )
                 if one is not None and full is not None
                 else None
                 for one, full in zip(row, base, strict=True)

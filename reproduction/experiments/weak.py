@@ -15,6 +15,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import DEVICES, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import LAST, Result
+from reproduction.framework.traced import Traced
 from reproduction.framework.verdicts import verdict
 
 WEAK, PATH_LOSS, WEAK_LOSS = 3, 1e-3, 1e-4
@@ -97,7 +98,9 @@ def make(scale: Scale, find: Lookup) -> Page:
 
 
 def _devices(results: list[Result | None]) -> list[float | None]:
-    return [None if result is None else float(result.values("devices").mean()) for result in results]
+    return [
+        None if result is None else Traced(float(result.values("devices").mean()), [result.key]) for result in results
+    ]
 
 
 def _rise(results: list[Result | None]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from feddrop.config import RunConfig
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Result
+from reproduction.framework.traced import Traced
 from reproduction.framework.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def by_seed(find: Lookup, config: RunConfig, seeds: Sequence[int]) -> list[Resul
 
 def percents(results: Sequence[Result | None]) -> list[float | None]:
     """Return test accuracies in %; None where a run is missing."""
-    return [None if result is None else 100.0 * result.accuracy for result in results]
+    return [None if result is None else Traced(100.0 * result.accuracy, [result.key]) for result in results]
 
 
 def mean_of(values: Sequence[float | None]) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ class Result:
             ``devices``; the shares of devices limited by deadline and energy; the latency of the slowest device by
             measured costs and by formula; and the metrics of the method.
         wall_s: seconds that training took.
+        key: the name under which it is stored.
     """
 
     config: dict[str, Any]
     version: str
     series: dict[str, list[float | None]]
     wall_s: float
+    key: str = field(default="", compare=False)
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
         """Return one series as an array; NaN where a round has no value or the run was saved without this series."""
@@ -105,7 +107,7 @@ class Store:
         if not path.exists():
             return None
         try:
-            result = Result(**json.loads(path.read_text()))
+            result = Result(**json.loads(path.read_text()), key=path.stem)
             same = key_of(from_table(RunConfig, result.config)) == path.stem
         except (ValueError, TypeError, FeddropError) as error:
             raise RunError(f"{path} is not a result: {error}. Delete it to train it again.") from None
@@ -115,7 +117,10 @@ class Store:
 
     def all(self) -> dict[str, Result]:
         """Return every stored run by its key, in the order of the keys."""
-        return {path.stem: Result(**json.loads(path.read_text())) for path in sorted(self.results.glob("*.json"))}
+        return {
+            path.stem: Result(**json.loads(path.read_text()), key=path.stem)
+            for path in sorted(self.results.glob("*.json"))
+        }
 
     def fact(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the measurements stored under a name; measure and store them if there are none."""
@@ -143,8 +148,10 @@ class Store:
             version=RunFolder(folder).about()["feddrop"],
             series={name: [_short(value) for value in row] for name, row in series.items()},
             wall_s=round(sum(record["wall_s"] for record in records), 1),
+            key=key_of(config),
         )
-        text = json.dumps({name: getattr(result, name) for name in Result.__slots__}, separators=(",", ":"))
+        stored = [name for name in Result.__slots__ if name != "key"]  # the name of the file
+        text = json.dumps({name: getattr(result, name) for name in stored}, separators=(",", ":"))
         write_atomically(self._path(config), text.encode())
         return result
 

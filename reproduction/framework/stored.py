@@ -43,7 +43,7 @@ def describe(store: Store, listed: Collection[str]) -> str:
         + "\n\n"
     )
     if rest:
-        lines = [[key, *_words(config), f"{100 * result.accuracy:.2f}"] for key, (config, result) in rest.items()]
+        lines = [[key, *words_of(config), f"{100 * result.accuracy:.2f}"] for key, (config, result) in rest.items()]
         text += (
             f"<details><summary>{len(rest)} stored runs that no experiment lists. They decide no claim, except that "
             "seeds beyond those listed enter the cells of the table.</summary>\n\n"
@@ -53,7 +53,7 @@ def describe(store: Store, listed: Collection[str]) -> str:
     return text
 
 
-def _words(config: RunConfig) -> list[str]:
+def words_of(config: RunConfig) -> list[str]:
     """Describe a run in a few words: network, seed, method and cell."""
     rate = f", rate {config.rate}" if config.rate is not None else ""
     method = f"{config.method.name}{rate}, {config.data.partition}"

@@ -13,10 +13,13 @@ import pytest
 
 from feddrop.explore import open_explorer
 from feddrop.explore.cell import START, from_toml, solve
+from feddrop.explore.compare import compared
+from feddrop.explore.runs import Runs
 from support.browser import MISSING, PROGRAM, Browser
 from support.explore import make_run
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason=MISSING)
+RESULTS = Path(__file__).parents[2] / "reproduction" / "results" / "cpu"
 AXE = Path(__file__).parents[1] / "support" / "axe.min.js"
 HOSTILE = '<img src=x onerror="window.hacked=1">&amp;<script>window.hacked=1</script>'
 CELLS = "[...document.querySelectorAll('%s tbody tr')].map((row) => [...row.cells].map((one) => one.innerText.trim()))"
@@ -48,7 +51,7 @@ def serve(root, **options):
 
 @pytest.fixture(scope="module")
 def server(root):
-    one = serve(root)
+    one = serve(root, paper=RESULTS)
     yield one
     one.shutdown()
     one.server_close()
@@ -209,11 +212,10 @@ def test_keyboard_only(page):
 def test_accessible(page, look):
     page.size(400 if look == "narrow" else 1400, 1000, dark=look == "dark")
     page.js(AXE.read_text() + "; 0")
-    for name in ("cell", "runs"):
-        page.js(f"location.hash = '#/{name}'")
-        page.until(f"!document.querySelector('#{name}').hidden")
-        if name == "runs":
-            page.until("document.querySelector('#curves svg')")
+    ready = {"cell": "#bars svg", "runs": "#curves svg", "compare": "#compare-curves svg", "paper": ".chips button"}
+    for name, sign in ready.items():
+        page.js(f"location.hash = '#/{name}{'/underfit-falls' * (name == 'paper')}'")
+        page.until(f"!document.querySelector('#{name}').hidden && document.querySelector('{sign}')")
         assert page.js("document.documentElement.scrollWidth <= innerWidth")
         found = page.js("axe.run().then((all) => all.violations.map((one) => [one.impact, one.id, one.nodes[0].html]))")
         assert [one for one in found if one[0] in ("serious", "critical")] == []
@@ -253,10 +255,62 @@ def test_runs_side_by_side(page, server, root):
     page.put("#axis", "bytes")
     page.until("document.querySelector('#curves').textContent.includes('sent (MB)')")
     assert page.js("document.querySelector('#grid').width") in (2, 3)
-    assert page.text("#compare") == "Compare 3 runs"
-    status = page.js("fetch(document.querySelector('#compare').href).then(async (r) => [r.status, await r.text()])")
-    assert status[0] == 200
-    assert "3 runs compared" in status[1]
+    assert page.text("#compare-runs") == "Compare 3 runs"
+    page.js("document.querySelector('#compare-runs').click()")
+    page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")  # two seeds of one, one other
+    page.until("document.querySelector('#compare-curves svg')")
+
+
+def test_two_runs_compared(page, server, root):
+    page.js("location.hash = '#/compare/' + encodeURIComponent(JSON.stringify({runs: ['base-seed1', 'hostile']}))")
+    page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")
+    told = compared(Runs(root).logs(["base-seed1", "hostile"]), {})
+    rows = page.js(CELLS % "#compare-results")
+    assert [row[2:] for row in rows] == told["results"]
+    assert rows[1][0].startswith("<img src=x")  # a hostile label is text
+    page.put("#budget-rounds", "1")
+    page.js("document.querySelector('#budget-rounds').dispatchEvent(new Event('change'))")
+    page.put("#reference", "base-seed1")
+    page.until("!document.querySelector('#compare-verdicts').hidden")
+    page.until("document.querySelector('#compare-lead').innerText.includes('1 round')")
+    given = {"reference": "base-seed1", "budget": {"rounds": 1}}
+    told = compared(Runs(root).logs(["base-seed1", "hostile"]), given)
+    assert [row[2:] for row in page.js(CELLS % "#compare-results")] == told["results"]
+    verdict = page.js(CELLS % "#compare-verdicts")[0][1]
+    assert told["verdicts"][0][0]["says"] in verdict
+    assert told["verdicts"][0][0]["why"] in verdict
+    link = page.js("location.href")
+    page.until("document.querySelector('#figure-pdf').href.includes('against=')")
+    page.click("#figure-pdf")
+    file, end = page.downloads / "feddrop-round.pdf", time.monotonic() + 20
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert file.read_bytes().startswith(b"%PDF")
+    page.open(link)  # the address restores the comparison
+    page.until("!document.querySelector('#compare-verdicts').hidden")
+    assert page.js("document.querySelector('#budget-rounds').value") == "1"
+
+
+def test_a_claim_its_points_and_their_runs(page):
+    page.js("location.hash = '#/paper/underfit-falls'")
+    page.until("document.querySelectorAll('#paper-claims > details').length > 40")
+    page.until("document.querySelector('details[data-name=underfit-falls]').open")
+    page.until("document.querySelector('details[data-name=underfit-falls] .chips button')")
+    page.click("details[data-name=underfit-falls] .chips button")
+    page.until("document.querySelectorAll('.behind svg path[stroke]').length === 2")
+    assert "seed 0" in page.text(".behind")
+    page.js("document.querySelector('#paper-filter').value = 'Lemma 3'")
+    page.js("document.querySelector('#paper-filter').dispatchEvent(new Event('input'))")
+    visible = page.js("[...document.querySelectorAll('#paper-claims > details')].filter((one) => !one.hidden).length")
+    assert visible == 1
+
+
+def test_a_subnet_is_looked_at(page):
+    page.js("location.hash = '#/runs'")
+    page.until("document.querySelector('#subnet-round').value")
+    page.click("#grid")  # a device in a round
+    page.until("document.querySelectorAll('#subnet-pictures canvas').length", 60)
+    assert " values in round " in page.text("#subnet-note")
 
 
 def test_hostile_names_are_text(page):

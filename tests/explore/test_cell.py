@@ -19,7 +19,7 @@ from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.explore import cell
 from feddrop.explore.cell import SHOWN, START, curve, from_toml, settle, solve, tables_of, to_run, to_toml
-from feddrop.explore.server import _json
+from feddrop.explore.routes import _json
 from feddrop.radio import build_cell
 from feddrop.seeds import derive
 from support.pages import ROOT
@@ -154,3 +154,13 @@ def test_files_that_are_no_cell():
         with pytest.raises(ConfigError, match="radio"):
             from_toml(text)
     assert cell.choices()["start"] == START
+
+
+@pytest.mark.parametrize("key", ["objective", "scheme", "channel", "outcome"])
+def test_a_state_imports_no_code(key, tmp_path, monkeypatch):
+    """A link could name any module on this machine."""
+    (tmp_path / "hostile_module.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="does not import"):
+        solve({**START, "radio": {**START["radio"], key: "hostile_module:x"}})
+    assert "hostile_module" not in sys.modules

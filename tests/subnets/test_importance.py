@@ -34,10 +34,10 @@ def test_v_is_convex_and_falling_and_its_slope_is_minus_n_tau_squared(w, s):
     low, mid, high = (sizes.variance((s + d) * n) for d in (-step, 0.0, step))
     assert low >= mid >= high
     assert low + high >= 2 * mid - 1e-9 * low
-    assert (
-        sizes.slope((s + step) * n) * step - 1e-9 >= high - mid - 1e-9 * low or sizes.slope(s * n) * step <= high - mid
-    )
-    assert sizes.slope(s * n) * step <= high - mid + 1e-9 * (1 + low)  # the tangent of a convex function lies below
+    # Of a convex function, a secant lies between the slopes at its ends.
+    rounding = 1e-9 * (1 + low)
+    assert sizes.slope(s * n) * step - rounding <= high - mid <= sizes.slope((s + step) * n) * step + rounding
+    assert sizes.slope(s * n) == pytest.approx(-n * sizes.threshold(s * n) ** 2)
     assert sizes.variance(n) == 0.0
 
 

@@ -16,6 +16,7 @@ def explore(
     port: int = 8642,
     allow_run: Annotated[bool, FLAG] = False,
     token: Annotated[bool, FLAG] = False,
+    paper: Path | None = None,
     quiet: Annotated[bool, FLAG] = False,
 ) -> None:
     """Open a local page to explore a radio cell and to watch runs. Ctrl-C ends it.
@@ -32,12 +33,14 @@ def explore(
         Let the page start, stop and resume runs.
     token:
         Require the token on this machine, too: other people use it.
+    paper:
+        Folder of the paper's results. Default: reproduction/results/cpu, if the current folder is a clone.
     quiet:
         Print the address without opening a browser.
     """
     from feddrop.explore import open_explorer
 
-    with open_explorer(root, host=host, port=port, allow_run=allow_run, token=token) as server:
+    with open_explorer(root, host=host, port=port, allow_run=allow_run, token=token, paper=paper) as server:
         say(f"Explore: {server.url}")
         if not quiet:
             webbrowser.open(server.url)

@@ -64,6 +64,6 @@ def spent_differences(more: Sequence[Spent | None], less: Sequence[Spent | None]
             continue
         if (never and difference <= 0) or (other_never and difference >= 0):
             continue
-        values.append(float(difference))
+        values.append(difference)
         bounds.append(bool(never or other_never))
     return Differences(tuple(values), tuple(bounds), ran)

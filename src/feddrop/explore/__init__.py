@@ -12,7 +12,13 @@ __all__ = ["Explorer", "open_explorer"]
 
 
 def open_explorer(
-    root: str | Path = ".", *, host: str = "127.0.0.1", port: int = 0, allow_run: bool = False, token: bool = False
+    root: str | Path = ".",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_run: bool = False,
+    token: bool = False,
+    paper: str | Path | None = None,
 ) -> Explorer:
     """Return a server that listens; ``serve_forever()`` answers, and its ``url`` is the address to open.
 
@@ -22,13 +28,15 @@ def open_explorer(
         port: port to listen on; 0 for any free one.
         allow_run: whether the page may start, stop and resume runs; it then has a token, too.
         token: whether a token is needed in any case, because other people use this machine.
+        paper: folder of the reproduced paper's results; None for that of a clone in the current folder.
     """
     folder = Path(root)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder. Give the folder that holds your runs.")
     needed = token or allow_run or not is_loopback(host)
+    results = Path(paper) if paper else None
     try:
         secret = secrets.token_urlsafe(24) if needed else ""
-        return Explorer(folder, host=host, port=port, token=secret, allow_run=allow_run)
+        return Explorer(folder, host=host, port=port, token=secret, allow_run=allow_run, paper=results)
     except OSError as error:
         raise RunError(f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port.") from None

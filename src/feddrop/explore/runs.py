@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from feddrop.errors import FeddropError, RunError, clean, one_of
+from feddrop.explore import compare, subnets
 from feddrop.report import write_comparison, write_report
 from feddrop.report.groups import Group, grouped
 from feddrop.report.load import read_run_log
@@ -123,6 +124,26 @@ class Runs:
         """Return the rounds of a run as a ``.csv`` or ``.parquet`` file."""
         with tempfile.TemporaryDirectory() as folder:
             return export(self.folder(name), Path(folder) / f"table.{ending}", devices=devices).read_bytes()
+
+    def logs(self, names: Sequence[str]) -> list[RunLog]:
+        """Return runs, each once."""
+        return [self.log(name) for name in dict.fromkeys(names)]
+
+    def figure(self, names: Sequence[str], *, against: str, width: str, kind: str) -> bytes:
+        """Return the figure of a comparison, at a journal's width."""
+        with _DRAWING:
+            return compare.figure(self.logs(names), against=against, width=width, kind=kind)
+
+    def subnet(self, name: str, *, round_: int, device: int) -> dict[str, Any]:
+        """Return which part of the network a device held in a round."""
+        log = self.log(name)
+        if round_ not in log.rounds or device not in log.devices:
+            raise RunError(f"the run has no device {device} in round {round_}.")
+        rate = log.by_device["rate"][list(log.rounds).index(round_), list(log.devices).index(device)]
+        if not np.isfinite(rate) or rate >= 1:
+            raise RunError(f"device {device} did not take part in round {round_}. Choose another one.")
+        with _DRAWING:
+            return subnets.held(self.folder(name), round_=round_, device=device, rate=float(rate))
 
     def page(self, names: Sequence[str]) -> bytes:
         """Return the report of one run, or the comparison of several."""

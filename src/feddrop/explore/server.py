@@ -7,46 +7,33 @@ server writes no log, so a token cannot end up in one.
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-import numpy as np
 
 from feddrop.config.parsing import json_line, parse_json
 from feddrop.errors import ConfigError, FeddropError
-from feddrop.explore import cell
 from feddrop.explore.jobs import Jobs
-from feddrop.explore.runs import AXES, MAPPED, QUANTITIES, Runs
+from feddrop.explore.paper import Paper
+from feddrop.explore.routes import GET, POST, Response, Route
+from feddrop.explore.runs import Runs
 
 log = logging.getLogger("feddrop")
 LARGEST = 2**20  # bytes of a request
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_STATIC = {f"/{name}" for name in ("style.css", "app.js", "cell.js", "runs.js", "chart.js", "icon.svg")}
+_FOLDER = resources.files("feddrop.explore").joinpath("static")
+_STATIC = {f"/{path.name}" for path in _FOLDER.iterdir() if path.name != "index.html"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_PAGE_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""For reports, which have no scripts; one that somebody else wrote gets none either."""
-
-
-class Response(NamedTuple):
-    """What is sent back."""
-
-    body: bytes
-    kind: str = "application/json"
-    status: int = 200
-    headers: Mapping[str, str] = {}
 
 
 class RefusedError(Exception):
@@ -62,14 +49,17 @@ class Explorer(ThreadingHTTPServer):
         port: port to listen on; 0 for any free one.
         token: what a client must show; empty for nothing.
         allow_run: whether runs may be started.
+        paper: folder of the paper's results; None for that of a clone in the current folder.
     """
 
     daemon_threads = True
 
-    def __init__(self, root: Path, *, host: str, port: int, token: str, allow_run: bool) -> None:
+    def __init__(
+        self, root: Path, *, host: str, port: int, token: str, allow_run: bool, paper: Path | None = None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.runs, self.jobs = Runs(root), Jobs(Path(root).resolve(), allowed=allow_run)
-        self.token, self.host = token, host
+        self.token, self.host, self.paper = token, host, Paper(paper)
         super().__init__((host, port), Handler)
 
     @property
@@ -200,99 +190,9 @@ class Handler(BaseHTTPRequestHandler):
 
 def _static(path: str) -> Response:
     name = "index.html" if path == "/" else path[1:]
-    data = resources.files("feddrop.explore").joinpath("static", name).read_bytes()
+    data = _FOLDER.joinpath(name).read_bytes()
     return Response(data, _KINDS[Path(name).suffix])
-
-
-def _json(content: Mapping[str, Any]) -> Response:
-    try:
-        return Response(json.dumps(content, default=_listed, allow_nan=False).encode())
-    except ValueError:  # a number that is not finite; arrays are the fast path
-        return Response(json_line(content))
-
-
-def _listed(values: Any) -> Any:
-    """Return an array as a list, with None for NaN and infinity."""
-    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
-        values = values.astype(object)
-        values[~finite] = None
-    return values.tolist()
 
 
 def _error(status: int, text: str) -> Response:
     return Response(json_line({"error": text}), status=status)
-
-
-def _one(given: Mapping[str, Any], key: str) -> str:
-    values = given.get(key)
-    if isinstance(values, list) and len(values) == 1:
-        return str(values[0])
-    raise ConfigError(f"the request must have one {key!r}.")
-
-
-def _words(app: Explorer, _: Mapping[str, Any]) -> Response:
-    """Return what the page offers."""
-    runs = {"axes": list(AXES), "quantities": QUANTITIES, "mapped": MAPPED, "root": app.runs.root.name}
-    return _json(cell.choices() | runs | {"allow_run": app.jobs.allowed, "parquet": find_spec("pyarrow") is not None})
-
-
-def _login(app: Explorer, _: Mapping[str, Any]) -> Response:
-    """Keep the token, which was just shown in a header, as a cookie that scripts cannot read."""
-    kept = f"{app.cookie}={app.token}; HttpOnly; SameSite=Strict; Path=/"
-    return Response(b"{}", headers={"Set-Cookie": kept} if app.token else {})
-
-
-def _settle(_: Explorer, given: Mapping[str, Any]) -> Response:
-    return _json(cell.settle(given["state"], str(given["key"]), given["values"]))
-
-
-def _curves(app: Explorer, given: Mapping[str, Any]) -> Response:
-    names = [str(name) for name in given["runs"]]
-    return _json({"curves": app.runs.curves(names, str(given["y"]), str(given["x"]))})
-
-
-def _table(app: Explorer, given: Mapping[str, Any]) -> Response:
-    name, ending = _one(given, "run"), "parquet" if given.get("as") == ["parquet"] else "csv"
-    data = app.runs.table(name, ending=ending, devices="devices" in given)
-    plain = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)
-    named = f'attachment; filename="{plain}{"-devices" * ("devices" in given)}.{ending}"'
-    return Response(data, "application/octet-stream", headers={"Content-Disposition": named})
-
-
-def _page(app: Explorer, given: Mapping[str, Any]) -> Response:
-    data = app.runs.written_page(_one(given, "page")) if "page" in given else app.runs.page(given.get("run", []))
-    return Response(data, "text/html", headers={"Content-Security-Policy": _PAGE_POLICY})
-
-
-def _train(app: Explorer, given: Mapping[str, Any]) -> Response:
-    return _json({"name": app.jobs.train(cell.to_run(given["state"]))})
-
-
-def _resume(app: Explorer, given: Mapping[str, Any]) -> Response:
-    app.jobs.resume(str(given["run"]), app.runs.folder(str(given["run"])))
-    return _json({})
-
-
-def _stop(app: Explorer, given: Mapping[str, Any]) -> Response:
-    app.jobs.stop(str(given["run"]))
-    return _json({})
-
-
-Route = Callable[[Explorer, Mapping[str, Any]], Response]
-GET: dict[str, Route] = {
-    "/api/words": _words,
-    "/api/runs": lambda app, _: _json(app.runs.overview(app.jobs.states())),
-    "/api/map": lambda app, given: _json(app.runs.device_map(_one(given, "run"), _one(given, "field"))),
-    "/table": _table,
-    "/page": _page,
-}
-POST: dict[str, Route] = {
-    "/api/login": _login,
-    "/api/cell": lambda _, given: _json(cell.solve(given["state"])),
-    "/api/settle": _settle,
-    "/api/load": lambda _, given: _json({"state": cell.from_toml(str(given["toml"]))}),
-    "/api/curves": _curves,
-    "/api/train": _train,
-    "/api/resume": _resume,
-    "/api/stop": _stop,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddrop.errors import RunError, clean
 from feddrop.storage import tables
@@ -13,13 +13,15 @@ from feddrop.storage.devices import DeviceTable
 from feddrop.storage.files import is_folder
 from feddrop.storage.folder import RunFolder
 from feddrop.storage.records import RoundRecord
+from feddrop.storage.sealed import DamagedError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from torch import nn
+    from torch import Tensor, nn
 
     from feddrop.config import RunConfig
     from feddrop.data import Preprocessing
+    from feddrop.methods.method import Method
     from feddrop.storage.checkpoints import Checkpoint
 
 
@@ -169,13 +171,24 @@ def _sub_model(
     method: Callable[[Any], Any] | None,
 ) -> nn.Module:
     """Return the sub-model of a device of some rate."""
+    from feddrop.methods.sizes import sub_model
+    from feddrop.subnets import parameters
+
+    made = _method(config, about, network, method)
+    groups = checkpoint.groups
+    params = {name: groups["params"][name] for name in parameters.shapes(network)}  # in the network's order
+    return sub_model(made, dict(groups.get("state", {})), params, checkpoint.round, rate, config.seed, draw)
+
+
+def _method(
+    config: RunConfig, about: Mapping[str, Any], network: nn.Module, method: Callable[[Any], Any] | None = None
+) -> Method:
+    """Build the method of a run without its data."""
     import torch
 
     from feddrop.config.methods import CustomMethod
     from feddrop.methods import build_method
     from feddrop.methods.method import Setup
-    from feddrop.methods.sizes import sub_model
-    from feddrop.subnets import parameters
 
     shapes, given = about.get("shapes") or {}, config.given_rate
     kind = torch.int64 if shapes.get("vocabulary") else torch.float32
@@ -194,10 +207,54 @@ def _sub_model(
             f"the sub-models of this run follow from its custom method, {name}, which is not imported when a run is "
             "read. Import it yourself and pass it: load_model(folder, rate=..., method=...)."
         )
-    made = method(setup) if method else build_method(config.method, setup)
-    groups = checkpoint.groups
-    params = {name: groups["params"][name] for name in parameters.shapes(network)}  # in the network's order
-    return sub_model(made, dict(groups.get("state", {})), params, checkpoint.round, rate, config.seed, draw)
+    made: Method = method(setup) if method else build_method(config.method, setup)
+    return made
+
+
+class Rebuilt(NamedTuple):
+    """What the server of a run held after a round: its method with its state, and the full network."""
+
+    config: RunConfig
+    method: Method
+    state: dict[str, Tensor]
+    params: dict[str, Tensor]
+
+
+def rebuilt(folder: str | Path, round_: int) -> Rebuilt:
+    """Return what the server held after a round, without data; for round 0 and methods without state, always.
+
+    A method whose plan depends on its state or on the network needs the checkpoint of that round; those of the last two
+    rounds and of the best one are kept.
+
+    Raises:
+        RunError: the run has a custom network or method, or the round's checkpoint is not kept.
+    """
+    from feddrop.config import FedAvg, FedDrop, FedRolex, FjORD, HeteroFL
+    from feddrop.storage.checkpoints import read_checkpoint
+    from feddrop.subnets import parameters
+
+    run = RunFolder(folder)
+    config, about = run.config(), run.about()
+    if custom := [name for name in about.get("custom") or [] if name in ("network", "method")]:
+        raise RunError(f"this run has a custom {' and '.join(custom)}, which is not imported when a run is read.")
+    network = _build_network(config, about, run.path)
+    params, method = parameters.from_model(network), _method(config, about, network)
+    state = method.init(params)
+    chosen = config.method
+    by_seed = isinstance(chosen, FedAvg | FedRolex | FjORD | HeteroFL) or (
+        isinstance(chosen, FedDrop) and chosen.draw == "uniform"
+    )
+    if round_ and (state or not by_seed):
+        try:
+            groups = read_checkpoint(run.path / "checkpoints", round_).groups
+        except DamagedError:
+            raise RunError(
+                f"the subnets of round {round_ + 1} follow from the state after round {round_}, whose checkpoint is "
+                "not kept. Choose the last round."
+            ) from None
+        params = {name: groups["params"][name] for name in params}
+        state = dict(groups.get("state", {}))
+    return Rebuilt(config, method, state, params)
 
 
 def export(folder: str | Path, path: str | Path, *, devices: bool = False) -> Path:

@@ -1,34 +1,18 @@
 // The cell: sliders and draggable devices on one side, what every scheme makes of it on the other.
 // The state is all that the page holds. A change asks the server; at most one request is under way.
-import { $, ask, digits, el, measure, say, set, svg } from "./app.js";
+import { $, ask, digits, el, measure, options, say, set, svg } from "./dom.js";
 import { legend, lines, onWidth } from "./chart.js";
 
-const NAMES = {
-  exact: "Optimum", equal: "Equal split", random: "Random split", "max-min": "Max-min", "no-dropout": "No dropout",
-  ideal: "Ideal",
-};
 const BINDS = {
   deadline: "var(--series-4)", energy: "var(--series-5)", "deadline+energy": "var(--series-3)", "rate cap": "var(--bad)",
   none: "var(--line)", "left out": "var(--ink)", absent: "var(--edge)",
 };
-const outdoors = (radio) => Boolean(radio.propagation);
-const SLIDERS = [
-  { key: "cell.devices", label: "Devices", min: 1, max: 200, whole: true, log: true },
-  { key: "radio.bandwidth_hz", label: "Bandwidth", unit: "MHz", scale: 1e6, min: 0.1, max: 200, log: true },
-  { key: "radio.deadline_s", label: "Deadline", unit: "s", min: 0.01, max: 1000, log: true },
-  { key: "radio.energy_budget_j", label: "Energy budget", unit: "J", min: 0.01, max: 1e4, log: true, off: "no limit" },
-  { key: "radio.max_rate", label: "Highest rate θ", min: 0, max: 0.99 },
-  { key: "shape.spread_db", label: "Path loss spread", unit: "dB", min: 0, max: 40, when: (radio) => !outdoors(radio) && !radio.distances_m?.length },
-  { key: "radio.radius_m", label: "Radius of the cell", unit: "m", min: 20, max: 2000, log: true, when: (radio) => outdoors(radio) && !radio.distances_m?.length },
-  { key: "shape.skew", label: "Data skew", unit: "×", min: 1, max: 100, log: true },
-  { key: "cell.samples", label: "Samples each", min: 1, max: 1e5, whole: true, log: true },
-  { key: "radio.bits_per_parameter", label: "Bits per parameter", min: 1, max: 512, whole: true, log: true },
-  { key: "model.parameters", label: "Parameters", unit: "k", scale: 1e3, min: 1, max: 1e6, log: true },
-  { key: "cell.round", label: "Round, its fading", min: 1, max: 200, whole: true },
-  { key: "cell.seed", label: "Seed", min: 0, max: 100, whole: true },
-];
+const WHEN = { // which sliders a cell has
+  gains: (radio) => !radio.propagation && !radio.distances_m?.length,
+  places: (radio) => Boolean(radio.propagation) && !radio.distances_m?.length,
+};
 const STEPS = 400, GOLDEN = Math.PI * (Math.sqrt(5) - 1);
-let words, state, seen = null, settled = null, chosen = 0, inputs = {};
+let words, NAMES = {}, SLIDERS = [], state, seen = null, settled = null, chosen = 0, inputs = {};
 let busy = false, wanted = false, changed = 0, timer, resting = null, dragged = null;
 
 // ---- the state and its requests
@@ -83,7 +67,7 @@ async function update() {
 
 async function settle() {
   const slider = SLIDERS.find(({ key }) => key === $("against").value);
-  const count = 33, ends = [slider.min, slider.max].map((value) => value * (slider.scale ?? 1));
+  const count = 33, ends = [slider.low, slider.high].map((value) => value * (slider.scale));
   const values = [...new Set(Array.from({ length: count }, (_, n) => {
     const value = slider.log ? ends[0] * (ends[1] / ends[0]) ** (n / (count - 1)) : ends[0] + (ends[1] - ends[0]) * n / (count - 1);
     return slider.whole ? Math.round(value) : value;
@@ -103,22 +87,22 @@ async function settle() {
 
 function curve(slider = SLIDERS.find(({ key }) => key === $("against").value)) {
   if (!settled) return;
-  const scale = slider.scale ?? 1, { values, lines: found } = settled.curve, x = values.map((value) => value / scale);
+  const scale = slider.scale, { values, lines: found } = settled.curve, x = values.map((value) => value / scale);
   lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: NAMES[name] ?? name, x, y, colour: n })), {
-    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [slider.min, slider.max],
+    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [slider.low, slider.high],
     now: Number(valueOf(slider.key)) / scale, label: `Objective of every scheme against ${slider.label}` });
 }
 
 // ---- the controls
 
 function addSlider(slider) {
-  const id = slider.key.replace(".", "-"), { min, max, log, whole } = slider;
+  const id = slider.key.replace(".", "-"), { low: min, high: max, log, whole } = slider;
   const toPosition = (value) => STEPS * (log ? Math.log(value / min) / Math.log(max / min) : (value - min) / (max - min));
   const toValue = (position) => {
     const value = log ? min * (max / min) ** (position / STEPS) : min + (max - min) * position / STEPS;
     return whole ? Math.round(value) : Number(value.toPrecision(3));
   };
-  const scale = slider.scale ?? 1;
+  const scale = slider.scale;
   const range = el("input", { type: "range", id, min: 0, max: STEPS, step: 1, oninput: () => put(slider.key, toValue(range.value) * scale) });
   const exact = el("input", { type: "number", id: `${id}-number`, "aria-label": `${slider.label}, exactly`, step: "any",
     onchange: () => { if (Number.isFinite(exact.valueAsNumber)) put(slider.key, exact.valueAsNumber * scale); } });
@@ -126,7 +110,7 @@ function addSlider(slider) {
     const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
     if (step) { event.preventDefault(); put(slider.key, Math.min(max, Math.max(min, Math.round(valueOf(slider.key)) + step))); }
   });
-  const box = el("div", { class: "slider" }, el("label", { for: id }, slider.label), exact, el("span", { class: "unit" }, slider.unit ?? ""), range);
+  const box = el("div", { class: "slider" }, el("label", { for: id }, slider.label), exact, el("span", { class: "unit" }, slider.unit), range);
   let free;
   if (slider.off) {
     free = el("input", { type: "checkbox", id: `${id}-off`, onchange: () => put(slider.key, free.checked ? "inf" : 300) });
@@ -134,18 +118,14 @@ function addSlider(slider) {
   }
   $("sliders").append(box);
   inputs[slider.key] = (value) => {
-    box.hidden = slider.when ? !slider.when(seen.tables.radio) : false;
+    box.hidden = slider.when ? !WHEN[slider.when](seen.tables.radio) : false;
     const limited = Number.isFinite(value);
     range.disabled = exact.disabled = !limited;
     if (free) free.checked = !limited;
     if (document.activeElement !== exact) exact.value = limited ? Number((value / scale).toPrecision(4)) : "";
     range.value = limited ? toPosition(value / scale) : STEPS;
-    range.setAttribute("aria-valuetext", limited ? `${digits(value / scale, 4)} ${slider.unit ?? ""}`.trim() : slider.off ?? "none");
+    range.setAttribute("aria-valuetext", limited ? `${digits(value / scale, 4)} ${slider.unit}`.trim() : slider.off || "none");
   };
-}
-
-function options(id, names, show = (name) => name) {
-  $(id).replaceChildren(...names.map((name) => el("option", { value: name }, show(name))));
 }
 
 function controls() {
@@ -433,6 +413,8 @@ function numbers() {
 
 export function start(given) {
   words = given;
+  NAMES = words.named;
+  SLIDERS = words.sliders;
   state = structuredClone(words.start);
   options("preset", words.presets);
   options("network", [...Object.keys(words.networks), "other"]);

@@ -1,5 +1,5 @@
 // Lines with a band around them, on linear or logarithmic axes, as SVG.
-import { digits, el, svg } from "./app.js";
+import { digits, el, svg } from "./dom.js";
 
 const LEFT = 52, RIGHT = 14, TOP = 10, BOTTOM = 40;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];

@@ -1,14 +1,15 @@
 // The runs: a list that follows the folder, curves laid over each other, and one number per device per round.
-import { $, ask, digits, el, measure, say } from "./app.js";
 import { lines, onWidth } from "./chart.js";
+import { $, ask, digits, el, measure, options, query, say } from "./dom.js";
+import { look } from "./subnet.js";
 
-const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
+export const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
 const EVERY = 1000;
-const chosen = new Set(), met = new Set();
+export const chosen = new Set();
+const met = new Set();
 let words, rows = [], timer = null, drawn = "", listed = "", shown = false;
 
 const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noopener", "aria-label": `${text} of ${name}` }, text);
-const query = (entries) => new URLSearchParams(entries).toString();
 
 async function poll() {
   clearTimeout(timer);
@@ -52,41 +53,44 @@ function list(pages) {
   if (!visible.length) $("list").tBodies[0].append(el("tr", {}, el("td", { colspan: 8 }, rows.length ? "No run matches the filter." : "There are no runs here yet. Start one with feddrop run, or give another folder: feddrop explore FOLDER.")));
   if (held?.startsWith("run-")) $(held)?.focus();
   const known = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
-  $("compare").hidden = known.length < 2;
-  $("compare").textContent = `Compare ${known.length} runs`;
-  $("compare").href = `/page?${query(known.map((name) => ["run", name]))}`;
+  $("compare-runs").hidden = known.length < 2;
+  $("compare-runs").textContent = `Compare ${known.length} runs`;
+  $("compare-runs").href = `#/compare/${encodeURIComponent(JSON.stringify({ runs: known }))}`;
   $("pages").replaceChildren(...pages.flatMap((page) => [link(page, `/page?${query([["page", page]])}`, page), " "]));
   const metrics = [...new Set(rows.flatMap((row) => row.metrics ?? []))].map((name) => `metrics.${name}`);
-  options("quantity", [...words.quantities, ...metrics]);
+  options("quantity", [...words.quantities, ...metrics], plain);
   options("mapped-run", known);
 }
 
-function options(id, names) {
-  const before = $(id).value;
-  if ([...$(id).options].map((one) => one.value).join("\n") === names.join("\n")) return;
-  $(id).replaceChildren(...names.map((name) => el("option", { value: name }, name.replace(/^metrics\./, "").replaceAll("_", " "))));
-  if (names.includes(before)) $(id).value = before;
-}
+const plain = (name) => name.replace(/^metrics\./, "").replaceAll("_", " ");
 
 async function draw() {
   const runs = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
-  const [x, y] = [$("axis").value, $("quantity").value], [label, unit] = AXES[x] ?? [x, ""];
+  const [x, y] = [$("axis").value, $("quantity").value];
   const wanted = drawn = JSON.stringify([runs, x, y, Date.now()]);
   const { curves } = runs.length ? await ask("/api/curves", { runs, x, y }) : { curves: [] };
   if (wanted !== drawn) return;
-  const tops = curves.flatMap((one) => one.x.filter((value) => value !== null)), top = Math.max(...tops, 0);
-  const scale = unit === "B" && top >= 1e9 ? [1e9, "GB"] : unit === "B" ? [1e6, "MB"] : unit === "s" && top >= 7200 ? [3600, "h"] : unit === "J" && top >= 1e4 ? [1e3, "kJ"] : [1, unit];
-  const percent = y.includes("accuracy") ? 100 : 1;
-  lines($("curves"), curves.map((one) => ({ name: one.name + (one.seeds > 1 ? ` (${one.seeds} seeds)` : ""), x: one.x.map((v) => v === null ? null : v / scale[0]),
-    y: one.mean.map((v) => v === null ? null : percent * v), deviation: one.deviation.map((v) => percent * (v ?? 0)), colour: one.colour, dash: one.dash })),
-  { xLabel: label + (scale[1] ? ` (${scale[1]})` : ""), yLabel: y.replace(/^metrics\./, "").replaceAll("_", " ") + (percent === 100 ? " (%)" : ""), height: 320, xWhole: x === "rounds",
-    label: `${y.replaceAll("_", " ")} of ${curves.length} settings against ${label}` });
+  plot($("curves"), curves, x, y);
   await grid();
+}
+
+/** Draw the curves of groups of runs: a quantity against what was spent. */
+export function plot(box, curves, x, y) {
+  const [label, unit] = AXES[x] ?? [x, ""], percent = y.includes("accuracy") ? 100 : 1;
+  const top = Math.max(...curves.flatMap((one) => one.x.filter((value) => value !== null)), 0);
+  const scale = unit === "B" && top >= 1e9 ? [1e9, "GB"] : unit === "B" ? [1e6, "MB"]
+    : unit === "s" && top >= 7200 ? [3600, "h"] : unit === "J" && top >= 1e4 ? [1e3, "kJ"] : [1, unit];
+  const over = (values, size) => values.map((value) => value === null ? null : value / size);
+  const drawn = curves.map((one) => ({ name: one.name + (one.seeds > 1 ? ` (${one.seeds} seeds)` : ""), x: over(one.x, scale[0]), y: over(one.mean, 1 / percent),
+    deviation: one.deviation.map((value) => percent * (value ?? 0)), colour: one.colour, dash: one.dash }));
+  lines(box, drawn, { xLabel: label + (scale[1] ? ` (${scale[1]})` : ""), yLabel: plain(y) + (percent === 100 ? " (%)" : ""), height: 320,
+    xWhole: x === "rounds", label: `${plain(y)} of ${curves.length} settings against ${label}` });
 }
 
 async function grid() {
   const run = $("mapped-run").value, field = $("mapped").value, canvas = $("grid");
   canvas.hidden = !run;
+  look.offer(run);
   $("grid-note").textContent = "";
   if (!run) return;
   const { rounds, devices, values } = await ask(`/api/map?${query([["run", run], ["field", field]])}`);
@@ -100,18 +104,24 @@ async function grid() {
     pen.globalAlpha = value === null ? 0 : 0.12 + 0.88 * (high > low ? (value - low) / (high - low) : 0.5);
     pen.fillRect(r, k, 1, 1);
   }));
+  canvas.onclick = (event) => { // the subnet of this device in this round
+    const box = canvas.getBoundingClientRect(), at = (list, part) => list[Math.min(list.length - 1, Math.floor(part * list.length))];
+    look.at(at(rounds, (event.clientX - box.left) / box.width), at(devices, (event.clientY - box.top) / box.height));
+  };
+  look.within(rounds, devices);
   const name = field.replaceAll("_", " ");
   canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);
   $("grid-note").textContent = known.length ? `Rounds ${rounds[0]} to ${rounds.at(-1)} from left to right, devices ${devices[0]} to ${devices.at(-1)} from top to bottom; `
-    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round.` : `This run has no ${name}.`;
+    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round. Click to see the subnet.` : `This run has no ${name}.`;
 }
 
 export function start(given) {
   words = given;
+  look.start();
   $("root").textContent = words.root || "/";
-  options("quantity", words.quantities);
+  options("quantity", words.quantities, plain);
   options("axis", words.axes);
-  options("mapped", words.mapped);
+  options("mapped", words.mapped, plain);
   for (const id of ["quantity", "axis"]) $(id).addEventListener("change", () => draw().catch((error) => say(error.message)));
   for (const id of ["mapped", "mapped-run"]) $(id).addEventListener("change", () => grid().catch((error) => say(error.message)));
   $("filter").addEventListener("input", poll);
