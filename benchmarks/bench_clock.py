@@ -17,7 +17,7 @@ from rich.table import Table
 from feddrop.config import Clock
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
-from feddrop.simulation.link import Link, SharedLink, SubbandLink, Transfer
+from feddrop.simulation.link import SharedBand, SharedLink, SubbandLink, Transfer
 
 
 class DrawnCrew:
@@ -44,7 +44,7 @@ class DrawnCrew:
         return True
 
 
-def seconds_of(devices: int, events: int, link: Callable[[], Link] = SharedLink, seed: int = 0) -> float:
+def seconds_of(devices: int, events: int, link: Callable[[], SharedBand] = SharedLink, seed: int = 0) -> float:
     """Return the wall seconds of this many events among this many devices."""
     crew = DrawnCrew(seed)
     buffer = max(1, devices // 10)

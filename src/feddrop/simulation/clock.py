@@ -18,7 +18,7 @@ from feddrop.errors import RunError
 from feddrop.seeds import derive
 from feddrop.simulation.availability import Availability
 from feddrop.simulation.events import ARRIVED, COMPUTED, VANISHED, Events, Transit
-from feddrop.simulation.link import FixedLink, Link, SharedLink, SubbandLink, Transfer
+from feddrop.simulation.link import FixedLink, SharedBand, SharedLink, SubbandLink, Transfer
 from feddrop.storage.records import DROPPED
 
 _WAVES = 1000
@@ -49,7 +49,7 @@ class Crew(Protocol):
         """Return whether an answer that arrived counts: the device did not fail, and it is not too stale."""
 
 
-def link_for(config: Clock, noise: str) -> Callable[[], Link]:
+def link_for(config: Clock, noise: str) -> Callable[[], SharedBand]:
     """Return what creates a link of a cell."""
     if config.sharing == "fixed":
         return FixedLink
@@ -73,7 +73,7 @@ class VirtualClock:
         config: Clock,
         devices: int,
         seed: int,
-        link: Callable[[], Link],
+        link: Callable[[], SharedBand],
         *,
         window_s: float = math.inf,
         least: int = 1,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from feddrop.simulation.link import Link, Transfer
+from feddrop.simulation.link import SharedBand, Transfer
 
 DOWNLOADED, COMPUTED, ARRIVED, VANISHED = "downloaded", "computed", "arrived", "vanished"
 
@@ -75,7 +75,7 @@ class Events:
         link: creates the downlink and the uplink.
     """
 
-    def __init__(self, link: Callable[[], Link]) -> None:
+    def __init__(self, link: Callable[[], SharedBand]) -> None:
         self.now, self.count = 0.0, 0
         self.jobs: dict[int, Transit] = {}
         self._down, self._up = link(), link()

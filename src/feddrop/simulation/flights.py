@@ -23,9 +23,9 @@ from feddrop.methods.method import Job, Method, Spec, State, Update
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
+from feddrop.simulation.job_pace import CellPace, JobPace
 from feddrop.simulation.link import Transfer
 from feddrop.simulation.memory import MemoryStore
-from feddrop.simulation.pace import CellPace, Pace
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound, SentJob, packed
 from feddrop.simulation.schemes import RoundPlan
@@ -44,7 +44,7 @@ class Flight:
     """
 
     sent: SentJob
-    pace: Pace
+    pace: JobPace
     parcel: Parcel | None
     reply: Reply | None = None
 
@@ -211,7 +211,7 @@ def _flight(method: Method, one: Mapping[str, Any], saved: Mapping[str, Tensor])
     sent = SentJob(job, method.cut(job), one["dtype"], one["push_bytes"])
     frame, memory = (_to_bytes(saved[f"{what}/{device}"]) for what in ("frame", "memory"))
     reply = Reply(frame=frame, memory=memory, **one["reply"])
-    return Flight(sent=sent, pace=Pace(**one["pace"]), parcel=None, reply=reply)
+    return Flight(sent=sent, pace=JobPace(**one["pace"]), parcel=None, reply=reply)
 
 
 def _to_tensor(data: bytes) -> Tensor:

@@ -36,7 +36,7 @@ class Transfer(NamedTuple):
         return share * math.log1p(self.snr / share) / math.log1p(self.snr)
 
 
-class Link(Protocol):
+class SharedBand(Protocol):
     """A direction of the band. Times must not decrease from call to call."""
 
     def add(self, now: float, device: int, transfer: Transfer) -> None:

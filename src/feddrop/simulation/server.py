@@ -38,7 +38,7 @@ from feddrop.storage.records import UNTRAINED
 from feddrop.subnets.parameters import Params
 
 
-class Spent(NamedTuple):
+class Totals(NamedTuple):
     """What a run has used and reached so far: virtual seconds, joules of all devices, the best test accuracy."""
 
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class ServerState:
     guard: Guard
     untrained: Untrained
     cell: ArrayState = field(default_factory=dict)
-    spent: Spent = field(default_factory=lambda: Spent())
+    spent: Totals = field(default_factory=lambda: Totals())
     clock: VirtualClock | None = None
     under_way: Mapping[int, Flight] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class ServerState:
             guard=guard,
             untrained=self.untrained.return_to(kept.get(UNTRAINED, {})),
             cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
-            spent=Spent(*now["spent"]["spent"].tolist()),
+            spent=Totals(*now["spent"]["spent"].tolist()),
             clock=clock,
             under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
         )
@@ -191,7 +191,7 @@ def _evaluated(
     seconds = server.spent.seconds + (record.latency_s or 0.0)
     if server.clock is not None:
         seconds = server.clock.events.now
-    spent = Spent(seconds, server.spent.joules + (record.energy_j or 0.0), server.spent.accuracy)
+    spent = Totals(seconds, server.spent.joules + (record.energy_j or 0.0), server.spent.accuracy)
     server = replace(server, spent=spent)
     due = record.round % ready.config.eval_every == 0 or server.ends(ready.config)
     measured = executor.evaluate(server.params) if due else {}

@@ -18,7 +18,7 @@ _LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class JobPace:
     """The pace of one job, fixed when it starts.
 
     Attributes:
@@ -64,7 +64,7 @@ class CellPace:
     def __init__(self, cell: Cell, work: Workload, costs: str, sharing: str) -> None:
         self._cell, self._work, self._measured, self._sharing = cell, work, costs == "measured", sharing
 
-    def of(self, plan: RoundPlan, sent: SentJob) -> tuple[Pace, Transfer, float]:
+    def of(self, plan: RoundPlan, sent: SentJob) -> tuple[JobPace, Transfer, float]:
         """Return the pace of a job that starts by a plan, its download, and the seconds that it computes."""
         cell, channels, k, rate = self._cell, plan.channels, sent.job.device, sent.job.rate
         if channels is None:
@@ -96,7 +96,7 @@ class CellPace:
             record["tx_power_w"] = float(channels.tx_power_w[k])
         if plan.clocks or cell.dynamics is not None:
             record["cpu_hz"] = cpu_hz
-        pace = Pace(
+        pace = JobPace(
             weight=weight,
             uplink_bps=cell.bandwidth_hz * up,
             uplink_snr=math.expm1(up * _LN2) if subband else 0.0,
