@@ -55,7 +55,7 @@ def follow(page: Browser, root: Path, minutes: float) -> tuple[float, float, int
     """Let a run grow by one round per second; return the memory at the start and at the end, and its rounds."""
     import feddrop
 
-    config = feddrop.RunConfig(rounds=100_000, data=feddrop.Data(devices=2, train_limit=20), eval_every=10)
+    config = feddrop.RunConfig(rounds=100_000, data=feddrop.Data(devices=2, train_limit=20))
     rounds = iter(feddrop.Run(config, root / "live", report=False))
     next(rounds)
     page.until("document.querySelector('#curves svg')", 60)
@@ -89,11 +89,11 @@ def main() -> None:
             found: dict[str, object] = {"first_paint_ms": paint}
             for devices in DEVICES:
                 found[f"devices_{devices}"] = measure(page, devices, given.moves)
+            print(json.dumps(found, indent=1), flush=True)
             if given.minutes:
                 page.open(server.url + "#/runs")
                 before, after, rounds = follow(page, root, given.minutes)
-                found |= {"memory_before_mb": before, "memory_after_mb": after, "rounds": rounds}
-            print(json.dumps(found, indent=1))
+                print(json.dumps({"memory_before_mb": before, "memory_after_mb": after, "rounds": rounds}))
         finally:
             page.close()
             server.shutdown()
