@@ -21,6 +21,7 @@ from feddrop import wire
 from feddrop.config import Execution
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import EXECUTORS, Processes, Reply, Serial, shared
+from feddrop.executors.threads import torch_threads
 from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
@@ -295,3 +296,37 @@ def test_numpy_numbers_are_numbers():
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises(ConfigError, match="whole"):
         Execution(workers=2.5)
+
+
+def test_the_server_merges_with_the_threads_of_a_device_and_restores_those_of_the_program(tmp_path):
+    seen, before = [], torch.get_num_threads()
+
+    def watching(setup):
+        method = feddrop.build_method(feddrop.FedDrop(), setup)
+
+        def merge(*given):
+            seen.append(torch.get_num_threads())
+            return method.merge(*given)
+
+        return method._replace(merge=merge)
+
+    torch.set_num_threads(3)
+    try:
+        data, where = feddrop.Data("digits", devices=2, train_limit=40), feddrop.Execution(threads=2)
+        config = feddrop.RunConfig(rounds=2, data=data, execution=where)
+        for _ in feddrop.Run(config, tmp_path / "run", method=watching, executor=Untouched):
+            seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2, 3, 2, 3]
+
+
+class Untouched(Serial):
+    """Trains in the server's process, as if elsewhere: with its own threads, and the server's restored."""
+
+    def __init__(self, task):
+        with torch_threads(1):
+            super().__init__(task)
+
+    def close(self):
+        pass

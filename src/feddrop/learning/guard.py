@@ -12,8 +12,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from feddrop.config import Server
 from feddrop.config.server import BY_ENTRY
 from feddrop.errors import RunError
@@ -44,7 +42,7 @@ def size_of(update: Any) -> float:
     count, total = 0, 0.0
     for name, value in update.values.items():
         kept = robust.unscaled(value, update.subnet[name]).float().numpy().reshape(-1)
-        total += float(np.sqrt(kept.dot(kept))) ** 2  # as robust.norm
+        total += robust.square(kept)
         count += len(kept)
     return math.sqrt(total) / math.sqrt(max(1, count))
 

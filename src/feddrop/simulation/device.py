@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from feddrop import wire
 from feddrop.errors import FeddropError, FrameError
 from feddrop.executors.executor import Measured, Reply
+from feddrop.executors.threads import torch_threads
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
@@ -148,13 +149,9 @@ class Root:
 
     def __call__(self, params: Params, round_: int) -> Params:
         """Return the update of a network in a round."""
-        threads = torch.get_num_threads()
-        try:
+        with torch_threads(self._task.threads):
             self._device = self._device or Device(self._task)
-            torch.set_num_threads(self._task.threads)
             return self._device.held_out_update(params, round_)
-        finally:
-            torch.set_num_threads(threads)
 
 
 class Device:

@@ -20,6 +20,7 @@ from feddrop.config import RunConfig
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import Executor, ExecutorFactory
+from feddrop.executors.threads import torch_threads
 from feddrop.learning.local import Loss
 from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory, State
@@ -203,7 +204,8 @@ class Run:
     def _one_round(self, executor: Executor) -> Record:
         """Run the next round and save it. If it fails before it is saved, the run stays as it was."""
         try:
-            server, record = next_round(self.prepared, self._server, executor, self._disk.memories)
+            with torch_threads(self.config.execution.threads):
+                server, record = next_round(self.prepared, self._server, executor, self._disk.memories)
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
         saved = recording.recorded(record, self.config)

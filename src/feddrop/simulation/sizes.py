@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from feddrop.executors.threads import torch_threads
 from feddrop.methods.method import Method, State
 from feddrop.methods.sizes import held_subnet, kept_share, sub_model
 from feddrop.simulation.preparation import Prepared
@@ -23,8 +24,8 @@ def measure_sizes(run: Prepared, state: State, params: Params, round_: int) -> d
     found = dict[str, float]()
     if not run.config.eval_rates:
         return found
-    task, threads = run.task, torch.get_num_threads()
-    try:
+    task = run.task
+    with torch_threads(task.threads):
         device = task.start()
         for rate in run.config.eval_rates:
             networks = draws(run.method, state, params, round_, rate, run.config.seed)
@@ -36,8 +37,6 @@ def measure_sizes(run: Prepared, state: State, params: Params, round_: int) -> d
             found[f"{name}_at_{rate:g}"] = sum(one[name] for one in results) / len(results)
             held = held_subnet(run.method, state, params, round_, rate, run.config.seed)
             found[f"{KEPT_AT}{rate:g}"] = kept_share(held, run.frozen)
-    finally:
-        torch.set_num_threads(threads)
     return found
 
 
