@@ -22,7 +22,7 @@ from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
-from feddrop.simulation import mistakes
+from feddrop.simulation import clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
 from feddrop.simulation.schemes import PlannedBy
@@ -84,7 +84,13 @@ def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
 
 
-CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell, one_mask_has_one_rate)
+CONFIG_CHECKS = (
+    rate_has_an_effect,
+    fixed_scheme_has_a_rate,
+    auto_dtype_has_a_cell,
+    one_mask_has_one_rate,
+    *clock_checks.CONFIG_CHECKS,
+)
 """Checks that need the configuration alone."""
 
 
@@ -319,7 +325,8 @@ def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
 
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
-    plan = run.scheme.decide(1, params=run.params)
+    with clock_checks.first_cohort(run):
+        plan = run.scheme.decide(1, params=run.params)
     if run.config.execution.dtype == AUTO and not plan.dtypes:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
 
@@ -361,6 +368,7 @@ RUN_CHECKS = (
     mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
+    *clock_checks.RUN_CHECKS,
     metrics_are_not_notes,
     sub_models_can_be_built,
     first_round_can_be_planned,
