@@ -209,11 +209,6 @@ class Radio(Settings):
                 f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
             )
-        if self.chooses and self.objective != "inverse":
-            yield (
-                f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
-                "Leave them out, or change the objective."
-            )
         if self.chooses and self.scheme not in PACED:
             yield (
                 f"radio.control contains {' and '.join(self.chooses)}, which radio.scheme = {self.scheme!r} does not "
