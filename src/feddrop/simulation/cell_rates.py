@@ -19,7 +19,17 @@ from feddrop.radio import cost as radio_cost
 from feddrop.radio.build import build_cell
 from feddrop.radio.dtypes import AUTO, ERRORS, choose_dtypes
 from feddrop.radio.outcome import Losses, Truth, late, settle_losses, with_transmissions
-from feddrop.radio.plan import NO_STATE, ArrayState, Plan, SchemeFunction, SeenRound, paced, plan_round, settled
+from feddrop.radio.plan import (
+    NO_STATE,
+    ArrayState,
+    Plan,
+    SchemeFunction,
+    SeenRound,
+    check_allocation,
+    paced,
+    plan_round,
+    settled,
+)
 from feddrop.seeds import derive
 from feddrop.simulation.cell_hooks import CellHooks
 from feddrop.simulation.covers import Predicted, covers, predicted
@@ -199,6 +209,8 @@ class CellRates:
         tops = self._tops
         full = self._full(dtypes, tops)
         first = allocation = self._allocate(round_, self._problem(channels, full), objective)
+        if self._hooks.scheme is not None and first.status is not Status.IDEAL:
+            check_allocation(first, channels, self.cell, round_, self._kind)
         if not self._covers or self._kind not in (*_SOLVED, *_SPLIT):
             return first
         while not np.array_equal(lower := np.minimum(_percent(allocation), tops), tops):
@@ -317,6 +329,8 @@ class CellRates:
             "uplink_efficiency": up,
             "flops": flops,
         }
+        if plan.transmissions is not None:
+            found["transmissions"] = plan.transmissions
         if self.cell.dynamics is not None:
             found |= {"tx_power_w": plan.channels.tx_power_w, "cpu_hz": plan.channels.cpu_hz}
         return {d.device: {key: float(values[d.device]) for key, values in found.items()} for d in devices}

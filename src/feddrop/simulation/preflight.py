@@ -16,7 +16,7 @@ import torch
 
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
-from feddrop.config.radio import GIVEN_RATES
+from feddrop.config.radio import GIVEN_RATES, IMPORTANCE
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
@@ -373,9 +373,20 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
+        _objective_note(run.config),
         *mistakes.notices(run),
     ]
     return [line for line in lines if line]
+
+
+def _objective_note(config: RunConfig) -> str:
+    """Return a notice if the objective is the variance of draws that the method does not make."""
+    if config.radio is None or config.radio.objective != IMPORTANCE or getattr(config.method, "draw", "") == IMPORTANCE:
+        return ""
+    return (
+        'radio.objective is "importance", the variance of importance draws, but the method does not draw so. Set '
+        'method.draw = "importance", or another objective.'
+    )
 
 
 def _raise_first(problems: Iterator[str]) -> None:
