@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from feddrop.allocation import exact, exact_subband
 from feddrop.allocation.feasible import diagnose, everyone
+from feddrop.allocation.objectives import PAPER
+from feddrop.allocation.optimum import optimum
 from feddrop.allocation.power import PowerProblem
-from feddrop.allocation.problem import BoolArray, FloatArray, Problem, total
+from feddrop.allocation.problem import BoolArray, FloatArray, total
 from feddrop.allocation.roots import BAND
 from feddrop.allocation.solution import Allocation, P1Problem, Status, finish
-from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError
 
 _STILL = 1e-10
@@ -96,12 +96,7 @@ def _paper(fixed: P1Problem, active: BoolArray) -> Allocation:
     """Return the optimum of the paper's problem."""
     if (why := diagnose(fixed)) is not None:
         raise InfeasibleError(why)
-    if isinstance(fixed, SubbandProblem):
-        return exact_subband.solve(fixed, active)
-    found = exact.solve(fixed, active) if isinstance(fixed, Problem) else None
-    if found is None:  # only by rounding errors
-        raise InfeasibleError(diagnose(fixed))
-    return found
+    return optimum(fixed, active, PAPER)
 
 
 def _paced(problem: PowerProblem, share: FloatArray, active: BoolArray) -> Allocation:

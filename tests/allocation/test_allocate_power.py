@@ -394,7 +394,7 @@ def test_the_quick_iteration_is_the_safe_one():
 
 
 def test_a_device_at_a_kink_is_found_there():
-    """Full power, deadline and budget meet at device 17: it was 1.2e-8 below its power, and the price took 18 passes.
+    """Full power, deadline and budget meet at device 17: it was 1.2e-8 below its power, and the price took 40 trials.
 
     A power that is off by so little says nothing of the multipliers: the price does.
     """
@@ -403,7 +403,7 @@ def test_a_device_at_a_kink_is_found_there():
     assert found.tx_power_w[17] == pytest.approx(one.tx_power_w[17], rel=1e-12)
     assert found.binding[17] == "deadline+energy"
     assert found.residual <= 1e-11
-    assert found.iterations <= 8
+    assert found.iterations <= 20  # prices tried
     lower = np.where(np.arange(30) == 17, 1.0 - 1e-8, 1.0)
     assert replace(found, tx_power_w=found.tx_power_w * lower).residual <= 1e-8
 
@@ -452,4 +452,4 @@ def test_devices_that_drop_next_to_nothing_under_subband_noise_meet_their_limits
     assert (found.latency_s <= found.problem.deadline_s).all()
     assert (found.energy_j <= p.budget_j).all()
     assert found.residual <= 1e-11
-    assert found.iterations <= 30
+    assert found.iterations <= 60

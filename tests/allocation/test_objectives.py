@@ -14,13 +14,15 @@ from feddrop.allocation import (
     Exact,
     InverseKept,
     LinearKept,
-    PowerProblem,
     Problem,
+    Random,
     SubbandProblem,
     TabulatedCost,
     allocate,
 )
+from feddrop.allocation.pace import pace
 from feddrop.errors import ConfigError, InfeasibleError
+from support.power_cases import KINDS, feasible, power_problems, worst_breach
 
 GRID = np.linspace(0.05, 1.0, 300)
 VARIANCE = TabulatedCost(GRID, -((1.3 - GRID) ** 2))
@@ -77,18 +79,18 @@ def test_it_is_the_optimum_of_a_general_solver(name):
     for number in range(40):
         p = problem(rng, int(rng.integers(2, 9)), energy=number % 3 > 0, compute=number % 4 > 0)
         try:
-            found = Exact(objective).optimum(p)
+            found = allocate(p, Exact(objective))
         except InfeasibleError:
             continue
         if (best := reference(p, objective, cost)) is None:
             continue
-        ours = found.allocation
+        ours = found
         compared += 1
         assert ours.objective == pytest.approx(best, rel=2e-6, abs=2e-7)
         assert ours.share.sum() <= 1 + 1e-12
         assert (ours.latency_s <= p.deadline_s * (1 + 1e-9)).all()
         assert (ours.energy_j <= p.budget_j * (1 + 1e-9)).all()
-        assert found.gap.max() <= 1e-8
+        assert ours.residual <= 1e-9
     assert compared >= 25
 
 
@@ -100,13 +102,13 @@ def test_the_papers_objective_agrees_with_its_closed_form():
             closed = allocate(p)
         except InfeasibleError:
             continue
-        general = Exact(BARRIER).optimum(p)  # another objective is another optimum
-        assert general.allocation.objective <= float(np.sum(p.weight * -np.log(1 - closed.rate))) + 1e-12
+        general = allocate(p, Exact(BARRIER))  # another objective is another optimum
+        assert general.objective <= float(np.sum(p.weight * -np.log(1 - closed.rate))) + 1e-12
         from feddrop.allocation import convex
 
         same = convex.solve(p, np.ones(p.shape, bool), InverseKept())
-        assert same.allocation.objective == pytest.approx(closed.objective, rel=1e-10)
-        assert same.allocation.rate == pytest.approx(closed.rate, abs=1e-6)
+        assert same.objective == pytest.approx(closed.objective, rel=1e-10)
+        assert same.rate == pytest.approx(closed.rate, abs=1e-6)
 
 
 def test_the_linear_objective_starves_the_worst_devices():
@@ -129,10 +131,10 @@ def test_the_linear_objective_starves_the_worst_devices():
 
 def test_without_computation_the_linear_objective_fills_one_device_after_the_other():
     p = replace(problem(np.random.default_rng(1), 5, energy=False, compute=False), comm_s=np.full(5, 0.6))
-    found = Exact(LinearKept()).optimum(p)
+    found = allocate(p, Exact(LinearKept()))
     order = np.argsort(-p.weight)
-    assert (np.diff(found.allocation.rate[order]) >= -1e-9).all()
-    assert found.allocation.share.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (np.diff(found.rate[order]) >= -1e-9).all()
+    assert found.share.sum() == pytest.approx(1.0, abs=1e-12)
     assert found.gap.max() <= 1e-9
 
 
@@ -164,8 +166,44 @@ def test_subband_noise():
     from feddrop.allocation import convex
 
     closed, general = allocate(p), convex.solve(p, np.ones(4, bool), InverseKept())
-    assert general.allocation.objective == pytest.approx(closed.objective, rel=1e-8)
-    assert Exact(VARIANCE).optimum(p).gap.max() <= 1e-8
+    assert general.objective == pytest.approx(closed.objective, rel=1e-8)
+    assert allocate(p, Exact(VARIANCE)).residual <= 1e-9
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["density", "subband"])
+@pytest.mark.parametrize("objective", [LinearKept(), VARIANCE, BARRIER, InverseKept(squared=True)], ids=str)
+def test_power_and_clock_are_chosen_for_any_objective(noise, objective):
+    """No other split, and no other clocks and powers, do better; its KKT conditions certify the optimum."""
+    p = feasible(power_problems("energy", 4, 3, subband=noise))
+    found = allocate(p, Exact(objective))
+    assert worst_breach(found, p) <= 1e-9
+    assert found.residual <= 1e-7
+    assert found.gap is None or found.gap.max() <= 1e-9
+    best = np.asarray(found.objective)
+    for seed in range(20):
+        other = allocate(p, Random(seed))
+        value = np.sum(objective.weights(p.weight) * objective.value(1 - other.rate), axis=-1)
+        assert (value >= best - 1e-12 * np.abs(best)).all()
+    slow = allocate(p.at(0.7 * p.cpu_hz, 0.5 * p.tx_power_w), Exact(objective), policy="stretch")
+    in_time = (slow.problem.deadline_s <= p.deadline_s * np.ones((len(best), 1)))[:, 0]
+    assert (np.asarray(slow.objective) >= best - 1e-12)[in_time].all()
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["density", "subband"])
+def test_what_is_kept_is_concave_in_the_share_at_the_best_clock_and_power(noise):
+    """So every convex falling cost stays convex: the marginal share of the network per share of band never rises."""
+    for kind in KINDS:
+        p = power_problems(kind, 5, 4, seed=3, subband=noise)
+        low, high = (np.log(p.least_share(z)) for z in (1.0 / (1.0 - p.max_rate), np.ones(())))
+        fine = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(fine, low, -3.0), np.where(fine, high, -2.0)
+        before = np.full(p.shape, np.inf)
+        for part in np.linspace(0.0, 1.0 - 1e-6, 40):
+            y = low + part * (high - low)
+            paced = pace(p, np.exp(y))
+            marginal = np.log(paced.fall) - 2.0 * np.log(paced.z) - y
+            assert (marginal <= before + 1e-9)[fine].all()
+            before = marginal
 
 
 def test_a_loose_cell_drops_nothing_and_an_infeasible_one_is_explained():
@@ -191,12 +229,9 @@ def test_a_custom_cost_is_checked(value, slope, message):
         CustomCost(value, slope)
 
 
-def test_costs_of_points_and_open_powers_are_checked():
+def test_costs_of_points_are_checked():
     with pytest.raises(ConfigError, match="convex and falling"):
         TabulatedCost([0.1, 0.5, 1.0], [-1.0, -2.0, 0.0])
-    power = PowerProblem.__new__(PowerProblem)
-    with pytest.raises(ConfigError, match="power or clock open"):
-        Exact(LinearKept()).optimum(power)
 
 
 def test_a_run_by_another_objective(tmp_path):
@@ -204,16 +239,15 @@ def test_a_run_by_another_objective(tmp_path):
     from feddrop.allocation import OBJECTIVES
     from feddrop.config.radio import OBJECTIVES as NAMES
 
-    assert tuple(OBJECTIVES) == NAMES
+    assert (*OBJECTIVES, "importance") == NAMES
     rates = {}
-    for objective in NAMES:
+    for objective in OBJECTIVES:
         radio = feddrop.Radio(deadline_s=0.06, bits_per_parameter=32.0, policy="leave-out", objective=objective)
         config = feddrop.RunConfig(rounds=1, data=feddrop.Data(devices=4, train_limit=80), radio=radio)
         (record,) = feddrop.Run(config, tmp_path / objective)
         rates[objective] = [round(device.rate, 6) for device in record.devices]
         assert all(d.latency_s <= radio.deadline_s * (1 + 1e-9) for d in record.devices if d.status == "ok")
     assert rates["linear"] != rates["inverse"]
-    with pytest.raises(ConfigError, match=r"only radio\.objective = 'inverse'"):
-        feddrop.Radio(objective="linear", control=("rate", "share", "power"))
+    assert feddrop.Radio(objective="linear", control=("rate", "share", "power")).chooses == ("power",)
     with pytest.raises(ConfigError, match="no effect"):
         feddrop.Radio(objective="linear", scheme="equal")

@@ -1,165 +1,223 @@
-"""The optimum for any convex objective: minimise Σ w_k φ(s_k) under the constraints of P1.
+"""The optimum for any convex objective by a search that cannot fail: minimise Σ w_k φ(s_k) under the constraints of P1.
 
 With a share ρ of the band, a device keeps at most s(ρ) = min(1, 1/z(ρ)) of the network, where z(ρ) is the larger left
-side of C1 and C2. s is concave and rising in ρ, and φ is convex and falling, so F_k(ρ) = w_k φ(s_k(ρ)) is convex: the
-problem is separable and convex over Σ ρ_k ≤ 1. At a price μ of the band, device k takes the share at which one more
-unit of band is worth its price,
+side of C1 and C2, at the best clock and power if these are chosen.
 
-    g_k(ρ) = -w_k φ'(s) s² · fall(ρ) = μ,       fall: how fast the binding left side falls with ρ,
+**s is concave in ρ**, so F_k(ρ) = w_k φ(s_k(ρ)) is convex for every convex falling φ, and the problem is separable and
+convex over Σ ρ_k ≤ 1. Proof: in the logarithms of ρ, clock and power, every term of both left sides is convex (a time
+on the air is c/(ρ ln(1 + S)) with S proportional to the power, and to 1/ρ under subband noise; ln ln(1 + e^v) is
+concave in v), hence so are log z = log max(Σ terms) and its least value over the limits of clock and power. So the
+elasticity e = -d log z / d log ρ does not rise with ρ. It is at most 1, since at the same clock and power a share λ
+times smaller takes at most λ times as long. Then d log(ds/dρ) / d log ρ = e - 1 + d log(e) / d log ρ ≤ 0.
 
-one monotone root per device; an outer root finds the price at which the shares fill the band. Where g jumps (a kink) or
-is constant (a linear objective without computation), demand jumps at the price: shares on both sides of it are mixed to
-fill the band, which is optimal, too.
+At a price μ of the band, device k takes the share at which one more unit of band is worth its price,
 
-The dual bound Σ min_ρ (F_k(ρ) + μρ) - μ certifies the result: the gap to it is :attr:`Optimum.gap`.
+    g_k(ρ) = -w_k φ'(s) s² (-dz/dρ) = μ,
+
+one monotone root per device; an outer search finds the price at which the shares fill the band. Where g jumps (the two
+constraints cross, or φ' jumps) or is constant (a linear objective without computation), demand jumps at the price:
+shares on both sides of it are mixed to fill the band, which is optimal, too.
+
+The dual bound Σ min_ρ (F_k(ρ) + μρ) - μ certifies the result: :attr:`Allocation.gap` is the distance to it.
+:mod:`feddrop.allocation.newton` finds the same optimum faster where demand is smooth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from feddrop.allocation.objectives import Objective
-from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, total
-from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import Allocation, P1Problem, Status, finish, loads
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArray, part_of, total
+from feddrop.allocation.roots import BAND, narrow
+from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish
 
-_STEPS = 200
 _LEAST, _MOST = -690.0, 690.0  # logarithms of the prices looked at
+_WIDTH = 2.0**-51
 
 
-class Optimum(NamedTuple):
-    """An allocation and how good it is.
-
-    Attributes:
-        allocation: rates and shares; its objective is Σ w_k φ(s_k).
-        gap: its objective minus the dual bound, relative to the objective, ``[..., 1]``: how much could be gained.
-    """
-
-    allocation: Allocation
-    gap: FloatArray
-
-
-def solve(problem: P1Problem, active: BoolArray, objective: Objective, scheme: str = "exact") -> Optimum:
-    """Find the optimal rates and shares; the problem must be feasible for the active devices.
+def solve(problem: AnyProblem, active: BoolArray, objective: Objective) -> Allocation:
+    """Return the optimal rates and shares, certified; the problem must be feasible for the active devices.
 
     Args:
         problem: one round or a batch of rounds.
         active: devices that take part, ``[..., num_devices]``.
         objective: φ.
-        scheme: name of the allocation.
     """
     with np.errstate(all="ignore"):
-        demand = _Demand(problem, active, objective)
-        low, high, price, steps = _clear(demand)
+        market = Market(problem, active, objective)
+        log_price, steps = market.clear()
+        price = np.exp(log_price) * ~market.loose
+        low, high = market.shares()
         room, wanted = BAND - total(low), total(high - low)
         mix = np.where(wanted > 0, np.clip(room / np.where(wanted > 0, wanted, 1.0), 0.0, 1.0), 0.0)
         share = low + mix * (high - low)
         used = total(share)
         share = share * np.where(used > 0, BAND / used, 1.0)  # what nobody needs is shared out in proportion
-        found = finish(
-            problem, share=share, active=active, scheme=scheme, status=Status.OPTIMAL, iterations=steps, price=price
-        )
-        value = total(demand.cost(found.share))
-        bound = total(demand.cost(low) + price * low) - price
+        value, bound = total(market.costs(share)), total(market.costs(low) + price * low) - price
         gap = np.maximum(value - bound, 0.0) / np.maximum(np.abs(value), 1e-300)
-    worth = value[..., 0]
-    return Optimum(replace(found, objective=float(worth) if worth.ndim == 0 else worth), gap)
+    return finish(
+        problem,
+        share=share,
+        active=active,
+        scheme="exact",
+        status=Status.OPTIMAL,
+        iterations=steps,
+        price=price,
+        phi=objective,
+        gap=gap,
+    )
 
 
-class _Demand:
-    """The shares that devices ask for at a price."""
+class Market:
+    """The shares that devices ask for at a price, and the search for the price that clears the band.
 
-    def __init__(self, problem: P1Problem, active: BoolArray, objective: Objective) -> None:
-        self._problem, self._active, self._objective = problem, active, objective
-        self._weight = objective.weights(np.broadcast_to(problem.weight, problem.shape))
+    Args:
+        problem: one round or a batch of rounds.
+        active: devices that take part; each must be feasible with the whole band.
+        objective: φ.
+        absent: what it costs to leave out each device, ``[..., num_devices]``; None if that is not allowed.
+
+    Attributes:
+        loose: rounds in which the band is not scarce, ``[..., 1]``.
+    """
+
+    def __init__(
+        self, problem: AnyProblem, active: BoolArray, objective: Objective, absent: FloatArray | None = None
+    ) -> None:
+        self._rounds, self._absent = (*problem.shape[:-1], 1), absent is not None
+        weight = np.broadcast_to(objective.weights(problem.weight), problem.shape)
         least = problem.least_share(1.0 / (1.0 - problem.max_rate))
-        enough = np.minimum(problem.least_share(np.ones(())), 1.0)
-        self.least = np.where(active, np.minimum(least, 1.0), 0.0)
-        self._x = np.log(np.where(active, least, 0.5)), np.log(np.where(active, np.maximum(enough, least), 0.5))
-        self.worth_of_least, self.worth_of_most = (self._log_worth(x) for x in self._x)
+        enough = np.maximum(np.minimum(problem.least_share(np.ones(())), 1.0), least)
+        self._blocks = []
+        for first in range(0, problem.shape[-1], BLOCK):
+            cut = slice(first, first + BLOCK)
+            low, high = (np.log(np.where(active[..., cut], each[..., cut], 0.5)) for each in (least, enough))
+            out = None if absent is None else absent[..., cut]
+            part, here = part_of(problem, cut), active[..., cut]
+            self._blocks.append(_Block(problem.curves(cut), part, here, objective, weight[..., cut], low, high, out))
+        self.loose: BoolArray = np.zeros(self._rounds, np.bool_)
 
-    def kept(self, share: FloatArray) -> FloatArray:
-        """Return the share s of the network that a device keeps."""
-        deadline, energy = loads(self._problem, np.where(self._active, share, 1.0))
-        return np.minimum(GUARD / np.maximum(deadline, energy), 1.0)
+    def clear(self) -> tuple[FloatArray, int]:
+        """Search for the price; return its logarithm, ``[..., 1]``, and the number of prices tried."""
+        high = reduce(np.maximum, [np.max(block.dear[1], axis=-1, keepdims=True) for block in self._blocks])
+        low = np.full(self._rounds, _LEAST + 1.0)
+        if not self._absent:  # below this price, all devices with samples have enough; absence may still pay
+            worths = [np.where(block.cheap[1] > _LEAST, block.cheap[1], np.inf) for block in self._blocks]
+            least = reduce(np.minimum, [np.min(worth, axis=-1, keepdims=True) for worth in worths]) - 1e-9
+            low = np.where(np.isfinite(least), np.maximum(least, low), low)
+        high = np.maximum(np.minimum(high + 1e-9, _MOST), low + 1.0)
+        steps = 0
+
+        def over(log_price: FloatArray) -> FloatArray:
+            nonlocal steps
+            steps += 1
+            value = np.log(sum(block.demand(log_price) for block in self._blocks) / BAND)
+            for block in self._blocks:
+                block.keep(value > 0)
+            return np.maximum(value, _LEAST)
+
+        f_high = over(high)
+        f_low = over(low)  # last: in loose rounds, what is remembered is the demand at no price
+        self.loose = f_low <= 0
+        low, f_low = np.where(f_high > 0, high, low), np.where(f_high > 0, f_high, f_low)
+        high, f_high = np.where(self.loose, low, high), np.where(self.loose, f_low, f_high)
+        (left, _), (right, _) = narrow(over, (low, f_low), (high, f_high), width=_WIDTH)
+        return 0.5 * (left + right), steps
+
+    def shares(self) -> tuple[FloatArray, FloatArray]:
+        """Return the shares just above and just below the price, ``[..., num_devices]``."""
+        dear, cheap = (np.concatenate([b.shares(end) for b in self._blocks], axis=-1) for end in (True, False))
+        return dear, np.where(self.loose, dear, cheap)
+
+    def wishes(self) -> FloatArray:
+        """Return the shares that devices would take at the price, whether they are in or not."""
+        return np.concatenate([np.exp(block.dear[0]) for block in self._blocks], axis=-1)
+
+    def costs(self, share: FloatArray) -> FloatArray:
+        """Return w φ(s) at these shares; 0 for inactive devices."""
+        starts = range(0, share.shape[-1], BLOCK)
+        parts = [b.cost(share[..., i : i + BLOCK]) for i, b in zip(starts, self._blocks, strict=True)]
+        return np.concatenate(parts, axis=-1)
+
+
+class _Block:
+    """The devices of a block.
+
+    Attributes:
+        dear: log ρ and log g at the highest price known to leave band, or at the least shares.
+        cheap: the same at the lowest price known to fill it, or at enough band.
+    """
+
+    def __init__(
+        self,
+        curves: Curves,
+        part: Any,
+        active: BoolArray,
+        objective: Objective,
+        weight: FloatArray,
+        low: FloatArray,
+        high: FloatArray,
+        absent: FloatArray | None,
+    ) -> None:
+        self._curves, self._active, self._objective, self._absent = curves, active, objective, absent
+        self._weight, self._least = weight, 1.0 - part.max_rate
+        self.dear, self.cheap = (low, self._log_worth(low)), (high, self._log_worth(high))
+        self._dear_in = self._cheap_in = active
+        self._last: tuple[Any, Any, BoolArray, FloatArray] | None = None
+
+    def demand(self, log_price: FloatArray) -> FloatArray:
+        """Return the total share asked for at a price, ``[..., 1]``."""
+        (y_low, g_low), (y_high, g_high) = self.dear, self.cheap
+        few, many = g_low <= log_price, g_high >= log_price
+
+        def over(y: FloatArray) -> FloatArray:
+            return self._log_worth(y) - log_price
+
+        left = np.where(many, y_high, y_low), np.where(many, g_high, g_low) - log_price
+        right = np.where(few, y_low, y_high), np.where(few, g_low, g_high) - log_price
+        left, right = narrow(over, left, right, width=_WIDTH)
+        share, inside = np.exp(right[0]), self._active
+        if self._absent is not None:
+            inside = inside & (self.cost(share) + np.exp(log_price) * share < self._absent)
+        self._last = left, right, inside, log_price
+        return total(np.where(inside, share, 0.0))
+
+    def keep(self, short: BoolArray) -> None:
+        """Remember the last demand: as that of too low a price where the band falls short, else of too high a one."""
+        if self._last is None:
+            return
+        left, right, inside, log_price = self._last
+        self.dear = _either(short, self.dear, (left[0], left[1] + log_price))
+        self.cheap = _either(short, (right[0], right[1] + log_price), self.cheap)
+        self._dear_in, self._cheap_in = np.where(short, self._dear_in, inside), np.where(short, inside, self._cheap_in)
+
+    def shares(self, dear: bool) -> FloatArray:
+        """Return the shares of devices that are in, just above or just below the price."""
+        inside, y = (self._dear_in, self.dear[0]) if dear else (self._cheap_in, self.cheap[0])
+        return np.where(inside, np.exp(y), 0.0)
 
     def cost(self, share: FloatArray) -> FloatArray:
         """Return w φ(s) of every active device."""
-        s = np.maximum(self.kept(share), 1.0 - self._problem.max_rate)
+        z = self._z(np.where(self._active & (share > 0), share, 1.0))
+        s = np.maximum(np.minimum(GUARD / z, 1.0), self._least)
         return np.where(self._active, self._weight * self._objective.value(s), 0.0)
 
-    def at(self, log_price: FloatArray) -> FloatArray:
-        """Return the shares asked for, ``[..., num_devices]``."""
-        low, high = self._x
+    def _z(self, share: FloatArray) -> FloatArray:
+        return reduce(np.maximum, [side.z for side in self._curves.sides(share)])
 
-        def over(x: FloatArray) -> FloatArray:
-            return self._log_worth(x) - log_price
-
-        x = falling_root(over, low, high, self.worth_of_least - log_price, self.worth_of_most - log_price)[0]
-        return np.where(self._active, np.exp(x), 0.0)
-
-    def _log_worth(self, x: FloatArray) -> FloatArray:
-        """Return log g at shares exp(x)."""
-        share = np.exp(x)
-        deadline, energy = loads(self._problem, share)
-        fall_d, fall_e = self._problem.slopes(share)
-        z = np.maximum(deadline, energy)
-        s = 1.0 / np.maximum(z, 1.0)
-        worth = -self._weight * self._objective.slope(s) * s**2 * np.where(deadline >= energy, fall_d, fall_e)
-        return np.where((worth > 0) & (z > 1.0), np.log(worth), _LEAST)
+    def _log_worth(self, y: FloatArray) -> FloatArray:
+        """Return log g at shares e^y."""
+        first, *others = self._curves.sides(np.exp(y))
+        z, fall = first.z, first.fall
+        for side in others:
+            z, fall = np.maximum(z, side.z), np.where(side.z > z, side.fall, fall)
+        s = np.maximum(1.0 / np.maximum(z, 1.0), self._least)
+        worth = np.log(-self._weight * self._objective.slope(s) * fall) + 2.0 * np.log(s) - y
+        return np.where(np.isnan(worth), _LEAST, np.maximum(worth, _LEAST))
 
 
-def _clear(demand: _Demand) -> tuple[FloatArray, FloatArray, FloatArray, int]:
-    """Return the shares just above and just below the price that fills the band, the price, and the steps."""
-    shape = (*demand.least.shape[:-1], 1)
-    low = np.full(shape, _LEAST + 1.0)
-    high = np.minimum(np.max(demand.worth_of_least, axis=-1, keepdims=True) + 1e-9, _MOST)
-    high = np.maximum(high, low + 1.0)
-
-    def over(log_price: FloatArray) -> FloatArray:
-        return np.log(total(demand.at(log_price)) / BAND)
-
-    f_low, f_high = over(low), over(high)
-    root, below, above, steps = falling_root(over, low, high, f_low, f_high)
-    loose = f_low <= 0  # even at no price the band is not full
-    cheap, dear = np.where(loose, low, below), np.where(loose, low, np.where(f_high >= 0, high, above))
-    price = np.where(loose, 0.0, np.exp(root))
-    return demand.at(dear), demand.at(cheap), price, steps
-
-
-def falling_root(
-    function: Callable[[FloatArray], FloatArray],
-    low: FloatArray,
-    high: FloatArray,
-    f_low: FloatArray,
-    f_high: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray, int]:
-    """Find the roots of falling functions, entry by entry; an end of the bracket where there is none.
-
-    The Illinois variant of the secant method, with a bisection in every third step.
-
-    Returns:
-        The roots, the ends of the last brackets, and the number of steps.
-    """
-    shape = np.shape(f_low)
-    first, last = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
-    none_low, none_high = f_low <= 0, f_high >= 0
-    low, high = first, last
-    f_low, f_high = np.where(none_low, 1.0, f_low), np.where(none_high, -1.0, f_high)
-    for step in range(1, _STEPS + 1):
-        middle = 0.5 * (low + high)
-        if step % 3:
-            secant = low + (high - low) * (f_low / (f_low - f_high))
-            middle = np.where((secant > low) & (secant < high), secant, middle)
-        f = function(middle)
-        up, hit = f > 0, f == 0
-        f_low, f_high = np.where(up, f, 0.5 * f_low), np.where(up, 0.5 * f_high, f)
-        low, high = np.where(up | hit, middle, low), np.where(up, high, middle)
-        if (none_low | none_high | (high - low <= 4e-16 * (1.0 + np.abs(low)))).all():
-            break
-    low, high = (np.where(none_low, first, np.where(none_high, last, end)) for end in (low, high))
-    return 0.5 * (low + high), low, high, step
+def _either(choose: BoolArray, first: Any, second: Any) -> Any:
+    return tuple(np.where(choose, a, b) for a, b in zip(first, second, strict=True))

@@ -29,7 +29,7 @@ from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Prob
 from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
-_MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
+MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
 
 
 class _Curve(NamedTuple):
@@ -78,7 +78,7 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
         special = loose | tight
         some = special.any()
         start = 1 / steep
-        if len(curves) > _MANY:
+        if len(curves) > MANY:
             start = _from_sample(curves, parts, start)
         if some:
             # If the least shares already fill the band, the price is the lowest at which no device demands more.

@@ -148,8 +148,11 @@ def _cost_problems(s: FloatArray, values: FloatArray, slopes: FloatArray) -> lis
     return []
 
 
+PAPER = InverseKept()
+"""The paper's objective."""
+
 OBJECTIVES: dict[str, Objective] = {
-    "inverse": InverseKept(),
+    "inverse": PAPER,
     "inverse-squared": InverseKept(squared=True),
     "linear": LinearKept(),
 }

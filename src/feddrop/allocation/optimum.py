@@ -1,23 +1,32 @@
-"""The exact optimum, whatever the problem: one solver per kind of problem.
+"""The exact optimum, whatever the problem and the objective.
 
-Every solver takes a problem of one round or a batch of rounds, and its active devices, ``[..., num_devices]``.
+=====================================  ==============================================================================
+problem and objective                  solver
+=====================================  ==============================================================================
+P1, Σ w/s or Σ w²/s                    :mod:`feddrop.allocation.exact`, a closed form at every price
+P1 or subband noise, any objective     :mod:`feddrop.allocation.newton`, else the search of ``convex``
+power and clock, Σ w/s or Σ w²/s       :mod:`feddrop.allocation.power_newton`, else the search of ``exact_power``
+anything else                          :mod:`feddrop.allocation.convex`, a search that cannot fail
+absence at a price                     :mod:`feddrop.allocation.scheduling`, with the solvers above
+=====================================  ==============================================================================
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from feddrop.allocation import convex, exact, exact_power, exact_power_subband, exact_subband
+import numpy as np
+import numpy.typing as npt
+
+from feddrop.allocation import convex, exact, exact_power, newton, scheduling
 from feddrop.allocation.feasible import diagnose, everyone, settle
-from feddrop.allocation.objectives import InverseKept, Objective
+from feddrop.allocation.objectives import PAPER, InverseKept, Objective
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
-from feddrop.allocation.problem import BoolArray
-from feddrop.allocation.solution import Allocation, AnyProblem
+from feddrop.allocation.problem import BoolArray, Problem
+from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish, objective
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, shortened
-
-_PAPER = InverseKept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,43 +34,68 @@ class Exact:
     """The optimum of P1, or of rate, share, power and clock for a :class:`PowerProblem`, in O(num_devices).
 
     Attributes:
-        objective: what to minimise; any convex falling cost of the kept share. Power and clock can be chosen only for
-            the paper's, :class:`InverseKept`: for others the problem is not known to be convex in them.
+        objective: what to minimise: any convex falling cost φ of the kept share.
+        absent_cost: what leaving out a device costs, per unit of its weight in the objective, a number or one per
+            device: it is left out where φ and the price of its band exceed that. None to keep everyone. With a price,
+            the policy for infeasible rounds does not apply.
     """
 
     name: ClassVar[str] = "exact"
 
-    objective: Objective = _PAPER
+    objective: Objective = PAPER
+    absent_cost: npt.ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        if self.absent_cost is None:
+            return
+        try:
+            fine = bool(np.all(np.asarray(self.absent_cost, dtype=np.float64) > 0))
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            raise ConfigError(
+                f"absent_cost is {shortened(self.absent_cost)}; it must be positive, a number or one per device."
+            )
 
     def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
         """Find the optimum; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
-        if self.objective != _PAPER:
-            return self.optimum(problem, policy).allocation
+        if self.absent_cost is not None:
+            return scheduling.solve(problem, self.objective, np.asarray(self.absent_cost, dtype=np.float64), optimum)
         # Most problems are feasible, and the solver finds that out faster than a separate check.
-        if (found := _attempt(problem, everyone(problem))) is not None:
+        if (found := _attempt(problem, everyone(problem), self.objective)) is not None:
             return found
-        problem, active = settle(problem, policy)
-        if isinstance(problem, SubbandProblem):
-            return exact_subband.solve(problem, active)
-        if isinstance(problem, SubbandPowerProblem):
-            return exact_power_subband.solve(problem, active)
-        if (found := _attempt(problem, active)) is None:  # only if rounding undid what was settled
-            raise InfeasibleError(diagnose(problem))
+        return optimum(*settle(problem, policy), self.objective)
+
+
+def optimum(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocation:
+    """Return the optimum of a problem that is feasible for the active devices, ``[..., num_devices]``."""
+    if (found := _attempt(problem, active, phi)) is not None:
         return found
-
-    def optimum(self, problem: AnyProblem, policy: str = "error") -> convex.Optimum:
-        """Find the optimum and certify it: how much at most could be gained."""
-        if isinstance(problem, PowerProblem | SubbandPowerProblem):
-            raise ConfigError(
-                f"the objective is {shortened(self.objective)}, and the problem leaves power or clock open: only "
-                "InverseKept() can choose them. Fix them, or use it."
-            )
-        settled, active = settle(problem, policy)
-        return convex.solve(settled, active, self.objective)
+    if isinstance(problem, Problem) and isinstance(phi, InverseKept):  # only if rounding undid what was settled
+        raise InfeasibleError(diagnose(problem))
+    return convex.solve(problem, active, phi)
 
 
-def _attempt(problem: AnyProblem, active: BoolArray) -> Allocation | None:
-    """Return the optimum; None if the problem is infeasible, or of a kind whose solver needs a feasible one."""
-    if isinstance(problem, SubbandProblem | SubbandPowerProblem):
+def _attempt(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocation | None:
+    """Return the optimum by a fast solver; None if it is infeasible or no fast solver finds it."""
+    weight = phi.weights(problem.weight)
+    if isinstance(phi, InverseKept) and not isinstance(problem, SubbandProblem | SubbandPowerProblem):
+        scaled = problem if phi == PAPER else replace(problem, weight=weight)
+        found = exact_power.solve(scaled, active) if isinstance(scaled, PowerProblem) else exact.solve(scaled, active)
+        if found is None or phi == PAPER:
+            return found
+        return replace(found, problem=problem, phi=phi, objective=objective(problem, found.rate, active, phi))
+    if isinstance(problem, PowerProblem):
         return None
-    return exact_power.solve(problem, active) if isinstance(problem, PowerProblem) else exact.solve(problem, active)
+    if (fast := newton.solve(problem, active, phi, weight)) is None:
+        return None
+    return finish(
+        problem,
+        share=fast.share,
+        active=active,
+        scheme="exact",
+        status=Status.OPTIMAL,
+        iterations=fast.passes,
+        price=fast.price,
+        phi=phi,
+    )

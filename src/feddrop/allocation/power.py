@@ -62,7 +62,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from feddrop.allocation.pace import MARGIN, Pace, PacedLink, needs, pace, reach
-from feddrop.allocation.problem import BoolArray, FloatArray, Problem, RoundProblem, coerce, refuse
+from feddrop.allocation.problem import (
+    BoolArray,
+    Curves,
+    FloatArray,
+    Problem,
+    RoundProblem,
+    Side,
+    coerce,
+    part_of,
+    refuse,
+)
 from feddrop.allocation.roots import root
 from feddrop.allocation.subband import NARROW, WIDE, SubbandProblem, link
 
@@ -132,6 +142,10 @@ class PowerProblem(RoundProblem):
         compute_j = self.cpu_constant * self.cycles * cpu_hz**2
         return shared | {"compute_s": self.cycles / cpu_hz, "compute_j": compute_j}
 
+    def curves(self, block: slice = slice(None)) -> Curves:
+        """Return the smallest z of a block of devices, at the best clock and power, as a function of the share."""
+        return _PacedCurves(part_of(self, block))
+
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
         with np.errstate(all="ignore"):
@@ -145,6 +159,19 @@ class PowerProblem(RoundProblem):
         """Return the spectral efficiency in nats at the lowest and at the highest power."""
         least = self.least_tx_power_w * gain_to_noise if self.least_tx_power_w.any() else np.zeros(())
         return np.log1p(least), np.log1p(self.tx_power_w * gain_to_noise)
+
+
+class _PacedCurves:
+    """z at the best clock and power; the last solution is the first guess of the next."""
+
+    def __init__(self, part: PowerProblem) -> None:
+        self._part, self._guess = part, np.zeros(())
+
+    def sides(self, share: FloatArray) -> tuple[Side, ...]:
+        known = self._guess.shape == share.shape
+        found = pace(self._part, share, guess=self._guess if known else None)
+        self._guess = found.q
+        return (Side(found.z, found.fall, np.full((), -1.0)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,19 @@ _TIE = 1e-7  # relative difference that counts as equal when multipliers are cho
 
 
 def fit(
-    problem: PowerProblem, share: FloatArray, cpu_hz: FloatArray, tx_power_w: FloatArray, price: FloatArray
+    problem: PowerProblem,
+    share: FloatArray,
+    cpu_hz: FloatArray,
+    tx_power_w: FloatArray,
+    price: FloatArray,
+    weight: FloatArray,
 ) -> tuple[FloatArray, ...]:
     """Return the multipliers of deadline, energy, clock and power that fit the price and the allocation.
 
     A clock or power between its limits determines the joules that a second is worth, and so how deadline and energy
     split the weight. If both are at a limit, the price does. If the allocation is not optimal, a constraint that is
-    not tight has a nonzero multiplier, or a multiplier has the wrong sign.
+    not tight has a nonzero multiplier, or a multiplier has the wrong sign. ``weight`` is the derivative of the
+    objective in z.
 
     Returns:
         λ_D, λ_E, η_f, η_P, each of the problem's shape.
@@ -42,7 +48,7 @@ def fit(
         turns = _between(cpu_hz, p.least_cpu_hz, p.cpu_hz) & (p.cycles * p.cpu_constant > 0)
         shifts = _between(tx_power_w, p.least_tx_power_w, p.tx_power_w)
         odds = np.where(turns, by_clock, by_power)
-        split = (price * share / p.weight - on_e) / (on_d - on_e)
+        split = (price * share / weight - on_e) / (on_d - on_e)
         split = np.clip(np.where(np.isfinite(split), split, 1.0), 0.0, 1.0)
         tie = np.abs(deadline - energy) <= _TIE * deadline
         limited = np.where(tie, split, np.where(deadline > energy, 1.0, 0.0))

@@ -15,7 +15,9 @@ many passes to grow back.
 The paper leaves the stopping rule open, too. Ours is the duality gap, which bounds the distance to the optimum. The
 upper bound is the objective of the pass's shares, scaled into the band, with the best rates for them. The lower bound
 is the Lagrangian at the pass's multipliers, minimised over ρ in closed form; over x it is convex, and its tangent is
-below it.
+below it. :attr:`Allocation.gap` is that gap, and :attr:`Allocation.residual` the gap or the violation of the
+constraints, whichever is larger. The KKT conditions at the last multipliers would say little: a multiplier
+that is off by half changes the objective by its square.
 """
 
 from __future__ import annotations
@@ -207,6 +209,7 @@ class PrimalDual:
             iterations=number,
             price=best.price,
             history=np.asarray(history),
+            gap=best.gap(),
         )
 
 
@@ -253,7 +256,11 @@ class _Best:
         self.share = np.where(value < self.upper, repaired, self.share)
         self.price = np.where(bound > self.lower, price, self.price)
         self.upper, self.lower = np.minimum(self.upper, value), np.maximum(self.lower, bound)
-        return float(np.max((self.upper - self.lower) / np.maximum(self.upper, _SMALL)))
+        return float(np.max(self.gap()))
+
+    def gap(self) -> FloatArray:
+        """Return the relative gap of each round, ``[..., 1]``."""
+        return np.maximum(self.upper - self.lower, 0.0) / np.maximum(self.upper, _SMALL)
 
 
 def _bound(

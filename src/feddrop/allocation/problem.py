@@ -28,7 +28,7 @@ a_k/ρ_k² and c_k/ρ_k².
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,36 @@ class RoundProblem:
         coerce(self)
 
 
+class Side(NamedTuple):
+    """The left side z of C1 or C2 at a share; ``fall`` = -dz / d log ρ and ``bend`` = d log(fall) / d log ρ."""
+
+    z: FloatArray
+    fall: FloatArray
+    bend: FloatArray
+
+
+class Curves(Protocol):
+    """The left sides of C1 and C2 as functions of the share; one side, the larger, if power and clock are chosen."""
+
+    def sides(self, share: FloatArray) -> tuple[Side, ...]:
+        """Return the sides at these shares, ``[..., num_devices]``."""
+        ...
+
+
+class _Hyperbolas(NamedTuple):
+    """α/ρ + β for both constraints."""
+
+    on_air: FloatArray
+    compute: FloatArray
+    sent: FloatArray
+    worked: FloatArray
+
+    def sides(self, share: FloatArray) -> tuple[Side, Side]:
+        on_air, sent = self.on_air / share, self.sent / share
+        bend = np.full((), -1.0)
+        return Side(on_air + self.compute, on_air, bend), Side(sent + self.worked, sent, bend)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(RoundProblem):
     """P1, for noise whose power does not depend on the share; the other fields are those of :class:`RoundProblem`.
@@ -100,9 +130,14 @@ class Problem(RoundProblem):
         """Return transmission time in s and energy in J of the full model at these shares."""
         return self.comm_s / share, self.upload_j / share
 
-    def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the negative derivatives of the left sides of C1 and C2 in the share."""
-        return self.comm_s / (self.deadline_s * share**2), self.upload_j / (positive(self.budget_j) * share**2)
+    def curves(self, block: slice = slice(None)) -> Curves:
+        """Return the left sides of C1 and C2 of a block of devices, as functions of the share."""
+        part = part_of(self, block)
+        budget = positive(part.budget_j)
+        return _Hyperbolas(
+            part.comm_s / part.deadline_s, part.compute_s / part.deadline_s, part.upload_j / budget,
+            part.compute_j / budget,
+        )  # fmt: skip
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""

@@ -15,11 +15,12 @@ import numpy as np
 from feddrop.allocation.problem import BoolArray, FloatArray
 
 PASSES = 400
+Values = tuple[FloatArray, FloatArray]  # of functions, and their derivatives
 BAND = 1.0 - 2.0**-47  # sum of the shares: slightly less than 1, so that they fit into the band after rounding
 
 
 def root(
-    f: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    f: Callable[[FloatArray], Values],
     low: FloatArray,
     high: FloatArray,
     x: FloatArray,
@@ -72,6 +73,20 @@ def edge(
 ) -> FloatArray:
     """Find where decreasing functions reach zero, elementwise: the smallest x found at which they are not positive.
 
+    The arguments are those of :func:`narrow`.
+    """
+    return narrow(f, low, high, width=width)[1][0]
+
+
+def narrow(
+    f: Callable[[FloatArray], FloatArray],
+    low: tuple[FloatArray, FloatArray],
+    high: tuple[FloatArray, FloatArray],
+    *,
+    width: float,
+) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
+    """Narrow brackets of the zeros of decreasing functions, elementwise.
+
     Chandrupatla's method: inverse quadratic interpolation through the last three points if they look like a smooth
     curve, bisection otherwise. It takes about ten calls; bisection would take 45.
 
@@ -81,6 +96,9 @@ def edge(
             right one is the answer.
         high: right ends, where the functions are not positive, and the values there.
         width: final width of the brackets; wider if the precision of a float requires it.
+
+    Returns:
+        The left ends and the values there, and the right ends and the values there.
     """
     (a, fa), (b, fb) = low, high
     c, fc, part = a, fa, np.full_like(a, 0.5)
@@ -100,7 +118,8 @@ def edge(
             part = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
             least = 0.5 * wide / np.abs(b - a)
         part = np.where(smooth & (least < 0.5), np.minimum(np.maximum(part, least), 1.0 - least), 0.5)
-    return np.where(fa <= 0, a, b)
+    right = fa <= 0
+    return (np.where(right, b, a), np.where(right, fb, fa)), (np.where(right, a, b), np.where(right, fa, fb))
 
 
 Total = Callable[[FloatArray], FloatArray]

@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.allocation.objectives import PAPER, Objective
 from feddrop.allocation.pace import pace
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.power_kkt import fit, limits_off
@@ -33,6 +34,7 @@ class Status(StrEnum):
     UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
     FEASIBLE = "feasible, with the lowest rates for the shares of this scheme"
     FIXED = "feasible, with the given rates"
+    COMMON = "feasible, with the lowest rate that all devices can share"
     NO_DROPOUT = "feasible, without dropout"
     IDEAL = f"{IGNORES_BAND}; without dropout, every device has the band that it needs"
 
@@ -76,8 +78,13 @@ class Allocation:
         cpu_hz: f in Hz, ``[..., num_devices]``, 0 for inactive devices; None if the problem fixes it.
         tx_power_w: P in W, likewise.
         left_out: which present devices the policy left out, ``[..., num_devices]``.
-        objective: Σ w_k/(1-γ_k) over the active devices, a float or ``[num_rounds]``; their weights are scaled to add
-            up to 1. Compare allocations that leave out devices by ``charged_objective``.
+        objective: Σ w_k φ(1-γ_k) over the active devices, a float or ``[num_rounds]``; their weights are scaled to add
+            up to 1. Compare allocations that leave out devices by ``charged_objective``. If absence has a price, the
+            objective is over all present devices, with that price for those left out.
+        phi: the objective φ; 1/(1-γ), the paper's, unless another was minimised.
+        gap: certified bound on what could still be gained, relative to the objective, ``[..., 1]``: the duality gap.
+            None if the scheme has no bound, or the KKT conditions prove the optimum (``residual``).
+        absence_priced: whether devices were left out because their absence costs less (``Exact(absent_cost=...)``).
         iterations: passes over the devices.
         price: μ, the multiplier of the band, ``[..., 1]``; None for schemes without one.
         history: of the scheme ``PrimalDual``, ``[checks, 4]``: pass, gap, largest violation, band in use.
@@ -96,6 +103,9 @@ class Allocation:
     history: FloatArray | None = None
     cpu_hz: FloatArray | None = None
     tx_power_w: FloatArray | None = None
+    phi: Objective = PAPER
+    gap: FloatArray | None = None
+    absence_priced: bool = False
 
     def __repr__(self) -> str:
         *rounds, devices = self.rate.shape
@@ -146,8 +156,10 @@ class Allocation:
 
         The objective covers the devices that take part, so it can fall if more are left out. 1/(1-θ) is the most that a
         round without absentees can cost. Of two allocations for one problem, the one that leaves out fewer devices
-        therefore never has the higher charged objective.
+        therefore never has the higher charged objective. If absence has a price, the objective contains it already.
         """
+        if self.absence_priced:
+            return self.objective
         most = np.max(1.0 / (1.0 - np.broadcast_to(self.problem.max_rate, self.problem.shape)), axis=-1)
         value = self.objective + self.left_out.sum(axis=-1) * most
         return float(value) if np.ndim(value) == 0 else value
@@ -175,14 +187,28 @@ class Allocation:
             return None
         problem = self.problem
         if not isinstance(problem, PowerProblem):
-            return fit_multipliers(problem, self._share, self.price)
-        lam, nu, clock, power = fit(problem, self._share, *self._chosen, self.price)
-        return _with_rest(problem.weight, self.price, lam, nu, clock=clock, power=power)
+            return fit_multipliers(problem, self._share, self.price, self._weight)
+        lam, nu, clock, power = fit(problem, self._share, *self._chosen, self.price, self._weight)
+        return _with_rest(self._weight, self.price, lam, nu, clock=clock, power=power)
 
     @property
     def residual(self) -> float:
-        """Largest relative violation of the KKT conditions; of the constraints only, for schemes without a price."""
+        """How far the allocation is from optimal and feasible.
+
+        Of an exact allocation, the largest relative violation of the KKT conditions. Of one by :class:`PrimalDual`,
+        whose multipliers are as inexact as its shares, the relative duality gap or the violation of the constraints,
+        whichever is larger. Of schemes without a price, the violation of the constraints.
+        """
         return kkt_residual(self)
+
+    @property
+    def _weight(self) -> FloatArray:
+        """The derivative of the objective in z, ``[..., num_devices]``: w for the paper's, Σ w z."""
+        if self.phi == PAPER:
+            return self.problem.weight
+        s = np.where(self.active, 1.0 - self.rate, 1.0)
+        weight: FloatArray = -self.phi.weights(self.problem.weight) * self.phi.slope(s) * s**2
+        return weight
 
     @property
     def _share(self) -> FloatArray:
@@ -225,17 +251,27 @@ def finish(
     history: FloatArray | None = None,
     guess: FloatArray | None = None,
     paces: tuple[FloatArray, ...] | None = None,
+    phi: Objective = PAPER,
+    gap: FloatArray | None = None,
 ) -> Allocation:
     """Give every active device the lowest rate that its share allows, and return the allocation.
 
     For a :class:`PowerProblem`, each device gets the clock and power of its lowest rate: those in ``paces`` if they are
-    known; otherwise the search for them starts at ``guess``.
+    known; otherwise the search for them starts at ``guess``. ``phi`` is the objective.
     """
     if isinstance(problem, PowerProblem):
         cpu_hz, tx_power_w = paces or _paces(problem, np.where(active, share, 1.0), guess)
         fixed = problem.at(cpu_hz, tx_power_w)
         found = finish(
-            fixed, share=share, active=active, scheme=scheme, status=status, iterations=iterations, price=price
+            fixed,
+            share=share,
+            active=active,
+            scheme=scheme,
+            status=status,
+            iterations=iterations,
+            price=price,
+            phi=phi,
+            gap=gap,
         )
         cpu_hz, tx_power_w = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
         return replace(found, problem=problem, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
@@ -264,10 +300,12 @@ def finish(
         share=share,
         active=active,
         left_out=~active if problem.present is None else problem.present & ~active,
-        objective=objective(problem, rate, active),
+        objective=objective(problem, rate, active, phi),
         iterations=iterations,
         price=price,
         history=history,
+        phi=phi,
+        gap=gap,
     )
 
 
@@ -298,13 +336,18 @@ def _paces(problem: PowerProblem, share: FloatArray, guess: FloatArray | None) -
     return cpu_hz, tx_power_w
 
 
-def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray) -> float | FloatArray:
-    """Return Σ w_k/(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
+def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray, phi: Objective = PAPER) -> float | FloatArray:
+    """Return Σ w_k φ(1-γ_k) over the active devices: a float, or ``[num_rounds]``.
 
     If some devices are inactive, the weights of the others are scaled to add up to 1.
     """
     keep = 1.0 - rate
-    if active.all():
+    if phi != PAPER:
+        weight = np.where(active, problem.weight, 0.0)
+        whole = 1.0 if active.all() else total(weight)
+        costs = phi.weights(weight / np.where(whole > 0, whole, 1.0)) * phi.value(np.where(active, keep, 1.0))
+        value = np.add.reduce(np.where(active, costs, 0.0), axis=-1)
+    elif active.all():
         value = np.add.reduce(np.divide(problem.weight, keep, out=keep), axis=-1)
     else:
         weight = np.where(active, problem.weight, 0.0)
@@ -322,16 +365,17 @@ def _with_rest(
     return Multipliers(band=price, deadline=lam, energy=nu, floor=floor, cap=cap, **limits)
 
 
-def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) -> Multipliers:
+def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray, weight: FloatArray) -> Multipliers:
     """Return the multipliers that make the Lagrangian stationary at this price of the band.
 
     Stationarity in the share determines λ and ν: the multiplier of the binding constraint carries the whole price; if
     both constraints bind, they split it so that λ + ν = w. Stationarity in z leaves the rest to α or β. If the
-    allocation is not optimal, a constraint that is not tight has a positive multiplier.
+    allocation is not optimal, a constraint that is not tight has a positive multiplier. ``weight`` is the derivative of
+    the objective in z.
     """
-    weight = np.broadcast_to(problem.weight, problem.shape)
+    weight = np.broadcast_to(weight, problem.shape)
     deadline, energy = loads(problem, share)
-    fall_d, fall_e = problem.slopes(share)
+    fall_d, fall_e = (side.fall / share for side in problem.curves().sides(share))
     with np.errstate(divide="ignore", invalid="ignore"):
         # A side that does not depend on the share needs no band: if it binds, it carries the full weight.
         only_d = np.where(fall_d > 0, price / fall_d, np.where(deadline > 1, weight, 0.0))
@@ -348,6 +392,8 @@ def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray) ->
 def kkt_residual(allocation: Allocation) -> float:
     """Return the largest relative violation of the KKT conditions; without a price, of the constraints only.
 
+    If the scheme is inexact by design and knows its duality gap, that replaces stationarity and slackness.
+
     C1 and C2 are relative to the deadline and the budget, stationarity in z and complementary slackness to the
     device's multipliers, stationarity in the share to the price.
     """
@@ -358,18 +404,22 @@ def kkt_residual(allocation: Allocation) -> float:
     room_band = 1.0 - total(allocation.share)
     worst = [-room_d[active], -room_e[active], -room_band]
     worst += [(allocation.rate - p.max_rate)[active], -allocation.rate[active]]
-    m = allocation.multipliers
-    if m is not None:
-        fall_d, fall_e = p.slopes(share)
-        size = np.maximum(p.weight + m.cap, np.finfo(float).tiny)
+    if allocation.status in (Status.CONVERGED, Status.UNCONVERGED) and allocation.gap is not None:
+        worst += [allocation.gap]
+    elif (m := allocation.multipliers) is not None:
+        weight = allocation._weight
+        fall_d, fall_e = (side.fall / share for side in p.curves().sides(share))
+        size = np.maximum(weight + m.cap, np.finfo(float).tiny)
         z, top = 1.0 / keep, 1.0 / (1.0 - p.max_rate)
         slack = m.deadline * room_d + m.energy * room_e + m.floor * (z - 1.0) + m.cap * (1.0 - z / top)
-        still_z = p.weight - m.deadline - m.energy - m.floor + m.cap
+        still_z = weight - m.deadline - m.energy - m.floor + m.cap
         still_share = m.deadline * fall_d + m.energy * fall_e - m.band
         worst += [np.abs(slack / size)[active], np.abs(still_z / size)[active]]
         if isinstance(allocation.problem, PowerProblem) and m.clock is not None and m.power is not None:
             worst += [(limits_off(allocation.problem, *allocation._chosen, m.clock, m.power) / size)[active]]
         worst += [np.abs(still_share / np.maximum(m.band, np.finfo(float).tiny))[active]]
-        whole = np.reshape(np.asarray(allocation.objective), (-1, 1))  # 0 if only devices without samples are left
+        whole = np.reshape(
+            np.abs(np.asarray(allocation.objective)), (-1, 1)
+        )  # 0 if only devices without samples are left
         worst += [np.abs(m.band * room_band) / np.where(whole > 0, whole, 1.0)]
     return float(max(0.0, *(np.max(part, initial=0.0) for part in worst)))

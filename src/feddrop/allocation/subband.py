@@ -9,15 +9,13 @@ is concave in ρ. Transmission time and energy are multiples of 1/r, hence conve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from feddrop.allocation.problem import GUARD, FloatArray, RoundProblem, positive
-from feddrop.allocation.roots import root
+from feddrop.allocation.problem import BLOCK, GUARD, Curves, FloatArray, RoundProblem, Side, part_of, positive
+from feddrop.allocation.roots import Values, root
 
 _LN2 = float(np.log(2.0))
 NARROW, WIDE = -600.0, 60.0  # logarithms of the smallest and largest share that are searched
@@ -52,26 +50,57 @@ class SubbandProblem(RoundProblem):
 
     def air(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return transmission time in s and energy in J of the full model at these shares."""
-        up = self.pull_s * link(self.snr_up, share).cost
-        return self.push_s * link(self.snr_down, share).cost + up, self.tx_power_w * up
+        up = self.pull_s * link_cost(self.snr_up, share)
+        return self.push_s * link_cost(self.snr_down, share) + up, self.tx_power_w * up
 
-    def slopes(self, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the negative derivatives of the left sides of C1 and C2 in the share."""
-        return deadline_side(self, share).fall / share, energy_side(self, share).fall / share
+    def curves(self, block: slice = slice(None), stretch: FloatArray | float = 1.0) -> Curves:
+        """Return the left sides of C1 and C2 of a block, as functions of the share; ``stretch``: of the deadline."""
+        part = part_of(self, block)
+        deadline, budget = part.deadline_s * stretch, positive(part.budget_j)
+        sent = part.tx_power_w * part.pull_s / budget
+        return _Curves(
+            part.push_s / deadline, part.pull_s / deadline, part.compute_s / deadline, sent, part.compute_j / budget,
+            part.snr_down, part.snr_up,
+        )  # fmt: skip
 
     def least_share(self, z: FloatArray, stretch: FloatArray | float = 1.0) -> FloatArray:
         """Return the smallest share with which a device trains 1/z of the model in time and budget; inf if none is."""
+        level, share = np.asarray(z) * GUARD, np.empty(self.shape)
+        for first in range(0, self.shape[-1], BLOCK):
+            block = slice(first, first + BLOCK)
+            curves, found = self.curves(block, stretch), share[..., block]
+            limit = level[..., block] if level.ndim and level.shape[-1] > 1 else level
 
-        def share(side: Callable[[FloatArray], Side]) -> FloatArray:
-            def over(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-                z_here, fall, _ = side(np.exp(x))
-                return np.log(z_here / (z * GUARD)), -fall / z_here
+            def over(x: FloatArray, curves: Curves = curves, limit: FloatArray = limit) -> Values:
+                deadline, energy = curves.sides(np.exp(x))
+                late = deadline.z >= energy.z
+                here = np.maximum(deadline.z, energy.z)
+                return np.log(here / limit), -np.where(late, deadline.fall, energy.fall) / here
 
-            x = root(over, np.full(self.shape, NARROW), np.full(self.shape, WIDE), np.zeros(self.shape))
-            return np.where(x < WIDE, np.exp(x), np.inf)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                x = root(over, np.full(found.shape, NARROW), np.full(found.shape, WIDE), np.zeros(found.shape))
+                found[...] = np.where(x < WIDE, np.exp(x), np.inf)
+        return share
 
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.maximum(share(lambda rho: deadline_side(self, rho, stretch)), share(partial(energy_side, self)))
+
+class _Curves(NamedTuple):
+    """Times and energies of both links at 1 bit/s/Hz, and of computing, in deadlines and budgets."""
+
+    push: FloatArray
+    pull: FloatArray
+    compute: FloatArray
+    sent: FloatArray
+    worked: FloatArray
+    snr_down: FloatArray
+    snr_up: FloatArray
+
+    def sides(self, share: FloatArray) -> tuple[Side, Side]:
+        down, up = link(self.snr_down, share), link(self.snr_up, share)
+        push, pull, sent = self.push * down.cost, self.pull * up.cost, self.sent * up.cost
+        push_falls, pull_falls, sent_falls = push * down.fall, pull * up.fall, sent * up.fall
+        fall, up_bend = push_falls + pull_falls, up.bend / up.fall - up.fall
+        bend = (push_falls * (down.bend / down.fall - down.fall) + pull_falls * up_bend) / fall
+        return Side(push + pull + self.compute, fall, bend), Side(sent + self.worked, sent_falls, up_bend)
 
 
 class LinkCost(NamedTuple):
@@ -89,33 +118,15 @@ def link(snr: FloatArray, share: FloatArray) -> LinkCost:
     """Return the cost of a share of the band, given the signal-to-noise ratio over the whole band."""
     q = snr / share
     log, r = np.log1p(q), q / (1.0 + q)
-    # log - r cancels at low signal-to-noise ratios: use its series r²/2 + r³/3 + ...
-    series = r**2 * (1 / 2 + r * (1 / 3 + r * (1 / 4 + r * (1 / 5 + r * (1 / 6 + r * (1 / 7 + r / 8))))))
-    fall = np.where(r < 0.01, series, log - r) / log
+    rest, low = np.asarray(log - r), r < 0.01
+    if low.any():  # log - r cancels at low signal-to-noise ratios: use its series r²/2 + r³/3 + ...
+        few = np.asarray(r)[low]
+        parts = 1 / 2 + few * (1 / 3 + few * (1 / 4 + few * (1 / 5 + few * (1 / 6 + few * (1 / 7 + few / 8)))))
+        rest[low] = few * few * parts
+    fall = rest / log
     return LinkCost(_LN2 / (share * log), fall, r * (fall - r) / log)
 
 
-class Side(NamedTuple):
-    """The left side z of C1 or C2 at a share; ``fall`` = -dz / d log ρ and ``bend`` = d log(fall) / d log ρ."""
-
-    z: FloatArray
-    fall: FloatArray
-    bend: FloatArray
-
-
-def deadline_side(problem: SubbandProblem, share: FloatArray, stretch: FloatArray | float = 1.0) -> Side:
-    """Return the left side of C1 at these shares, with ``stretch`` times the deadline."""
-    deadline = problem.deadline_s * stretch
-    down, up = link(problem.snr_down, share), link(problem.snr_up, share)
-    push, pull = problem.push_s * down.cost / deadline, problem.pull_s * up.cost / deadline
-    fall = push * down.fall + pull * up.fall
-    bend = push * (down.bend - down.fall**2) + pull * (up.bend - up.fall**2)
-    return Side(push + pull + problem.compute_s / deadline, fall, bend / fall)
-
-
-def energy_side(problem: SubbandProblem, share: FloatArray) -> Side:
-    """Return the left side of C2 at these shares."""
-    budget = positive(problem.budget_j)
-    up = link(problem.snr_up, share)
-    pull = problem.tx_power_w * problem.pull_s * up.cost / budget
-    return Side(pull + problem.compute_j / budget, pull * up.fall, up.bend / up.fall - up.fall)
+def link_cost(snr: FloatArray, share: FloatArray) -> FloatArray:
+    """Return ``link(snr, share).cost``."""
+    return _LN2 / (share * np.log1p(snr / share))

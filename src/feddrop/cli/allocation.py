@@ -32,8 +32,9 @@ def allocate(
         Problem or cell, as .toml, .csv or .json; see examples/problem.toml, examples/cell.toml and examples/power.toml.
         Or the .toml file of a run with a [radio] section: then round 1 is allocated, exactly as `feddrop run` does.
     scheme:
-        exact, primal-dual, equal, random, fixed, no-dropout or ideal (which ignores the band). Default: scheme in the
-        [radio] table of a cell, else exact.
+        exact, primal-dual, equal, random, common, fixed, no-dropout or ideal (which ignores the band). For a cell or a
+        run also max-min, proportional-fair, subcarriers, or "package.module:function", which is imported. Default:
+        scheme in the [radio] table of a cell, else exact.
     policy:
         What to do if no allocation is feasible: error, leave-out (the fewest devices) or stretch (the deadline).
         Default: policy in the [radio] table of a cell, else error.
@@ -65,15 +66,15 @@ def allocate(
 def _solve(file: Path, scheme: str | None, policy: str | None, rate: float | None, seed: int | None) -> Solved:
     """Allocate a problem or a cell."""
     from feddrop.allocation import allocate as solve
-    from feddrop.allocation import scheme_named
     from feddrop.radio.files import load, with_names
+    from feddrop.schemes import channel_of, scheme_of
 
-    problem, names, given, fallback, objective, usual = load(file)
+    problem, names, given, fallback, objective, usual, cell = load(file, channel_of)
     chosen = scheme or given
     for option, value, takes in (("seed", seed, chosen == "random"), ("policy", policy, chosen != "ideal")):
         if value is not None and not takes:
             raise ConfigError(f"--{option} is {value}, but the scheme {chosen!r} takes no {option}. Remove --{option}.")
-    named = scheme_named(chosen, seed=usual if seed is None else seed, rate=rate, objective=objective)
+    named = scheme_of(chosen, cell, seed=usual if seed is None else seed, rate=rate, objective=objective)
     try:
         found = solve(problem, named, policy=policy or fallback)
     except InfeasibleError as error:
@@ -95,7 +96,8 @@ def _first_round(file: Path, scheme: str | None, policy: str | None, rate: float
     given = {"radio.scheme": scheme, "radio.policy": policy, "rate": rate, "seed": seed}
     config = RunConfig.from_file(file, [f"{key}={value}" for key, value in given.items() if value is not None])
     preflight.check_config(config)
-    found = prepare(config, CustomObjects()).scheme.decide(1).allocation
+    ready = prepare(config, CustomObjects())
+    found = ready.scheme.decide(1, params=ready.params).allocation
     if config.radio is None or found is None:
         raise ConfigError(f"{str(file)!r} has no [radio] section, so that there is no band to share. Add one.")
     asked = replace(found.problem, deadline_s=np.asarray(config.radio.deadline_s))

@@ -13,7 +13,7 @@ SCHEME_FUNCTIONS = ("max-min", "proportional-fair", "subcarriers", "battery", "t
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
 CUSTOM = "custom"
 """Stands for an object that was passed in Python and cannot be named."""
-SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
+SCHEMES = ("exact", "primal-dual", "equal", "random", "common", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
 CHANNELS = ("", "imperfect-csi", "gauss-markov")
 OUTCOMES = ("late", "none", "packet-errors")
 IDEAL = "ideal"
@@ -208,11 +208,6 @@ class Radio(Settings):
             yield (
                 f'radio.control is {list(self.control)}; it must contain "rate", and each of '
                 f"{', '.join(CONTROLS[1:])} at most once."
-            )
-        if self.chooses and self.objective != "inverse":
-            yield (
-                f"radio.control has {' and '.join(self.chooses)}, which only radio.objective = 'inverse' can choose. "
-                "Leave them out, or change the objective."
             )
         if self.chooses and self.scheme not in PACED:
             yield (

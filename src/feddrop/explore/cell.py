@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortfall, allocate, scheme_named
+from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortfall, allocate
 from feddrop.allocation.problem import FloatArray
 from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
@@ -31,10 +31,11 @@ from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
 from feddrop.radio.files import CellFile, read_cell
 from feddrop.radio.propagation import MODELS
+from feddrop.schemes import SCHEME_TABLE, channel_of, scheme_of
 from feddrop.seeds import derive
 
-SHOWN = tuple(name for name in SCHEMES if name not in ("primal-dual", "fixed"))
-"""The schemes side by side. ``primal-dual`` approaches ``exact``, and ``fixed`` needs a rate."""
+SHOWN = (*(name for name in SCHEMES if name not in ("primal-dual", "fixed")), "max-min", "proportional-fair")
+"""The schemes side by side. ``primal-dual`` approaches ``exact``, and ``fixed`` and others need settings."""
 
 MOST_DEVICES, POINTS = 2_000, 33
 NETWORKS = {
@@ -122,7 +123,7 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page shows: places, devices, and the round of every scheme."""
     with _quiet() as caught:
         tables = tables_of(state)
-        found = read_cell(tables)
+        found = read_cell(tables, channel_of=channel_of)
         cell, channels = found.cell, found.channels
         return {
             "tables": tables | {"radio": _effective(found) | tables["radio"]},
@@ -186,7 +187,7 @@ def _scheme(name: str, found: CellFile) -> dict[str, Any]:
     radio = found.radio
     try:
         got = allocate(
-            found.problem, scheme_named(name, seed=found.seed, objective=radio.objective), policy=radio.policy
+            found.problem, scheme_of(name, found, seed=found.seed, objective=radio.objective), policy=radio.policy
         )
     except InfeasibleError as error:
         return {"name": name, "lacks": _lacks(error, found, 0.0 if name in WITHOUT_DROPOUT else radio.max_rate)}
@@ -252,7 +253,7 @@ def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
         values: its values.
     """
     with _quiet():
-        found = read_cell(tables_of(state))
+        found = read_cell(tables_of(state), channel_of=channel_of)
         lowest = None
         if not found.radio.chooses and "lacks" in _scheme(SHOWN[0], found):
             lowest = smallest_bandwidth(found.cell, found.channels, **found.costs)
@@ -271,7 +272,7 @@ def curve(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
         table = state.get(section, {})
         varied = {**state, section: {**(table if isinstance(table, Mapping) else {}), name: value}}
         with suppress(ConfigError), _quiet():  # a value that this cell cannot have, such as a radius beyond the model
-            found = read_cell(tables_of(varied))
+            found = read_cell(tables_of(varied), channel_of=channel_of)
             for scheme in _schemes(found):
                 at = _scheme(scheme, found).get("charged", math.nan)
                 lines.setdefault(scheme, [math.nan] * len(values))[n] = at
@@ -330,6 +331,9 @@ def calls(state: Mapping[str, Any], found: CellFile) -> dict[str, str]:
     named, more = repr(scheme), ""
     if scheme == "random":
         named = f'feddrop.Random(feddrop.derive({table.seed}, "shares", {table.round}))'
+    if scheme in SCHEME_TABLE:
+        named = f"FunctionScheme(SCHEME_TABLE[{scheme!r}], {scheme!r}, cell, channels, dict({costs}))"
+        more = "from feddrop.radio.plan import FunctionScheme\nfrom feddrop.schemes import SCHEME_TABLE\n"
     if scheme == "exact" and radio.objective != "inverse":
         named, more = f"feddrop.Exact(OBJECTIVES[{radio.objective!r}])", "from feddrop.allocation import OBJECTIVES\n"
     infinite = "from math import inf\n" if math.isinf(radio.energy_budget_j) and "inf" in repr(radio) else ""

@@ -54,6 +54,7 @@ NAMES = {
     "equal": "Equal split",
     "random": "Random split",
     "max-min": "Max-min",
+    "proportional-fair": "Proportional fair",
     "no-dropout": "No dropout",
     "ideal": "Ideal",
 }

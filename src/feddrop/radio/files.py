@@ -22,7 +22,7 @@ run, see :func:`is_run`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -36,6 +36,7 @@ from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.config import Radio, from_table
 from feddrop.config.fields import Settings, setting
 from feddrop.config.parsing import json_line, parse_json, parse_toml, read_text
+from feddrop.config.radio import IMPORTANCE
 from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
 from feddrop.radio.build import build_cell
 from feddrop.radio.cell import Cell, Channels
@@ -77,6 +78,8 @@ class ModelTable(Settings):
     forward_flops: float | None = setting(None, gt=0)
 
 
+ChannelOf = Callable[[Radio], Any]
+"""Finds the channel that a ``[radio]`` section names."""
 _TABLES: dict[str, type[Any]] = {"radio": Radio, "cell": CellTable, "model": ModelTable}
 
 
@@ -89,6 +92,7 @@ class Given(NamedTuple):
     policy: str = "error"  # ``radio.policy`` of a cell, else ``"error"``
     objective: str = "inverse"  # ``radio.objective`` of a cell, else the paper's
     seed: int = 0  # of random shares: that of a run of the cell, else 0
+    cell: CellFile | None = None  # None for a problem
 
 
 class CellFile(NamedTuple):
@@ -112,8 +116,13 @@ def is_run(path: str | Path) -> bool:
     return "radio" in table and "cell" not in table and "parameters" not in model and "forward_flops" not in model
 
 
-def load(path: str | Path) -> Given:
-    """Read a problem, the names of its devices, the scheme and the policy from a TOML, CSV or JSON file."""
+def load(path: str | Path, channel_of: ChannelOf | None = None) -> Given:
+    """Read a problem, the names of its devices, the scheme and the policy from a TOML, CSV or JSON file.
+
+    Args:
+        path: the file.
+        channel_of: finds the channel that a ``[radio]`` section names.
+    """
     path = Path(path)
     kind = one_of(f"the ending of {path.name}", path.suffix.lower(), (".toml", ".csv", ".json"))
     if kind == ".csv":
@@ -123,7 +132,7 @@ def load(path: str | Path) -> Given:
         return _problem(shared, rows)
     table = (parse_toml if kind == ".toml" else parse_json)(read_text(path, "the problem"), repr(str(path)))
     if isinstance(table, dict) and "radio" in table:
-        return _from_cell(table, path.parent)
+        return _from_cell(table, path.parent, channel_of)
     devices = table.pop("device", None) if isinstance(table, dict) else None
     if not isinstance(devices, list) or not all(isinstance(row, dict) for row in devices):
         raise ConfigError(f"{str(path)!r} has neither [[device]] tables, one per device, nor a [radio] table.")
@@ -190,27 +199,32 @@ def _numbers(key: str, values: Any) -> FloatArray:
         raise ConfigError(f"{key} is {brief(values)}; it must be a number, at most 1.8e308.") from None
 
 
-def _from_cell(table: Mapping[str, Any], folder: Path) -> Given:
-    found = read_cell(table, folder)
+def _from_cell(table: Mapping[str, Any], folder: Path, channel_of: ChannelOf | None) -> Given:
+    found = read_cell(table, folder, channel_of)
     radio, names = found.radio, [""] * found.cell.devices
-    return Given(found.problem, names, radio.band_scheme, radio.policy, radio.objective, found.seed)
+    return Given(found.problem, names, radio.band_scheme, radio.policy, radio.objective, found.seed, found)
 
 
-def read_cell(table: Mapping[str, Any], folder: str | Path = ".") -> CellFile:
+def read_cell(table: Mapping[str, Any], folder: str | Path = ".", channel_of: ChannelOf | None = None) -> CellFile:
     """Build the cell of a file with a ``radio`` table.
 
     Args:
         table: the tables ``radio``, ``cell`` and ``model``.
         folder: folder of relative file names.
+        channel_of: finds the channel that the section names.
     """
     if wrong := next(_cell_problems(table), ""):
         raise ConfigError(wrong)
     radio, cell, model = (from_table(kind, table.get(name, {}), f"{name}.") for name, kind in _TABLES.items())
     for line in radio.notices():
         warnings.warn(line, FeddropWarning, stacklevel=3)
-    built = build_cell(radio, cell.devices, cell.samples, derive(cell.seed, "cell"), folder=folder)  # as in a run
+    if radio.channel and channel_of is None:
+        raise ConfigError(f"radio.channel is {radio.channel!r}, which is not available here. Remove it.")
+    channel = channel_of(radio) if channel_of and radio.channel else None
+    seed = derive(cell.seed, "cell")  # as in a run
+    built = build_cell(radio, cell.devices, cell.samples, seed, folder=folder, channel=channel)
     costs = {"parameters": model.parameters, "forward_flops": model.forward_flops}
-    channels = built.draw(cell.round, derive(cell.seed, "channels"))
+    channels = built.estimate(cell.round, derive(cell.seed, "channels"))
     problem = built.problem(channels, **costs, choose=radio.chooses)
     return CellFile(radio, cell, costs, built, channels, problem, derive(cell.seed, "shares", cell.round))
 
@@ -226,6 +240,8 @@ def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:
         one_of("a table of the file", key, _TABLES)
         if not isinstance(value, dict):
             yield f"{key} is {brief(value)}; it must be a table of keys and values."
+    if table["radio"].get("objective") == IMPORTANCE:
+        yield "radio.objective is 'importance', which is read off the network of a run; a cell has none. Change it."
     if table["radio"].get("costs") == "measured":
         yield (
             "radio.costs is 'measured', but allocate uses the paper's formula. Remove it, or set costs = \"formula\"; "

@@ -9,12 +9,12 @@ from typing import Any
 
 from feddrop.allocation import Objective, Scheme
 from feddrop.config import Radio
-from feddrop.config.radio import IMPORTANCE, SCHEME_FUNCTIONS
+from feddrop.config.radio import IMPORTANCE
 from feddrop.errors import RunError
 from feddrop.radio.named import function_named, objective_named
 from feddrop.radio.outcome import OutcomeFunction
 from feddrop.radio.plan import SchemeFunction
-from feddrop.schemes import CHANNEL_TABLE, OUTCOME_TABLE, SCHEME_TABLE
+from feddrop.schemes import OUTCOME_TABLE, SCHEME_TABLE, channel_of, is_function
 from feddrop.simulation.custom import CustomObjects
 from feddrop.subnets.parameters import Params
 
@@ -40,7 +40,7 @@ class CellHooks:
     def scheme(self) -> SchemeFunction | Scheme | None:
         """A function, or an object with ``solve``; None for a scheme of the allocator, by name."""
         radio, given = self.radio, self.custom.scheme
-        if given is None and (radio.scheme in SCHEME_FUNCTIONS or ":" in radio.scheme or radio.scheme == "custom"):
+        if given is None and is_function(radio.scheme):
             given = function_named("radio.scheme", radio.scheme, radio.scheme_settings, SCHEME_TABLE)
             given = given() if isinstance(given, type) else given
         return given  # type: ignore[return-value]
@@ -50,7 +50,7 @@ class CellHooks:
         """A channel, or a function from the section's fading to one; None for that fading."""
         radio, given = self.radio, self.custom.channel
         if given is None and radio.channel:
-            given = function_named("radio.channel", radio.channel, radio.channel_settings, CHANNEL_TABLE)
+            given = channel_of(radio)
         return given
 
     @cached_property
