@@ -297,7 +297,7 @@ def test_a_run_with_an_edited_number_is_not_resumed_until_it_is_restored(tmp_pat
     path = folder / "metrics.jsonl"
     before = path.read_text()
     path.write_text(before.replace('"test_accuracy": 0.02', '"test_accuracy": 0.92'))
-    with pytest.raises(RunError, match="not what was written: a line of rounds 1 to 4 was changed. Restore the file"):
+    with pytest.raises(RunError, match=r"not what was written: a line of rounds 1 to 4 was changed. Restore the file"):
         reopened(folder)
     path.write_text(before)
     assert reopened(folder)[1].round == 4
