@@ -63,9 +63,10 @@ def read_saved(reader: RunReader, *, verify: bool = True) -> Saved:
     devices are not saved, and a resumed run repeats it.
     """
     saved, problem, changed = _read_lines(reader)
-    changed = changed or (verify and manifest_problem(reader))
-    if problem or (verify and changed):
-        raise RunError(problem or changed)
+    if verify:
+        problem = problem or changed or manifest_problem(reader)
+    if problem:
+        raise RunError(problem)
     if verify:
         saved.devices.check()
     return saved
