@@ -57,7 +57,7 @@ def call(problem, scheme, **more):
 
 def test_schemes_are_objects_with_names():
     """The table is the one of the configuration; an object and its name give the same allocation."""
-    assert tuple(SCHEMES) == radio.SCHEMES
+    assert tuple(SCHEMES) == radio.SCHEMES[: len(SCHEMES)]  # the others are functions
     assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Fixed, NoDropout, Ideal]
     p = Problem(**SIMPLE)
     for name, kind in SCHEMES.items():
