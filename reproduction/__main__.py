@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +89,61 @@ def paper(
     )
     screen.print(verdicts(judged) if "all" in names else Markdown(page.read_text(encoding="utf-8")))
     print(f"Page: {page}")
+
+
+@app.command
+def unequal(
+    *tasks: str,
+    rates: list[str] = [],  # noqa: B006 -- cyclopts copies it
+    results: Path = RESULTS / "unequal",
+    work: Path = Path("runs/unequal"),
+    out: Path | None = None,
+    workers: int = 2,
+    train: Annotated[bool, Parameter(negative="--no-train")] = True,
+) -> None:
+    """Compare methods at unequal rates and equal bytes: train what is missing, then write the page.
+
+    Parameters
+    ----------
+    tasks:
+        digits, lenet, lenet-dirichlet, shakespeare, resnet; all by default.
+    rates:
+        Columns of the tables: mixed, hard, "all 0.5", cell; all by default. May be repeated.
+    results:
+        Folder of finished runs, which are not trained again.
+    work:
+        Folder of unfinished runs; the same command resumes them.
+    out:
+        Folder of the page. Default: the work folder.
+    workers:
+        Runs to train at the same time, one thread each.
+    train:
+        Train missing runs; with --no-train they are shown as not run.
+    """
+    from feddrop.errors import one_of, within
+    from reproduction.unequal.command import run
+    from reproduction.unequal.tasks import CELL, RATES, TASKS
+
+    for task in tasks:
+        one_of("task", task, TASKS)
+    for column in rates:
+        one_of("rates", column, [*RATES, CELL])
+    within("workers", workers, 1, 1024)
+    options = {"results": results, "work": work, "out": out or work, "workers": workers, "training": train}
+    print(f"Page: {run(tasks, rates, watch=_progress(), **options)}")  # type: ignore[arg-type]
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return a progress callback that prints one line per minute."""
+    printed = time.monotonic()
+
+    def watch(done: int, total: int) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= 60:
+            printed = time.monotonic()
+            print(f"{done} of {total} rounds of this stage", flush=True)
+
+    return watch
 
 
 def main() -> None:

@@ -141,6 +141,8 @@ class Store:
             raise RunError(f"{folder} does not hold rounds 1 to {config.rounds}. Delete it to train it again.")
         series: dict[str, list[float | None]] = {name: [record[name] for record in records] for name in _SERIES}
         series |= _of_devices([[d for d in record["devices"] if d.usable] for record in records])
+        if any(record.get("val_accuracy") is not None for record in records):
+            series["val_accuracy"] = [record.get("val_accuracy") for record in records]
         for name in sorted({name for record in records for name in record.get("metrics") or {}}):
             series[name] = [(record.get("metrics") or {}).get(name) for record in records]
         result = Result(

@@ -13,6 +13,7 @@ from feddrop.allocation import allocate as allocate
 from feddrop.config import FIARSE as FIARSE
 from feddrop.config import Budget as Budget
 from feddrop.config import Callbacks as Callbacks
+from feddrop.config import Clock as Clock
 from feddrop.config import CustomMethod as CustomMethod
 from feddrop.config import Data as Data
 from feddrop.config import Execution as Execution

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -376,3 +378,11 @@ def test_refused_without_its_token(browser, root):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_the_measurement_runs(tmp_path):
+    """At a small size, whose times mean nothing."""
+    script = RESULTS.parents[2] / "benchmarks" / "explore_speed.py"
+    done = subprocess.run([sys.executable, script, "--moves", "3"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["devices_1000"]["median_ms"] > 0

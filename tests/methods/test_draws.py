@@ -19,8 +19,11 @@ from support.mask_code import payload_bytes
 
 WEIGHTS = feddrop.FedDrop(draw="importance", rule="holders", step="plain")
 NETWORK = feddrop.FedDrop(draw="importance", threshold="network", rule="holders", step="plain")
+SQUARED = replace(NETWORK, exponent=2.0)
 UNITS = feddrop.FedDrop(level="unit", draw="importance", rule="holders", step="plain")
-ALL = pytest.mark.parametrize("settings", [WEIGHTS, NETWORK, UNITS], ids=["layer", "network", "unit"])
+ALL = pytest.mark.parametrize(
+    "settings", [WEIGHTS, NETWORK, SQUARED, UNITS], ids=["layer", "network", "squared", "unit"]
+)
 MIXED = (0.0, 0.5, 0.75, 0.9)
 
 
@@ -58,7 +61,13 @@ def test_a_subnet_is_unbiased_over_many_masks(settings):
     # At the unit level only what a kept unit reads is unbiased: its inputs, given that it is kept.
     mean = total / count
     spread = ((square / count - mean**2).clamp(min=1e-12) / count).sqrt()
-    if settings is not UNITS:
+    if settings is SQUARED:  # E ŵ = w·|w|/τ below τ
+        (job,) = method.plan({}, params, 0, {0: 0.5}, 3)
+        floor = method.cut(job)[name].floor
+        below = (params[name].abs() / floor).clamp(max=1.0)
+        spread = floor * (below * ((1.0 - below**2) / count).sqrt() + 0.5 / count)  # or drawn once by chance
+        assert ((mean - params[name] * below).abs() <= 5 * spread + 1e-6).all()
+    elif settings is not UNITS:
         assert ((mean - params[name]).abs() <= 5 * spread + 1e-6).all()
 
 
@@ -180,6 +189,9 @@ def test_unequal_rates_no_longer_cost_most_of_the_accuracy(tmp_path):
         ({"draw": "importance", "count": "bernoulli"}, "count is 'bernoulli', which has no effect"),
         ({"threshold": "network"}, "threshold is 'network', which has no effect"),
         ({"draw": "importance", "threshold": "network", "layer_rates": {"fc1": 0.5}}, "Remove one"),
+        ({"exponent": 2.0}, "exponent is 2.0, which has no effect"),
+        ({"draw": "importance", "level": "unit", "exponent": 2.0}, "exponent is 2.0, which has no effect"),
+        ({"draw": "importance", "exponent": 0.5}, "exponent is 0.5; it must be"),
         ({"rule": "model", "step": "plain"}, "step is 'plain', which has no effect"),
         ({"variance_weight": -1.0}, "at least 0"),
         ({"draw": "importnce"}, "Did you mean 'importance'"),

@@ -82,3 +82,30 @@ def test_zeros_are_never_kept_while_others_are_to_be_had():
     assert draw(0, "x", probabilities(w, 0.0)).tolist() == [2, 3, 5]
     assert Magnitudes(w).variance(3) == 0.0
     assert not {0, 1, 4} & set(draw(0, "x", probabilities(w, Magnitudes(w).threshold(2))).tolist())
+
+
+@given(VALUES, st.floats(0.02, 1.0), st.sampled_from([1.5, 2.0, 4.0, 8.0]))
+def test_with_an_exponent_the_asked_number_is_kept_and_the_error_is_counted(w, s, exponent):
+    sizes, kept = Magnitudes(w, exponent), s * len(w)
+    threshold = sizes.threshold(kept)
+    q = probabilities(w, threshold, exponent)
+    assert q.sum() == pytest.approx(kept, rel=1e-6)
+    raised = np.maximum(np.abs(w), threshold)
+    slow = np.sum(q * (raised - np.abs(w)) ** 2 + (1.0 - q) * w**2)  # kept entries are raised to τ, others are 0
+    assert sizes.variance(kept) == pytest.approx(slow, rel=1e-6, abs=1e-9)
+
+
+def test_a_large_exponent_keeps_the_largest_and_has_less_error_at_high_rates():
+    w = np.random.default_rng(0).normal(size=2_000)
+    largest = np.argsort(-np.abs(w))[:200]
+    dropped = np.sum(w**2) - np.sum(w[largest] ** 2)  # the error of keeping the largest
+    errors, found = [], []
+    for exponent in (1.0, 2.0, 4.0, 8.0):
+        sizes = Magnitudes(w, exponent)
+        errors.append(sizes.variance(200) / dropped)
+        found.append(probabilities(w, sizes.threshold(200), exponent)[largest].mean())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 9
+    assert 1 < errors[-1] < 1.05
+    assert found == sorted(found)
+    assert found[-1] > 0.8 > 0.3 > found[0]

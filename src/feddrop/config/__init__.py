@@ -1,6 +1,7 @@
 """The configuration of a run, from Python, TOML or the command line. Imports neither torch nor NumPy."""
 
 from feddrop.config.callbacks import Callbacks as Callbacks
+from feddrop.config.clock import Clock as Clock
 from feddrop.config.compare import Budget as Budget
 from feddrop.config.compare import Compare as Compare
 from feddrop.config.conversion import from_table as from_table

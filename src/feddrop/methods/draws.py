@@ -83,9 +83,10 @@ class UniformDraw:
 
 
 class ImportantWeights:
-    """Weights are kept with probability q_j = min(1, |w_j|/τ)."""
+    """Weights are kept with probability q_j = min(1, |w_j|/τ)^p."""
 
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
+        self._exponent = config.exponent
         self._shapes, self._by_layer = blueprint.shapes, config.threshold == "layer"
         self._rate_of, sizes = layer_rates(blueprint, config), sizer(blueprint, config)
         able = blueprint.weights | blueprint.biases if config.biases else blueprint.weights
@@ -117,7 +118,7 @@ class ImportantWeights:
         seed = derive(job.seed, "mask")
         for name, (threshold, _) in self._levels(params, job.rate).items():
             thresholds.append(threshold)
-            q = probabilities(params[name].numpy().reshape(-1), threshold)
+            q = probabilities(params[name].numpy().reshape(-1), threshold, self._exponent)
             mask = np.zeros(q.size, bool)
             mask[draw(seed, name, q)] = True
             masks.append(mask)
@@ -139,7 +140,8 @@ class ImportantWeights:
             self._sorted = (params, {})
         known = self._sorted[1]
         if key not in known:
-            known[key] = Magnitudes(np.concatenate([params[name].numpy().reshape(-1) for name in names]))
+            values = np.concatenate([params[name].numpy().reshape(-1) for name in names])
+            known[key] = Magnitudes(values, self._exponent)
         return known[key]
 
     def cut(self, job: Job) -> Subnet:
@@ -165,7 +167,7 @@ class ImportantWeights:
         return pieces
 
     def variance(self, params: Params, rate: float) -> float:
-        """Return V(s)/‖w‖² over the weights that may be dropped."""
+        """Return E‖ŵ-w‖²/‖w‖² over the weights that may be dropped."""
         levels = self._levels(params, rate)
         total = sum(float(params[name].double().square().sum()) for name in levels)
         found = sum(v for _, v in levels.values()) if self._by_layer else next(iter(levels.values()))[1]

@@ -38,7 +38,7 @@ from feddrop.report.radio import CHARGED
 from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
-MOST_COLUMNS = 9
+MOST_COLUMNS = 8
 """Measures of one table; with more, what runs spent by their end has a table of its own."""
 TITLES: dict[Against, str] = {
     "round": "by round",

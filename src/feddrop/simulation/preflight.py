@@ -22,7 +22,7 @@ from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
-from feddrop.simulation import mistakes
+from feddrop.simulation import clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
 from feddrop.simulation.schemes import PlannedBy
@@ -68,7 +68,7 @@ def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
 
 
-CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell)
+CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell, *clock_checks.CONFIG_CHECKS)
 """Checks that need the configuration alone."""
 
 
@@ -303,7 +303,8 @@ def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
 
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
-    plan = run.scheme.decide(1, params=run.params)
+    with clock_checks.first_cohort(run):
+        plan = run.scheme.decide(1, params=run.params)
     if run.config.execution.dtype == AUTO and not plan.dtypes:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
 
@@ -345,6 +346,7 @@ RUN_CHECKS = (
     mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
+    *clock_checks.RUN_CHECKS,
     metrics_are_not_notes,
     sub_models_can_be_built,
     first_round_can_be_planned,

@@ -230,17 +230,12 @@ def exchange(
 
     def parcels() -> Iterator[Parcel]:
         for job in jobs:
-            how = dtype if isinstance(dtype, str) else dtype[job.device]
-            subnet, memory = method.cut(job), memories.get(job.device)
-            if job.remembered and not memory:  # the device has forgotten: send everything
-                job = replace(job, remembered=frozenset())
-            try:
-                frame = push(params, without(subnet, frozen), job, dtype=how)
-            except FrameError as error:
-                unsent.append((SentJob(job, subnet, how, 0), Reply(error=str(error))))
-                continue
-            in_flight.append(SentJob(job, subnet, how, len(frame)))
-            yield Parcel(job.device, frame, memory)
+            sent, parcel, error = packed(method, params, job, dtype, memories, frozen)
+            if parcel is None:
+                unsent.append((sent, Reply(error=error)))
+            else:
+                in_flight.append(sent)
+                yield parcel
 
     for reply in executor.compute(parcels()):
         if more := not in_flight:
@@ -253,6 +248,26 @@ def exchange(
             "compute() must return one per parcel, in order: a Reply with an error if there is no update."
         )
     yield from unsent
+
+
+def packed(
+    method: Method,
+    params: Params,
+    job: Job,
+    dtype: str | Mapping[int, str],
+    memories: MemoryStore,
+    frozen: Set[str],
+) -> tuple[SentJob, Parcel | None, str]:
+    """Cut the subnet of a job and write its frame; without a parcel if it cannot be written, and why."""
+    how = dtype if isinstance(dtype, str) else dtype[job.device]
+    subnet, memory = method.cut(job), memories.get(job.device)
+    if job.remembered and not memory:  # the device has forgotten: send everything
+        job = replace(job, remembered=frozenset())
+    try:
+        frame = push(params, without(subnet, frozen), job, dtype=how)
+    except FrameError as error:
+        return SentJob(job, subnet, how, 0), None, str(error)
+    return SentJob(job, subnet, how, len(frame)), Parcel(job.device, frame, memory), ""
 
 
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:

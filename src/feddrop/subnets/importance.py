@@ -7,6 +7,10 @@ The draw is unbiased, E ŵ = w, and of all draws that keep s·n of n entries on 
 
 where uniform draws have ‖w‖² γ/(1-γ) (Lemma 1 of the paper). V is convex and falling in s, with V(1) = 0 and slope
 V'(s) = -n τ(s)². A kept entry with q_j < 1 is sent as w_j/q_j = τ·sign(w_j): its magnitude is raised to τ.
+
+With an exponent p above 1, q_j = min(1, |w_j|/τ)^p, and kept entries are raised to τ as before. Small entries are then
+kept less often than an unbiased draw requires: E ŵ_j = w_j (|w_j|/τ)^(p-1) for |w_j| < τ. In return, the error is
+smaller where few entries are kept. As p grows, the draw becomes the choice of the largest entries.
 """
 
 from __future__ import annotations
@@ -25,11 +29,15 @@ class Magnitudes:
 
     Args:
         values: the entries, of any shape; at least one is not zero.
+        exponent: p.
     """
 
-    def __init__(self, values: npt.ArrayLike) -> None:
-        self._sorted: FloatArray = np.sort(np.abs(np.asarray(values, dtype=np.float64)).reshape(-1))[::-1]
-        self._size = len(self._sorted)
+    def __init__(self, values: npt.ArrayLike, exponent: float = 1.0) -> None:
+        self._sizes: FloatArray = np.sort(np.abs(np.asarray(values, dtype=np.float64)).reshape(-1))[::-1]
+        self._size, self._exponent = len(self._sizes), exponent
+        self._sorted = self._sizes
+        if exponent != 1.0:  # relative to the largest, so that powers do not underflow
+            self._sorted = (self._sizes / (self._sizes[0] or 1.0)) ** exponent
         self._nonzero = int(np.count_nonzero(self._sorted))
         # Sums over all entries from position i on, in falling order of magnitude.
         self._tail = np.append(np.cumsum(self._sorted[::-1])[::-1], 0.0)
@@ -41,18 +49,23 @@ class Magnitudes:
         return self._size
 
     def threshold(self, kept: float) -> float:
-        """Return τ at which Σ min(1, |w_j|/τ) = kept; 0 if all entries that are not zero are kept for certain."""
-        return self._certain(kept)[1]
+        """Return τ at which Σ min(1, |w_j|/τ)^p = kept; 0 if all entries that are not zero are kept for certain."""
+        found = self._certain(kept)[1]
+        return found if self._exponent == 1.0 else float(self._sizes[0] * found ** (1.0 / self._exponent))
 
     def variance(self, kept: float) -> float:
-        """Return V(kept/n)."""
+        """Return the mean squared error E‖ŵ-w‖² with s = kept/n; with p = 1, V(s)."""
         certain, threshold = self._certain(kept)
         if threshold == 0.0:
             return 0.0
+        if self._exponent != 1.0:
+            rest, raised = self._sizes[certain:], self.threshold(kept)
+            q = probabilities(rest, raised, self._exponent)
+            return float(np.sum(q * (raised - rest) ** 2 + (1.0 - q) * rest**2))
         return float(max(0.0, threshold * self._tail[certain] - self._tail_squares[certain]))
 
     def slope(self, kept: float) -> float:
-        """Return V'(s) at s = kept/n."""
+        """Return V'(s) at s = kept/n, for p = 1."""
         return -self._size * self.threshold(kept) ** 2
 
     def _certain(self, kept: float) -> tuple[int, float]:
@@ -70,9 +83,11 @@ class Magnitudes:
         return low, float(self._tail[low] / (kept - low))
 
 
-def probabilities(values: npt.ArrayLike, threshold: float) -> FloatArray:
-    """Return q_j = min(1, |w_j|/τ), in the shape of the values; with τ = 0 every entry that is not zero has 1."""
+def probabilities(values: npt.ArrayLike, threshold: float, exponent: float = 1.0) -> FloatArray:
+    """Return q_j = min(1, |w_j|/τ)^p, in the shape of the values; with τ = 0 every entry that is not zero has 1."""
     size = np.abs(np.asarray(values, dtype=np.float64))
+    if exponent != 1.0 and threshold > 0.0:
+        return np.minimum(size / threshold, 1.0) ** exponent
     return np.where(size >= threshold, size > 0.0, size / threshold) if threshold > 0.0 else (size > 0.0).astype(float)
 
 

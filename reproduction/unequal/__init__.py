@@ -1,0 +1,1 @@
+"""Methods at unequal rates, compared at equal bytes: ``python -m reproduction unequal``."""
