@@ -16,6 +16,7 @@ from rich.text import Text
 
 from feddrop.errors import clean
 from feddrop.report.quantities import in_hertz, in_watts
+from feddrop.storage.records import UNANSWERED
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
