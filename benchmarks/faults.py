@@ -1,4 +1,4 @@
-"""Faults for ``soak.py``: damaged frames, damaged run files, full disks."""
+"""Faults for ``soak.py``: damaged frames, damaged run files, full disks; and processes to inject them into."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import errno
 import os
 import random
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import feddrop
 from feddrop import wire
 from feddrop.methods.method import Setup, Spec
 from feddrop.simulation.round import pull, push
+from feddrop.simulation.run import read_config
 from feddrop.subnets import parameters
 
 
@@ -67,6 +70,7 @@ def _frames() -> Iterator[tuple[bytes, Callable[[bytes], Any]]]:
     params = parameters.from_model(model)
     payload = {
         "bits": torch.tensor([True, False, True]),
+        "gaps": torch.arange(600) % 97 == 3,  # travels as the gaps between its true entries
         "scores": torch.rand(2, 3),
         "counts": torch.arange(4),
         "none": torch.empty(0, 2),
@@ -158,3 +162,73 @@ def fill_disk(calls: int) -> None:
         real(handle)
 
     os.fsync = fsync
+
+
+def read_damaged(finished: Path, to: Path, times: int, dice: random.Random) -> Iterator[Line]:
+    """Flip a bit of a finished run, and read it: load_run and a table of devices must refuse it."""
+    for name, pattern in (("the metrics", "metrics.jsonl"), ("a table of devices", "devices/*.parquet")):
+        refused = 0
+        for _ in range(times):
+            here = copy_of(finished, to)
+            path = dice.choice(sorted(here.glob(pattern)))
+            data = bytearray(path.read_bytes())
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+            path.write_bytes(data)
+            try:
+                feddrop.export(here, to / "devices.csv", devices=True)
+            except feddrop.RunError:
+                refused += 1
+        yield Line(f"a bit of {name} flipped in a finished run", times, refused, "nothing: reading it is refused")
+
+
+# --- processes
+
+
+class Forked:
+    """Runs a command in a fork, which saves importing torch (slower than the run itself)."""
+
+    def __init__(self, command: list[str], before: Callable[[], None] = lambda: None) -> None:
+        self._ended: int | None = None
+        self._pid = os.fork()
+        if not self._pid:
+            before()
+            os._exit(_in_child(command))
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        if self._ended is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if pid else None
+        return self._ended
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for its end, and return the exit code."""
+        if self._ended is None:
+            self._ended = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._ended
+
+
+def command_of(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a command of feddrop."""
+    return subprocess.Popen([sys.executable, "-m", "feddrop", *command], stdout=subprocess.DEVNULL)
+
+
+def _in_child(command: list[str]) -> int:
+    try:
+        if command[0] == "resume":
+            run = feddrop.Run(read_config(command[1]), command[1], resume=True)
+        else:
+            run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
+        for _ in run:
+            pass
+    except feddrop.FeddropError:
+        return 2
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0

@@ -16,12 +16,11 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 
 import feddrop
-from faults import Line, copy_of, damage_newest, fill_disk, strike_frames
+from faults import Forked, Line, command_of, copy_of, damage_newest, fill_disk, read_damaged, strike_frames
 from feddrop.executors import EXECUTORS, worker
 from feddrop.simulation.run import read_config
 
@@ -65,6 +64,7 @@ class Size:
     disks: int
     serial_kills: int
     other_kills: int
+    signals: int
     worker_kills: int
     worker_stops: int
     rounds: int
@@ -77,13 +77,23 @@ FULL = Size(
     disks=50,
     serial_kills=100,
     other_kills=20,
+    signals=20,
     worker_kills=80,
     worker_stops=10,
     rounds=1000,
     devices=50,
 )
 SMALL = Size(
-    frames=3000, files=1, disks=1, serial_kills=2, other_kills=1, worker_kills=1, worker_stops=1, rounds=10, devices=5
+    frames=3000,
+    files=1,
+    disks=1,
+    serial_kills=2,
+    other_kills=1,
+    signals=1,
+    worker_kills=1,
+    worker_stops=1,
+    rounds=10,
+    devices=5,
 )
 
 
@@ -179,8 +189,9 @@ def _rounds(folder: Path) -> int:
 # --- runs
 
 
-def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) -> Line:
+def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random, number: int = signal.SIGKILL) -> Line:
     """Kill runs at random moments and resume them until they end; each must end like an undisturbed one."""
+    name, own = signal.Signals(number).name, number != signal.SIGKILL
     expected = undisturbed(folder)
     killed = survived = runs = 0
     while killed < kills:
@@ -189,19 +200,21 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random) ->
         mine = 0
         while True:
             command = _toward(here, folder, executor)
-            process = _Forked(command) if executor == "serial" else _command(command)
+            process = Forked(command) if executor == "serial" and not own else command_of(command)
             if killed + mine < kills:
-                _kill(process, here, dice)
+                _kill(process, here, dice, number)
             ended = process.wait()
             if ended == 0:
                 break
-            if ended != -signal.SIGKILL:
+            if ended not in (-number, 128 + number):  # a signal before Python runs has no handler yet
                 raise SystemExit(f"`feddrop {' '.join(command)}` exited with code {ended}")
             mine += 1
         killed += mine
         survived += mine if outcome(here) == expected else 0
         _say(f"runs killed, {executor}: {killed} of {kills}, survived {survived}, in {runs} runs")
-    return Line(f"run killed, {executor} (SIGKILL)", killed, survived, "the current round, recomputed")
+    if own:
+        return Line(f"run stopped, {executor} ({name})", killed, survived, "nothing; before the first round, the start")
+    return Line(f"run killed, {executor} ({name})", killed, survived, "the current round, recomputed")
 
 
 def _toward(here: Path, folder: Path, executor: str) -> list[str]:
@@ -212,59 +225,16 @@ def _toward(here: Path, folder: Path, executor: str) -> list[str]:
     return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]
 
 
-def _kill(process: Any, folder: Path, dice: random.Random) -> None:
-    """Kill a run at a random moment: during startup, or a few rounds and a random delay from now."""
+def _kill(process: Any, folder: Path, dice: random.Random, number: int) -> None:
+    """Signal a run at a random moment: during startup, or a few rounds and a random delay from now."""
     until = _rounds(folder) + dice.randrange(5)
     while _rounds(folder) < until and process.poll() is None:
         time.sleep(0.01)
     time.sleep(dice.choice((0.0, dice.uniform(0, 0.05), dice.uniform(0, 0.5), dice.uniform(0, 4))))
-    process.kill()
-
-
-class _Forked:
-    """Runs a command in a fork, which saves importing torch (slower than the run itself)."""
-
-    def __init__(self, command: list[str], before: Callable[[], None] = lambda: None) -> None:
-        self._ended: int | None = None
-        self._pid = os.fork()
-        if not self._pid:
-            before()
-            os._exit(_in_child(command))
-
-    def poll(self) -> int | None:
-        if self._ended is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            self._ended = os.waitstatus_to_exitcode(status) if pid else None
-        return self._ended
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self._pid, signal.SIGKILL)
-
-    def wait(self) -> int:
-        if self._ended is None:
-            self._ended = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return self._ended
-
-
-def _command(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "feddrop", *command], stdout=subprocess.DEVNULL)
-
-
-def _in_child(command: list[str]) -> int:
-    try:
-        if command[0] == "resume":
-            run = feddrop.Run(read_config(command[1]), command[1], resume=True)
-        else:
-            run = feddrop.Run(feddrop.RunConfig.from_file(command[1]), command[3])
-        for _ in run:
-            pass
-    except feddrop.FeddropError:
-        return 2
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+    if number == signal.SIGKILL:
+        process.kill()
+    else:
+        process.send_signal(number)
 
 
 # --- files
@@ -281,7 +251,7 @@ def strike_files(folder: Path, times: int, dice: random.Random) -> Iterator[Line
         for _ in range(times):
             here = copy_of(folder / "stopped", folder / "damaged")
             damage_newest(here, kind, dice)
-            survived += _Forked(["resume", str(here)], _hush).wait() == 0 and outcome(here) == expected
+            survived += Forked(["resume", str(here)], _hush).wait() == 0 and outcome(here) == expected
         _say(f"{kind}: {times} damaged, survived {survived}")
         name = {"line": "last line of the metrics", "memory": "a device's memory"}.get(kind, f"last {kind}")
         lost = "one or two rounds, recomputed"
@@ -298,12 +268,12 @@ def fill_disks(folder: Path, times: int, dice: random.Random) -> Line:
     expected, survived, failed = undisturbed(folder), 0, 0
     while failed < times:
         here, calls = folder / f"full-{failed}", dice.randrange(1, 80)
-        ended = _Forked(_toward(here, folder, "serial"), lambda calls=calls: fill_disk(calls)).wait()
+        ended = Forked(_toward(here, folder, "serial"), lambda calls=calls: fill_disk(calls)).wait()
         if ended not in (0, 2):
             raise SystemExit(f"a run on a full disk exited with code {ended}; expected 0 or 2")
         failed += ended == 2
         if ended == 2:
-            again = _Forked(_toward(here, folder, "serial")).wait()
+            again = Forked(_toward(here, folder, "serial")).wait()
             survived += again == 0 and outcome(here) == expected
         shutil.rmtree(here)
     _say(f"disk full: {failed}, survived {survived}")
@@ -366,7 +336,7 @@ def installed() -> list[str]:
 
 def main() -> int:
     """Run all parts, or the named ones; return the number of faults that were not survived."""
-    parts = ("frames", "files", "disks", "runs", "workers", "rounds")
+    parts = ("frames", "files", "disks", "runs", "signals", "workers", "rounds")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"parts to run: {', '.join(parts)}; default: all")
     parser.add_argument("--small", action="store_true", help="a short version, without Ray")
@@ -385,11 +355,14 @@ def main() -> int:
             yield from strike_frames(size.frames, dice)
         if "files" in asked:
             yield from strike_files(folder / "files", size.files, dice)
+            yield from read_damaged(folder / "files" / "undisturbed", folder / "files" / "read", size.files, dice)
         if "disks" in asked:
             yield fill_disks(folder / "disks", size.disks, dice)
         for name in names if "runs" in asked else ():
             kills = size.serial_kills if name == "serial" else size.other_kills
             yield strike_runs(folder / f"runs-{name}", name, kills, dice)
+        if "signals" in asked:
+            yield strike_runs(folder / "signals", "processes", size.signals, dice, signal.SIGTERM)
         if "workers" in asked:
             yield from strike_workers(folder / "workers", size.worker_kills, size.worker_stops, dice)
 

@@ -27,6 +27,7 @@ LOOKED_AT = {
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop compare examples/compare_schemes.toml": "needs CIFAR-100 in full; test_comparisons.py compares schemes",
+    "feddrop compare examples/compare_clocks.toml": "likewise; test_clock.py runs the clocks",
     "feddrop explore": "serves until Ctrl-C; the tests of the explorer do it",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
 }

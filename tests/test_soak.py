@@ -20,6 +20,6 @@ def test_soak():
     rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", done.stdout, re.MULTILINE)
     killed = re.findall(r"^\| run killed, (\w+) ", done.stdout, re.MULTILINE)
     assert killed == ["serial", "processes"]
-    assert len(rows) == 2 + 3 + 1 + len(killed) + 2  # frames, files, disks, runs, workers
+    assert len(rows) == 2 + 5 + 1 + len(killed) + 1 + 2  # frames, files, disks, runs, signals, workers
     assert all(injected == survived != "0" for _, injected, survived in rows), done.stdout
     assert re.findall(r"^\| (\w+) \| 10 × 5 \|", done.stdout, re.MULTILINE) == killed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -206,6 +208,23 @@ def test_keyboard_only(page):
     tab_to("nav a[href='#/runs']")
     page.key("Enter")
     page.until("document.querySelectorAll('#list tbody tr').length")
+    page.js("document.querySelector('header a').focus()")
+    tab_to("nav a[href='#/compare']")
+    page.key("Enter")
+    page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")
+    tab_to("#compare-list input")
+    page.key(" ")  # without this run
+    page.until("document.querySelectorAll('#compare-list input:checked').length === 2")
+    page.js("document.querySelector('header a').focus()")
+    tab_to("nav a[href='#/paper']")
+    page.key("Enter")
+    page.until("document.querySelectorAll('#paper-claims > details').length > 40")
+    tab_to("#paper-claims summary")
+    page.key("Enter")
+    page.until("document.querySelector('.chips button')")
+    tab_to(".chips button")
+    page.key("Enter")
+    page.until("document.querySelector('.behind svg')")
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])
@@ -376,3 +395,11 @@ def test_refused_without_its_token(browser, root):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_the_measurement_runs(tmp_path):
+    """At a small size, whose times mean nothing."""
+    script = RESULTS.parents[2] / "benchmarks" / "explore_speed.py"
+    done = subprocess.run([sys.executable, script, "--moves", "3"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["devices_1000"]["median_ms"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 import tomli_w
 
 from feddrop.config.callbacks import Callbacks
+from feddrop.config.clock import Clock
 from feddrop.config.conversion import declared, from_table, options_of, to_table
 from feddrop.config.data import Data
 from feddrop.config.display import html_table
 from feddrop.config.execution import Execution
 from feddrop.config.fields import Settings, setting
-from feddrop.config.methods import FedDrop, MethodSettings
+from feddrop.config.method_base import MethodSettings
+from feddrop.config.methods import FedDrop
 from feddrop.config.model import Model
 from feddrop.config.parsing import flat, parse_toml, read_toml, user_path
 from feddrop.config.participation import Participation
@@ -46,7 +49,10 @@ class RunConfig(Settings):
 
     Attributes:
         seed: root of every random choice.
-        rounds: number of rounds.
+        rounds: number of rounds, that is, of server steps.
+        seconds: the run ends after the round that reaches this many virtual seconds; inf for no limit.
+        joules: the run ends after the round that reaches this much energy of all devices; inf for no limit.
+        target_accuracy: the run ends after the round that reaches this test accuracy; 0 for no target.
         rate: dropout rate γ: one for all devices, a list with one per device, or the name of a ``.csv`` or ``.json``
             file; 0.3 by default. With ``[radio]``, rates come from the allocation scheme; only ``"fixed"`` takes a
             rate.
@@ -64,6 +70,7 @@ class RunConfig(Settings):
         participation: which devices take part.
         execution: where and how devices are simulated.
         radio: the cell; None for no radio, and so no latency and energy.
+        clock: which answers the server waits for.
         callbacks: experiment trackers.
 
     Example:
@@ -75,6 +82,9 @@ class RunConfig(Settings):
 
     seed: int = setting(0, ge=0)
     rounds: int = setting(30, ge=1)
+    seconds: float = setting(math.inf, gt=0, infinite=True)
+    joules: float = setting(math.inf, gt=0, infinite=True)
+    target_accuracy: float = setting(0.0, ge=0, le=1)
     rate: float | tuple[float, ...] | str | None = setting(None, ge=0, lt=1, file=True)
     eval_every: int = setting(1, ge=1)
     eval_devices: bool = setting(False)
@@ -88,6 +98,7 @@ class RunConfig(Settings):
     participation: Participation = setting(Participation())
     execution: Execution = setting(Execution())
     radio: Radio | None = None
+    clock: Clock = setting(Clock())
     callbacks: Callbacks = setting(Callbacks())
 
     @property

@@ -40,6 +40,10 @@ class RunView(Protocol):
         """Rounds done so far; above 0 at the start of a resumed run."""
 
     @property
+    def finished(self) -> bool:
+        """Whether the run has reached its end."""
+
+    @property
     def about(self) -> Mapping[str, Any]:
         """The contents of ``run.json``; ``about["id"]`` stays the same when a run is resumed."""
 
@@ -125,7 +129,7 @@ class MLflow:
 
     def on_end(self, run: RunView) -> None:
         """Set the final status."""
-        self._client.set_terminated(self._run, "FINISHED" if run.round >= run.config.rounds else "KILLED")
+        self._client.set_terminated(self._run, "FINISHED" if run.finished else "KILLED")
 
 
 class WandB:
@@ -155,7 +159,7 @@ class WandB:
 
     def on_end(self, run: RunView) -> None:
         """Set the final status."""
-        self._run.finish(exit_code=0 if run.round >= run.config.rounds else 1)
+        self._run.finish(exit_code=0 if run.finished else 1)
 
 
 def named_callbacks(config: Callbacks) -> list[Any]:

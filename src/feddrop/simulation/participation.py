@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ class Roster:
         self._spans = _read_spans(Path(config.availability), devices) if config.availability else None
         self.most = min(self._count, devices)
         self.everyone = self._spans is None and self._count >= devices
+        self._held: npt.NDArray[np.int64] | None = None
 
     def first_empty_round(self, rounds: int) -> int | None:
         """Return the first of so many rounds in which no device is available."""
@@ -42,12 +45,25 @@ class Roster:
                 empty = max(empty, last + 1)
         return empty if empty <= rounds else None
 
-    def chosen(self, round_: int) -> npt.NDArray[np.int64]:
-        """Return the devices that take part in a round, sorted."""
+    @contextmanager
+    def holding(self, devices: Iterable[int]) -> Iterator[None]:
+        """Within this context, these devices take part in every round: a clock has chosen them."""
+        self._held = np.array(sorted(devices), dtype=np.int64)
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def chosen(self, round_: int, among: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
+        """Return the devices that take part in a round, sorted; only those ``among`` some, if these are given."""
+        if self._held is not None:
+            return self._held
         available = np.arange(self._devices)
         if self._spans is not None:
             device, first, last = self._spans.T
             available = np.unique(device[(first <= round_) & (round_ <= last)])
+        if among is not None:
+            available = np.intersect1d(available, np.asarray(among, dtype=np.int64))
         if self._count >= len(available):
             return available
         order = permutation(derive(self._seed, "participation", round_), len(available))

@@ -46,16 +46,11 @@ def round_record(
     plan: RoundPlan,
     devices: Sequence[DeviceRound],
     costs: Mapping[int, Mapping[str, Any]],
-    measured: Mapping[str, float],
-    notes: Mapping[str, float],
-    wall_s: float,
 ) -> RoundRecord:
     """Return the record of a round from its plan and from what each device did.
 
-    ``costs`` are the scheme's, by device; if empty, the server's clock counts. ``measured`` are the results on the test
-    set, empty if the round was not evaluated; ``notes`` are the method's numbers.
+    ``costs`` are the scheme's, by device; if empty, the server's clock counts.
     """
-    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
     used = [device for device in devices if device.loss is not None]
     costs = costs or {d.device: {"latency_s": d.elapsed} for d in devices if d.elapsed}
     joules = [cost.get("energy_j") for cost in costs.values()]
@@ -70,24 +65,34 @@ def round_record(
     return RoundRecord(
         round=round_,
         train_loss=sum(d.num_samples * (d.loss or 0.0) for d in used) / trained if used else None,
-        test_loss=measured.get("loss"),
-        test_accuracy=measured.get("accuracy"),
-        val_loss=measured.get("val_loss"),
-        val_accuracy=measured.get("val_accuracy"),
         push_bytes=sum(device.push_bytes for device in devices),
         pull_bytes=sum(device.pull_bytes for device in devices),
         latency_s=max(_awaited(plan, device, cost["latency_s"]) for device, cost in costs.items()) if costs else None,
         energy_j=None if None in joules or not joules else sum(filter(None, joules)),
-        wall_s=round(wall_s, 4),
         deadline_s=plan.deadline_s,
         objective=plan.objective,
         charged_objective=plan.charged_objective,
         remark=plan.remark,
         counts={name: count for name, count in counts.items() if count},
         mean_rate=sum(rates) / len(rates) if rates else None,
+        devices=tuple(entries),
+    )
+
+
+def with_results(
+    record: RoundRecord, measured: Mapping[str, float], notes: Mapping[str, float], wall_s: float
+) -> RoundRecord:
+    """Return a record with the results on the test set, none if it was not evaluated, and the method's numbers."""
+    of_devices = [value for name, value in measured.items() if name.startswith(_DEVICE)]
+    return replace(
+        record,
+        test_loss=measured.get("loss"),
+        test_accuracy=measured.get("accuracy"),
+        val_loss=measured.get("val_loss"),
+        val_accuracy=measured.get("val_accuracy"),
+        wall_s=round(wall_s, 4),
         metrics=_metrics(measured, of_devices) | dict(notes),
         device_accuracy=tuple(value if math.isfinite(value) else None for value in of_devices),
-        devices=tuple(entries),
     )
 
 

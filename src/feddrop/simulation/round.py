@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
@@ -20,7 +22,7 @@ from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
 from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
-from feddrop.subnets.piece import Subnet, scaled_values, without
+from feddrop.subnets.piece import Subnet, gather, scaled_values, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
@@ -189,6 +191,8 @@ def fold(
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
             if update is not None:
+                if method.returns_weights:
+                    update = replace(update, values=_changes(update, params))
                 if untrained is not None:
                     untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
@@ -230,17 +234,12 @@ def exchange(
 
     def parcels() -> Iterator[Parcel]:
         for job in jobs:
-            how = dtype if isinstance(dtype, str) else dtype[job.device]
-            subnet, memory = method.cut(job), memories.get(job.device)
-            if job.remembered and not memory:  # the device has forgotten: send everything
-                job = replace(job, remembered=frozenset())
-            try:
-                frame = push(params, without(subnet, frozen), job, dtype=how)
-            except FrameError as error:
-                unsent.append((SentJob(job, subnet, how, 0), Reply(error=str(error))))
-                continue
-            in_flight.append(SentJob(job, subnet, how, len(frame)))
-            yield Parcel(job.device, frame, memory)
+            sent, parcel, error = packed(method, params, job, dtype, memories, frozen)
+            if parcel is None:
+                unsent.append((sent, Reply(error=error)))
+            else:
+                in_flight.append(sent)
+                yield parcel
 
     for reply in executor.compute(parcels()):
         if more := not in_flight:
@@ -253,6 +252,31 @@ def exchange(
             "compute() must return one per parcel, in order: a Reply with an error if there is no update."
         )
     yield from unsent
+
+
+def _changes(update: Update, params: Params) -> Mapping[str, Tensor]:
+    """Return the changes that lead from the server's weights to those of an update."""
+    return {name: value - gather(params[name], update.subnet[name]) for name, value in update.values.items()}
+
+
+def packed(
+    method: Method,
+    params: Params,
+    job: Job,
+    dtype: str | Mapping[int, str],
+    memories: MemoryStore,
+    frozen: Set[str],
+) -> tuple[SentJob, Parcel | None, str]:
+    """Cut the subnet of a job and write its frame; without a parcel if it cannot be written, and why."""
+    how = dtype if isinstance(dtype, str) else dtype[job.device]
+    subnet, memory = method.cut(job), memories.get(job.device)
+    if job.remembered and not memory:  # the device has forgotten: send everything
+        job = replace(job, remembered=frozenset())
+    try:
+        frame = push(params, without(subnet, frozen), job, dtype=how)
+    except FrameError as error:
+        return SentJob(job, subnet, how, 0), None, str(error)
+    return SentJob(job, subnet, how, len(frame)), Parcel(job.device, frame, memory), ""
 
 
 def push(params: Params, subnet: Subnet, job: Job, *, dtype: str = "float32") -> bytes:

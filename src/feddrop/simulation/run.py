@@ -141,12 +141,17 @@ class Run:
             if not resume:
                 self._disk.begin(self.config, facts, overwrite=overwrite)
             elif found := self._disk.reopen(self.config, facts):
-                self._server = self._server.returned_to(found, self.folder)
+                self._server = self._server.returned_to(found, self.folder, self.prepared.method)
 
     @property
     def round(self) -> int:
         """Rounds done so far."""
         return self._server.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: by ``rounds``, ``seconds``, ``joules`` or ``target_accuracy``."""
+        return self._server.ends(self.config)
 
     @property
     def params(self) -> Params:
@@ -184,7 +189,7 @@ class Run:
         )
 
     def __iter__(self) -> Iterator[Record]:
-        if self.round >= self.config.rounds:
+        if self.finished:
             return
         with self._disk.locked():
             self._disk.check_unchanged()
@@ -192,7 +197,7 @@ class Run:
             try:
                 with closing(executor):
                     self._callbacks.call("on_start", self)
-                    while self.round < self.config.rounds:
+                    while not self._server.ends(self.config):
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record
@@ -209,7 +214,7 @@ class Run:
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
         saved = recording.recorded(record, self.config)
-        self._disk.save(saved, server.groups(), last=server.round == self.config.rounds)
+        self._disk.save(saved, server.groups(), last=server.ends(self.config))
         self._server = server
         self._warn(record)
         return record

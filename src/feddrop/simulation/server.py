@@ -10,27 +10,40 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from feddrop.config import RunConfig
 from feddrop.errors import RunError
 from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
-from feddrop.methods.method import State
+from feddrop.methods.method import Method, State
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation import preflight, recording
+from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.device import Root
+from feddrop.simulation.flights import Flight, load_flights, save_flights
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import run_round
 from feddrop.simulation.sizes import measure_sizes
 from feddrop.simulation.untrained import Untrained
+from feddrop.simulation.virtual import VirtualStep, first_clock, virtual_step
 from feddrop.storage import RoundRecord
 from feddrop.storage.checkpoints import Checkpoint
 from feddrop.storage.records import UNTRAINED
 from feddrop.subnets.parameters import Params
+
+
+class Totals(NamedTuple):
+    """What a run has used and reached so far: virtual seconds, joules of all devices, the best test accuracy."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    accuracy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +58,9 @@ class ServerState:
         guard: watches the updates; it knows the median size of the last round's.
         untrained: the parameters that no device has held so far.
         cell: what the scheme and the outcome of the cell remember.
+        spent: seconds, joules and the best accuracy so far.
+        clock: the virtual clock; None under the clock ``"deadline"``.
+        under_way: the jobs under way in it.
     """
 
     round: int
@@ -54,6 +70,9 @@ class ServerState:
     guard: Guard
     untrained: Untrained
     cell: ArrayState = field(default_factory=dict)
+    spent: Totals = field(default_factory=lambda: Totals())
+    clock: VirtualClock | None = None
+    under_way: Mapping[int, Flight] = field(default_factory=dict)
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
         """Return what a checkpoint holds to continue from."""
@@ -65,12 +84,16 @@ class ServerState:
             "guard": median,
             UNTRAINED: self.untrained.tensors(),
             "cell": {name: torch.from_numpy(array) for name, array in self.cell.items()},
+            "spent": {"spent": torch.tensor(self.spent, dtype=torch.float64)},
+            "clock": save_flights(self.clock, self.under_way) if self.clock else {},
         }
 
-    def returned_to(self, found: Checkpoint, folder: Path) -> ServerState:
+    def returned_to(self, found: Checkpoint, folder: Path, method: Method) -> ServerState:
         """Return the state of a checkpoint; ``self`` is that of the start."""
         kept, like = found.groups, self.groups()
-        now = {name: _checked(kept.get(name, {}), like[name], folder) for name in ("params", "server", "guard")}
+        clock = self.clock.copied() if self.clock else None
+        names = ("params", "server", "guard", "spent")
+        now = {name: _checked(kept.get(name, {}), like[name], folder) for name in names}
         guard = copy.copy(self.guard)
         guard.median = float(now["guard"]["median"])
         return ServerState(
@@ -81,6 +104,19 @@ class ServerState:
             guard=guard,
             untrained=self.untrained.return_to(kept.get(UNTRAINED, {})),
             cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
+            spent=Totals(*now["spent"]["spent"].tolist()),
+            clock=clock,
+            under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
+        )
+
+    def ends(self, config: RunConfig) -> bool:
+        """Return whether the run ends here: by its rounds, seconds or joules, or because it reached its target."""
+        seconds, joules, accuracy = self.spent
+        return (
+            self.round >= config.rounds
+            or seconds >= config.seconds
+            or joules >= config.joules
+            or 0 < config.target_accuracy <= accuracy
         )
 
 
@@ -103,6 +139,7 @@ def first_state(ready: Prepared) -> ServerState:
         step=optimizers.first_state(ready.config.server, params),
         guard=Guard(ready.config.server, seed=ready.config.seed, root=Root(ready.task)),
         untrained=Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model),
+        clock=first_clock(ready),
     )
 
 
@@ -111,39 +148,60 @@ def next_round(
 ) -> tuple[ServerState, RoundRecord]:
     """Run the round after ``server``: plan, exchange, merge, step, evaluate; return the new state and the record."""
     config, started, round_ = ready.config, time.perf_counter(), server.round + 1
-    guard, untrained, setup = copy.copy(server.guard), server.untrained.copy(), ready.task.setup
-    means = setup.means
-    plan = ready.scheme.decide(round_, server.cell, server.params)
-    result = run_round(
-        ready.method,
-        executor,
-        server.params,
-        server.state,
-        round_=round_,
-        rates=plan.rates,
-        seed=config.seed,
-        dtype=plan.dtypes or config.execution.dtype,
-        num_samples=ready.samples,
-        memories=memories,
-        guard=guard,
-        min_devices=config.server.min_devices,
-        frozen=ready.frozen,
-        untrained=untrained,
-        lost=plan.lost,
-    )
+    guard, untrained, means = copy.copy(server.guard), server.untrained.copy(), ready.task.setup.means
+    shared: dict[str, Any] = {"round_": round_, "guard": guard, "untrained": untrained, "frozen": ready.frozen}
+    step: VirtualStep | None = None
+    if server.clock is not None:
+        net: dict[str, Any] = {"params": server.params, "state": server.state, "cell": server.cell}
+        step = virtual_step(ready, server.clock, server.under_way, executor, memories, **net, **shared)
+        plan, result = step.plan, step.result
+    else:
+        plan = ready.scheme.decide(round_, server.cell, server.params)
+        result = run_round(
+            ready.method,
+            executor,
+            server.params,
+            server.state,
+            rates=plan.rates,
+            seed=config.seed,
+            dtype=plan.dtypes or config.execution.dtype,
+            num_samples=ready.samples,
+            memories=memories,
+            min_devices=config.server.min_devices,
+            lost=plan.lost,
+            **shared,
+        )
     merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
-    if round_ == 1 and merged and config.server.weighs and setup.means == means:
+    if round_ == 1 and merged and config.server.weighs and ready.task.setup.means == means:
         raise RunError(preflight.unused_mean(config))
-    costs = ready.scheme.costs(plan, result.devices)
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
     after = replace(after, guard=guard, untrained=untrained, cell=plan.state)
-    evaluated = round_ % config.eval_every == 0 or round_ == config.rounds
-    measured = executor.evaluate(after.params) if evaluated else {}
-    notes = dict(ready.method.notes(after.state)) if ready.method.notes else {}
-    notes |= measure_sizes(ready, after.state, after.params, round_) if evaluated else {}
-    notes |= {UNTRAINED: untrained.share} if untrained.left else {}
-    wall_s = time.perf_counter() - started
-    return after, recording.round_record(round_, plan, result.devices, costs, measured, notes, wall_s)
+    costs = ready.scheme.costs(plan, result.devices) if step is None else {}
+    record = recording.round_record(round_, plan, result.devices, costs)
+    if step is not None:
+        record = step.recorded(record, server.clock.events.now if server.clock else 0.0)
+        after = replace(after, clock=step.clock, under_way=step.under_way, cell=step.cell)
+    return _evaluated(ready, after, record, executor, started)
+
+
+def _evaluated(
+    ready: Prepared, server: ServerState, record: RoundRecord, executor: Executor, started: float
+) -> tuple[ServerState, RoundRecord]:
+    """Evaluate the network if it is due, and complete the record: what was spent, measured and noted."""
+    seconds = server.spent.seconds + (record.latency_s or 0.0)
+    if server.clock is not None:
+        seconds = server.clock.events.now
+    spent = Totals(seconds, server.spent.joules + (record.energy_j or 0.0), server.spent.accuracy)
+    server = replace(server, spent=spent)
+    due = record.round % ready.config.eval_every == 0 or server.ends(ready.config)
+    measured = executor.evaluate(server.params) if due else {}
+    notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
+    notes |= measure_sizes(ready, server.state, server.params, record.round) if due else {}
+    notes |= {UNTRAINED: server.untrained.share} if server.untrained.left else {}
+    server = replace(server, spent=spent._replace(accuracy=max(spent.accuracy, measured.get("accuracy", 0.0))))
+    time_s = None if record.latency_s is None else seconds
+    record = recording.with_results(record, measured, notes, time.perf_counter() - started)
+    return server, replace(record, time_s=time_s)
 
 
 def stepped(ready: Prepared, server: ServerState, merged: Params, state: State) -> ServerState:

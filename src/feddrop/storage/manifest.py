@@ -38,7 +38,7 @@ FIXED = {
 """Facts that must be the same on resume, and what was exchanged if they are not."""
 
 FREE = (
-    *("rounds", "record_devices", "data.path", "callbacks"),
+    *("rounds", "seconds", "joules", "target_accuracy", "record_devices", "data.path", "callbacks"),
     *(f"execution.{name}" for name in ("executor", "workers", "timeout_s", "address", "cpus", "gpus")),
 )
 """Settings and sections that may change on resume, because they do not alter what a round computes. ``rounds`` is free

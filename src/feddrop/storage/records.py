@@ -27,6 +27,9 @@ LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
 LOST = "lost"
 """Begins the status of a device whose update was lost on the way."""
+DROPPED, VANISHED, STALE = UNANSWERED = ("dropped", "vanished", "stale")
+"""Status under a virtual clock of a device that was cancelled because the server had enough answers, of one that went
+offline during its job, and of an update that was older than ``clock.max_staleness``."""
 _EDITED = "Was it edited by hand?"
 
 
@@ -58,7 +61,7 @@ class _Record(Mapping[str, Any]):
 
 def outcome_of(status: str) -> str:
     """Return the kind of a device's status: without the reason of a loss or a refusal."""
-    if status in ("ok", LATE, "left out"):
+    if status in ("ok", LATE, "left out", *UNANSWERED):
         return status
     return LOST if status.startswith(f"{LOST}:") else "refused"
 
@@ -81,7 +84,8 @@ class DeviceRecord(_Record):
             None without a radio.
         loss: mean training loss.
         status: ``"ok"``; ``"late"`` if its update counts although its simulated latency exceeds the deadline;
-            ``"left out"``; ``"lost: ..."`` if its update was lost on the way, and why; or why it was refused.
+            ``"left out"``; ``"lost: ..."`` if its update was lost on the way, and why; under a virtual clock,
+            ``"dropped"``, ``"vanished"`` or ``"stale"``; or why its update was refused.
         formula_latency_s: seconds by the paper's formula, if the run uses measured frames.
         formula_energy_j: joules by the paper's formula, likewise.
         measured_latency_s: seconds from measured frames, if the run uses the formula.
@@ -99,6 +103,9 @@ class DeviceRecord(_Record):
         push_s: seconds to receive the subnet; ``push_s + compute_s + pull_s`` is ``latency_s``.
         compute_s: seconds to train it.
         pull_s: seconds to send it back.
+        transmissions: how often its upload was sent on average, which ``pull_s`` includes; None for once.
+        start_s: virtual time at which its job started; None under the clock ``"deadline"``.
+        staleness: server steps between the start of its job and its end, likewise.
     """
 
     device: int
@@ -129,11 +136,15 @@ class DeviceRecord(_Record):
     push_s: float | None = None
     compute_s: float | None = None
     pull_s: float | None = None
+    transmissions: float | None = None
+    start_s: float | None = None
+    staleness: int | None = None
 
     _rare: ClassVar[frozenset[str]] = frozenset(
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
         | {"tx_power_w", "cpu_hz", "dtype", "suspicious", "uplink_gain", "downlink_gain", "uplink_efficiency"}
-        | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s", "update_size"}
+        | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s", "update_size", "start_s", "staleness"}
+        | {"transmissions"}
     )
 
     @property
@@ -165,7 +176,9 @@ class RoundRecord(_Record):
         val_accuracy: likewise.
         push_bytes: bytes of all frames to devices.
         pull_bytes: bytes of all frames from devices.
-        latency_s: seconds of the slowest device, simulated or measured by the server; None without a radio.
+        latency_s: seconds that the round took: those of the slowest device, simulated or measured by the server; under
+            a virtual clock, those since the last server step. None without a radio.
+        time_s: seconds since the start of the run, likewise: the sum of ``latency_s``.
         energy_j: joules of all devices, simulated; None without a radio.
         wall_s: seconds of wall time that the round took.
         deadline_s: the deadline in force; None without a radio.
@@ -191,6 +204,7 @@ class RoundRecord(_Record):
     latency_s: float | None = None
     energy_j: float | None = None
     wall_s: float | None = None
+    time_s: float | None = None
     deadline_s: float | None = None
     objective: float | None = None
     charged_objective: float | None = None
@@ -202,7 +216,7 @@ class RoundRecord(_Record):
     devices: Sequence[DeviceRecord] = ()
 
     _rare: ClassVar[frozenset[str]] = frozenset(
-        {"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark"}
+        {"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark", "time_s"}
     )
 
     @classmethod
@@ -272,7 +286,7 @@ class RoundRecord(_Record):
     @property
     def took_part(self) -> int:
         """Number of devices that took part, that is, were not left out."""
-        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused"))
+        return sum(self.counts.get(outcome, 0) for outcome in ("ok", LATE, LOST, "refused", *UNANSWERED))
 
 
 _COUNTED = ("push_bytes", "pull_bytes", "devices")

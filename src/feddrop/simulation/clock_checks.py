@@ -1,0 +1,126 @@
+"""Can the clock work? Checks of ``[clock]`` and of the ends of a run; ``preflight.py`` calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from feddrop.config import RunConfig
+from feddrop.config.radio import IDEAL
+from feddrop.simulation.availability import Availability
+
+if TYPE_CHECKING:
+    from feddrop.simulation.preparation import Prepared
+
+_USE = 'Use clock.kind = "deadline"'
+
+
+def clock_has_a_cell(config: RunConfig) -> Iterator[str]:
+    """Virtual seconds come from a cell whose band is shared."""
+    clock, radio = config.clock, config.radio
+    if clock.kind == "deadline":
+        return
+    begin = f'clock.kind is "{clock.kind}"'
+    if radio is None:
+        yield f"{begin}, which needs to know how long frames take, but there is no [radio] section. Add one."
+        return
+    if radio.scheme in ("primal-dual", IDEAL):
+        why = "ignores the band" if radio.scheme == IDEAL else "starts from the devices of the round before"
+        yield f'{begin}, but radio.scheme is "{radio.scheme}", which {why}. Use radio.scheme = "exact", or {_USE[4:]}.'
+    if radio.outcome != "late":
+        yield (
+            f"{begin}, which decides which answers are lost, but radio.outcome is {radio.outcome!r}. Remove it, or "
+            f"{_USE[4:]}."
+        )
+
+
+def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
+    """A buffered clock draws devices one by one."""
+    given = config.participation
+    if config.clock.kind != "buffered":
+        return
+    if given.count or given.share:
+        yield (
+            'clock.kind is "buffered", under which [participation] count and share have no effect: devices are drawn '
+            "one by one. Set clock.concurrency instead."
+        )
+    if given.availability:
+        yield (
+            "participation.availability counts rounds, which a buffered clock does not have for a device. Give "
+            "seconds in clock.trace instead."
+        )
+
+
+def ends_can_be_reached(config: RunConfig) -> Iterator[str]:
+    """Seconds and joules are known with a cell; accuracy is measured."""
+    for name in ("seconds", "joules"):
+        value = getattr(config, name)
+        if value != RunConfig().flat()[name] and config.radio is None:
+            yield f"{name} is {value:g}, but without a [radio] section none are counted. Add one, or use rounds."
+
+
+CONFIG_CHECKS = (clock_has_a_cell, buffered_has_no_rounds, ends_can_be_reached)
+"""Checks that need the configuration alone."""
+
+
+def devices_are_simulated(run: Prepared) -> Iterator[str]:
+    """Only simulated devices can wait in virtual seconds, and only a cell knows how long."""
+    if run.config.clock.kind == "deadline":
+        return
+    if run.custom.samples is not None or not hasattr(run.scheme, "cell"):
+        yield (
+            f'clock.kind is "{run.config.clock.kind}", which needs simulated devices in a cell; real devices and '
+            f"custom planners have their own seconds. {_USE}."
+        )
+
+
+def steps_have_enough_answers(run: Prepared) -> Iterator[str]:
+    """A server step can have as many answers as it needs."""
+    clock, server, devices = run.config.clock, run.config.server, len(run.samples)
+    if clock.kind == "deadline":
+        return
+    most, name = run.roster.most, "devices take part in a round"
+    if clock.kind == "buffered":
+        for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
+            if value > devices:
+                yield f"clock.{key} is {value}, but there are only {devices} devices, each with one job at a time."
+        most, name = clock.buffer, "answers are merged per step (clock.buffer)"
+    elif clock.kind == "first":
+        if clock.count > most:
+            yield f"clock.count is {clock.count}, but at most {most} devices take part in a round. Lower it."
+        most, name = clock.count, "answers are merged per step (clock.count)"
+    if server.min_devices > most:
+        yield f"server.min_devices is {server.min_devices}, but at most {most} {name}."
+    if server.krum and most < 2 * server.krum + 3:
+        yield f"server.krum is {server.krum}, which needs {2 * server.krum + 3} answers, but at most {most} {name}."
+
+
+def devices_come_online(run: Prepared) -> Iterator[str]:
+    """Some device is online at some time."""
+    clock, devices = run.config.clock, len(run.samples)
+    if clock.kind == "deadline":
+        return
+    known = Availability(clock, devices, run.config.seed)
+    if all(known.next_available(device, 0.0) == float("inf") for device in range(devices)):
+        yield "no device is ever online, by clock.trace. Add rows to it."
+
+
+def stale_updates_fit(run: Prepared) -> Iterator[str]:
+    """A network that is sparse itself has one mask, which may have moved before a stale update arrives."""
+    if run.config.clock.stale and run.method.settle is not None:
+        yield (
+            f"method {run.config.method.name!r} moves the mask of the network, so an update that was cut with an older "
+            "mask has no place in the new one, but this clock merges stale updates. Use clock.kind = 'first' or "
+            "'window' with clock.late = 'drop', or 'deadline'."
+        )
+
+
+RUN_CHECKS = (devices_are_simulated, steps_have_enough_answers, devices_come_online, stale_updates_fit)
+"""Checks that need network, data, method and scheme."""
+
+
+def first_cohort(run: Prepared) -> AbstractContextManager[None]:
+    """Return a context in which as many devices take part as are busy at a time, to try a plan."""
+    busy = run.config.clock.concurrency
+    return run.roster.holding(range(busy)) if 0 < busy < len(run.samples) else nullcontext()

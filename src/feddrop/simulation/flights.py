@@ -1,0 +1,222 @@
+"""The jobs under way in a virtual clock: what was sent, what will come back, and how they are saved.
+
+A job is cut from the network of its start. It is trained no later than its answer is needed and before the network
+changes, together with all others that wait, so that executors have several at a time; the answer's *arrival* is what
+the clock schedules. A checkpoint holds every job under way with its frame, as tensors and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddrop.errors import RunError
+from feddrop.executors import Executor, Parcel, Reply
+from feddrop.methods.method import Job, Method, Spec, State, Update
+from feddrop.radio.plan import ArrayState
+from feddrop.simulation.clock import VirtualClock
+from feddrop.simulation.events import Transit
+from feddrop.simulation.job_pace import CellPace, JobPace
+from feddrop.simulation.link import Transfer
+from feddrop.simulation.memory import MemoryStore
+from feddrop.simulation.preparation import Prepared
+from feddrop.simulation.round import DeviceRound, SentJob, packed
+from feddrop.simulation.schemes import RoundPlan
+from feddrop.subnets.parameters import Params
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """One job under way.
+
+    Attributes:
+        sent: the job, its subnet and its frame's size.
+        pace: its seconds and joules in the cell.
+        parcel: what the device gets; None once it has trained.
+        reply: what it returns; None before it has trained.
+    """
+
+    sent: SentJob
+    pace: JobPace
+    parcel: Parcel | None
+    reply: Reply | None = None
+
+
+class Flights:
+    """The server side of a clock during one step (a :class:`feddrop.simulation.clock.Crew`).
+
+    Attributes:
+        under_way: the jobs under way, by device.
+        plans: the plans by which devices were started in this step.
+        cell: what the scheme remembers.
+    """
+
+    def __init__(
+        self,
+        ready: Prepared,
+        clock: VirtualClock,
+        under_way: Mapping[int, Flight],
+        executor: Executor,
+        memories: MemoryStore,
+        *,
+        round_: int,
+        params: Params,
+        state: State,
+        cell: ArrayState,
+    ) -> None:
+        self._ready, self._clock, self._executor, self._memories = ready, clock, executor, memories
+        self._round, self._params, self._state = round_, params, state
+        self.cell = cell
+        self.under_way, self.plans = dict(under_way), list[RoundPlan]()
+        config, scheme = ready.config, ready.scheme
+        costs = config.radio.costs if config.radio else "measured"
+        self._pace = CellPace(getattr(scheme, "cell"), ready.work, costs, config.clock.sharing)  # noqa: B009
+
+    def choose(self, devices: Sequence[int]) -> Sequence[int]:
+        """Choose the devices of a round among these."""
+        chosen: list[int] = self._ready.roster.chosen(self._round, devices).tolist()
+        return chosen
+
+    def start(self, devices: Sequence[int]) -> None:
+        """RoundPlan for these devices and all that are busy, cut subnets, and start the downloads."""
+        ready, config = self._ready, self._ready.config
+        with ready.roster.holding({*devices, *self.under_way}):
+            plan = ready.scheme.decide(self._round, self.cell, self._params)
+        self.cell = plan.state
+        self.plans.append(plan)
+        rates = {device: plan.rates[device] for device in devices if device in plan.rates}
+        if not rates:
+            return
+        for job in ready.method.plan(self._state, self._params, self._round, rates, config.seed):
+            dtype = plan.dtypes or config.execution.dtype
+            sent, parcel, error = packed(ready.method, self._params, job, dtype, self._memories, ready.frozen)
+            pace, push, work_s = self._pace.of(plan, sent)
+            reply = None if parcel is not None else Reply(error=error, sent=False)
+            self.under_way[job.device] = Flight(sent=sent, pace=pace, parcel=parcel, reply=reply)
+            self._clock.start(job.device, push, work_s if parcel is not None else 0.0)
+
+    def upload(self, device: int) -> Transfer:
+        """Return the size of a device's answer; train all that wait, if it is not known yet."""
+        if self.under_way[device].reply is None:
+            self.train()
+        flight = self.under_way[device]
+        return flight.pace.pull(len(flight.reply.frame) if flight.reply else 0)
+
+    def train(self) -> None:
+        """Train every job that has not been trained yet."""
+        waiting = [flight for flight in self.under_way.values() if flight.reply is None]
+        parcels = (flight.parcel for flight in waiting if flight.parcel is not None)
+        replies = list(self._executor.compute(parcels)) if waiting else []
+        if len(replies) != len(waiting):
+            counts = f"{len(replies)} replies to {len(waiting)} parcels"
+            raise RunError(f"the executor returned {counts}. Its compute() must return one per parcel, in order.")
+        for flight, reply in zip(waiting, replies, strict=True):
+            flight.reply, flight.parcel = reply, None
+
+    def counts(self, job: Transit) -> bool:
+        """Return whether an answer counts: the device did not fail, and it is not too stale."""
+        flight = self.under_way[job.device]
+        return not self.is_stale(flight.sent.job) and flight.reply is not None and not flight.reply.error
+
+    def is_stale(self, job: Job) -> bool:
+        """Return whether a job is older than the bound on staleness."""
+        most = self._ready.config.clock.max_staleness
+        return 0 < most < self._round - job.round
+
+    def discounted(self, job: Job, update: Update) -> Update:
+        """Return an update with its staleness weight applied."""
+        config, age = self._ready.config.clock, self._round - job.round
+        if not age or not config.staleness_power:
+            return update
+        factor = (1.0 + age) ** -config.staleness_power
+        if config.staleness_on == "weight":
+            return replace(update, weight=update.weight * factor)
+        return replace(update, values={name: value * factor for name, value in update.values.items()})
+
+
+def unanswered(flight: Flight, job: Transit, status: str) -> DeviceRound:
+    """Return what a device did whose answer does not count; it is billed for what was sent until then."""
+    sent, reply = flight.sent, flight.reply
+    pull = len(reply.frame) if reply is not None else 0
+    return DeviceRound(
+        device=job.device,
+        rate=sent.job.rate,
+        num_samples=0,
+        loss=None,
+        push_bytes=math.ceil(sent.push_bytes * job.push_share),
+        pull_bytes=math.ceil(pull * job.pull_share),
+        kept={name: piece.size for name, piece in sent.subnet.items()},
+        status=status,
+        suspicious="",
+        seconds=reply.seconds if reply is not None else 0.0,
+    )
+
+
+# --- saving
+
+
+def save_flights(clock: VirtualClock, under_way: Mapping[int, Flight]) -> dict[str, Tensor]:
+    """Return the clock and the jobs under way as tensors; every job must have been trained."""
+    found, jobs = dict[str, Tensor](), list[dict[str, Any]]()
+    for device, flight in under_way.items():
+        job, reply = flight.sent.job, flight.reply
+        if reply is None:
+            raise ValueError(f"the job of device {device} has not been trained.")
+        jobs.append(
+            {
+                "job": {"round": job.round, "device": device, "seed": str(job.seed), "rate": job.rate},
+                "remembered": sorted(job.remembered),
+                "asks": {name: [spec.dtype, list(spec.shape)] for name, spec in job.asks.items()},
+                "dtype": flight.sent.dtype,
+                "push_bytes": flight.sent.push_bytes,
+                "pace": asdict(flight.pace),
+                "reply": {"error": reply.error, "forgot": reply.forgot, "sent": reply.sent},
+            }
+        )
+        found |= {f"payload/{device}/{name}": tensor for name, tensor in job.payload.items()}
+        found |= {f"frame/{device}": _to_tensor(reply.frame), f"memory/{device}": _to_tensor(reply.memory)}
+    text = json.dumps({"clock": clock.save(), "jobs": jobs})
+    return found | {"json": _to_tensor(text.encode())}
+
+
+def load_flights(clock: VirtualClock, method: Method, saved: Mapping[str, Tensor]) -> dict[int, Flight]:
+    """Return the clock to a saved state; return the jobs under way."""
+    try:
+        text = json.loads(_to_bytes(saved["json"]))
+        clock.load(text["clock"])
+        return {one["job"]["device"]: _flight(method, one, saved) for one in text["jobs"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the checkpoint holds no state of the clock that can be read ({error}). Start anew.") from None
+
+
+def _flight(method: Method, one: Mapping[str, Any], saved: Mapping[str, Tensor]) -> Flight:
+    device = one["job"]["device"]
+    prefix = f"payload/{device}/"
+    job = Job(
+        round=one["job"]["round"],
+        device=device,
+        seed=int(one["job"]["seed"]),
+        rate=one["job"]["rate"],
+        payload={name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)},
+        remembered=frozenset(one["remembered"]),
+        asks={name: Spec(dtype, tuple(shape)) for name, (dtype, shape) in one["asks"].items()},
+    )
+    sent = SentJob(job, method.cut(job), one["dtype"], one["push_bytes"])
+    frame, memory = (_to_bytes(saved[f"{what}/{device}"]) for what in ("frame", "memory"))
+    reply = Reply(frame=frame, memory=memory, **one["reply"])
+    return Flight(sent=sent, pace=JobPace(**one["pace"]), parcel=None, reply=reply)
+
+
+def _to_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()

@@ -1,0 +1,110 @@
+"""Seconds and joules of a job in the cell: how long its frames take with the whole band, and how long it computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feddrop.radio import Cell
+from feddrop.simulation.events import Transit
+from feddrop.simulation.link import Transfer
+from feddrop.simulation.round import SentJob
+from feddrop.simulation.schemes import RoundPlan, Workload
+
+_LN2 = math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPace:
+    """The pace of one job, fixed when it starts.
+
+    Attributes:
+        weight: weight of its transfers in the links.
+        uplink_bps: bits per second to the server with the whole band.
+        uplink_snr: signal-to-noise ratio over the whole band, if the noise shrinks with the share; else 0.
+        pull_bits: bits of the answer by the paper's formula; 0 if the answer itself counts.
+        compute_w: watts while computing.
+        tx_power_w: watts while sending.
+        circuit_j: joules for receiving and idling.
+        record: what the record of the job says about the plan it started with.
+    """
+
+    weight: float
+    uplink_bps: float
+    uplink_snr: float
+    pull_bits: float
+    compute_w: float
+    tx_power_w: float
+    circuit_j: float
+    record: dict[str, Any]
+
+    def pull(self, frame_bytes: int) -> Transfer:
+        """Return the transfer of an answer."""
+        bits = self.pull_bits if self.pull_bits and frame_bytes else 8.0 * frame_bytes
+        return Transfer(bits / self.uplink_bps, self.weight, self.uplink_snr)
+
+    def energy_j(self, job: Transit) -> float:
+        """Return the joules that a job took until its end."""
+        return self.tx_power_w * job.pull_s + self.compute_w * job.compute_s + self.circuit_j
+
+
+class CellPace:
+    """The cell as a clock sees it.
+
+    Args:
+        cell: the cell.
+        work: what is trained.
+        costs: ``"measured"`` or ``"formula"``.
+        sharing: how the band is shared.
+    """
+
+    def __init__(self, cell: Cell, work: Workload, costs: str, sharing: str) -> None:
+        self._cell, self._work, self._measured, self._sharing = cell, work, costs == "measured", sharing
+
+    def of(self, plan: RoundPlan, sent: SentJob) -> tuple[JobPace, Transfer, float]:
+        """Return the pace of a job that starts by a plan, its download, and the seconds that it computes."""
+        cell, channels, k, rate = self._cell, plan.channels, sent.job.device, sent.job.rate
+        if channels is None:
+            raise ValueError("a clock needs a plan with channels.")
+        down, up = (float(side[k]) for side in cell.efficiency(channels, np.ones(cell.devices)))
+        share = plan.shares.get(k)
+        weight = 1.0 if self._sharing == "equal" else float(share or 0.0)
+        subband, cpu_hz = cell.noise == "subband", float(channels.cpu_hz[k])
+        kept = {name: piece.size for name, piece in sent.subnet.items()}
+        factor = self._work.sizes(rate).work if self._work.sizes else 1.0
+        flops = factor * self._work.flops(kept)[1] * float(cell.samples[k])
+        bits, formula = 8.0 * sent.push_bytes, (1.0 - rate) * float(cell.model_bits(self._work.parameters))
+        work = flops
+        if not self._measured:
+            bits = formula
+            work = (1.0 - rate) * float(cell.training_flops(self._work.flops(None)[0])[k])
+        compute_s = work / float(np.broadcast_to(cell.flop_per_cycle, cell.devices)[k]) / cpu_hz
+        record: dict[str, Any] = {
+            "share": None if self._sharing == "equal" else share,
+            "binding": plan.binding.get(k),
+            "dtype": plan.dtypes.get(k),
+            "uplink_gain": float(channels.uplink[k]),
+            "downlink_gain": float(channels.downlink[k]),
+            "uplink_efficiency": up,
+            "downlink_efficiency": down,
+            "flops": flops,
+        }
+        if plan.powers or cell.dynamics is not None:
+            record["tx_power_w"] = float(channels.tx_power_w[k])
+        if plan.clocks or cell.dynamics is not None:
+            record["cpu_hz"] = cpu_hz
+        pace = JobPace(
+            weight=weight,
+            uplink_bps=cell.bandwidth_hz * up,
+            uplink_snr=math.expm1(up * _LN2) if subband else 0.0,
+            pull_bits=0.0 if self._measured else formula,
+            compute_w=float(cell.cpu_constant[k]) * cpu_hz**3,
+            tx_power_w=float(channels.tx_power_w[k]),
+            circuit_j=float(cell.circuit_j[k]),
+            record=record,
+        )
+        push = Transfer(bits / (cell.bandwidth_hz * down), weight, math.expm1(down * _LN2) if subband else 0.0)
+        return pace, push, compute_s

@@ -1,0 +1,153 @@
+"""A server step under a virtual clock: let time pass until it is due, and merge the answers that count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feddrop.executors import Executor
+from feddrop.learning.guard import Guard
+from feddrop.methods.method import State
+from feddrop.radio.plan import ArrayState
+from feddrop.simulation.clock import Ended, VirtualClock, link_for
+from feddrop.simulation.flights import Flight, Flights, unanswered
+from feddrop.simulation.memory import MemoryStore
+from feddrop.simulation.preparation import Prepared
+from feddrop.simulation.round import DeviceRound, RoundResult, fold
+from feddrop.simulation.schemes import RoundPlan
+from feddrop.simulation.untrained import Untrained
+from feddrop.storage import DeviceRecord, RoundRecord
+from feddrop.storage.records import STALE
+from feddrop.subnets.parameters import Params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualStep:
+    """What happened until a server step.
+
+    Attributes:
+        plan: what the scheme chose for the devices that were started first.
+        result: the merged network, and the devices whose answers arrived.
+        entries: one record per job that ended.
+        clock: the clock at the step.
+        under_way: the jobs that are still under way.
+        cell: what the scheme remembers.
+    """
+
+    plan: RoundPlan
+    result: RoundResult
+    entries: Sequence[DeviceRecord]
+    clock: VirtualClock
+    under_way: Mapping[int, Flight]
+    cell: ArrayState
+
+    def recorded(self, record: RoundRecord, start_s: float) -> RoundRecord:
+        """Return the record of the step with the jobs that ended in it, its time and its energy."""
+        counts = Counter(entry.outcome for entry in self.entries)
+        counts["suspicious"] = sum(1 for entry in self.entries if entry.suspicious)
+        rates = [entry.rate for entry in self.entries if entry.took_part and entry.rate is not None]
+        return replace(
+            record,
+            push_bytes=sum(entry.push_bytes for entry in self.entries),
+            pull_bytes=sum(entry.pull_bytes for entry in self.entries),
+            latency_s=self.clock.events.now - start_s,
+            energy_j=sum(entry.energy_j or 0.0 for entry in self.entries),
+            counts={name: count for name, count in counts.items() if count},
+            mean_rate=sum(rates) / len(rates) if rates else None,
+            devices=tuple(self.entries),
+        )
+
+
+def first_clock(ready: Prepared) -> VirtualClock | None:
+    """Return the clock of a run at its start; None under the clock ``"deadline"``."""
+    config, radio = ready.config, ready.config.radio
+    if config.clock.kind == "deadline" or radio is None:
+        return None
+    return VirtualClock(
+        config.clock,
+        len(ready.samples),
+        config.seed,
+        link_for(config.clock, radio.noise),
+        window_s=config.clock.window_s or radio.deadline_s,
+        least=config.server.min_devices,
+    )
+
+
+def virtual_step(
+    ready: Prepared,
+    clock: VirtualClock,
+    under_way: Mapping[int, Flight],
+    executor: Executor,
+    memories: MemoryStore,
+    *,
+    round_: int,
+    params: Params,
+    state: State,
+    cell: ArrayState,
+    guard: Guard,
+    untrained: Untrained,
+    frozen: Set[str],
+) -> VirtualStep:
+    """Let time pass until a server step is due, and merge the answers that count, by job and device."""
+    clock = clock.copied()
+    crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state, cell=cell)
+    ended = clock.step(crew)
+    flights = [crew.under_way[one.job.device] for one in ended]
+    for one in ended:  # a device that vanished may have been asked again
+        if one.job.device not in clock.events.jobs:
+            crew.under_way.pop(one.job.device, None)
+    crew.train()  # before the network changes
+    stale = {n for n, one in enumerate(ended) if one.what == "arrived" and crew.is_stale(flights[n].sent.job)}
+    arrived = {n for n, one in enumerate(ended) if one.what == "arrived"} - stale
+    order = sorted(arrived, key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
+    result = fold(
+        ready.method,
+        [(flight.sent, flight.reply) for n in order if (flight := flights[n]).reply is not None],
+        params,
+        state,
+        round_=round_,
+        num_samples=ready.samples,
+        memories=memories,
+        guard=guard,
+        min_devices=ready.config.server.min_devices,
+        frozen=frozen,
+        untrained=untrained,
+        discount=crew.discounted,
+    )
+    done = {device.device: device for device in result.devices}
+    entries = [
+        _entry(one, flight, done[one.job.device] if n in arrived else None, STALE if n in stale else one.what, round_)
+        for n, (one, flight) in enumerate(zip(ended, flights, strict=True))
+    ]
+    plan = crew.plans[0] if crew.plans else RoundPlan(rates={})
+    left_out = sorted({k for one in crew.plans for k in one.left_out} - {e.device for e in entries} - {*crew.under_way})
+    entries = sorted(entries, key=lambda entry: (entry.device, entry.start_s or 0.0))
+    entries += [DeviceRecord(device=k, rate=1.0, share=0.0, status="left out") for k in left_out]
+    return VirtualStep(plan=plan, result=result, entries=entries, clock=clock, under_way=crew.under_way, cell=crew.cell)
+
+
+def _entry(one: Ended, flight: Flight, done: DeviceRound | None, status: str, round_: int) -> DeviceRecord:
+    """Return the record of a job that ended."""
+    job, found = one.job, done or unanswered(flight, one.job, status)
+    about: dict[str, Any] = dict(flight.pace.record)
+    return DeviceRecord(
+        device=job.device,
+        rate=found.rate,
+        samples=found.num_samples,
+        push_bytes=found.push_bytes,
+        pull_bytes=found.pull_bytes,
+        latency_s=job.seconds,
+        energy_j=flight.pace.energy_j(job),
+        loss=found.loss,
+        status=found.status,
+        suspicious=found.suspicious or None,
+        update_size=found.size,
+        push_s=job.push_s,
+        compute_s=job.compute_s,
+        pull_s=job.pull_s,
+        start_s=job.start_s,
+        staleness=round_ - flight.sent.job.round,
+        **about,
+    )

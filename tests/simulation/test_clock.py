@@ -1,0 +1,405 @@
+"""Runs under virtual clocks: synchronous where they must be, repeatable, resumable at any event, on every executor."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import feddrop
+from feddrop.config import METHODS, Clock, RunConfig
+from feddrop.errors import ConfigError, RunError
+from feddrop.simulation.availability import Availability
+from feddrop.simulation.events import Events
+from feddrop.simulation.run import Run, resume
+
+BASE = """
+rounds = 4
+seed = 3
+model = { name = "mlp" }
+data = { name = "digits", devices = 5, train_limit = 100 }
+train = { batch_size = 20, lr = 0.05 }
+radio = { scheme = "fixed", deadline_s = 60, costs = "formula", bits_per_parameter = 32 }
+rate = 0.4
+"""
+CLOCKS = {
+    "first": {"kind": "first", "count": 3},
+    "first-keep": {"kind": "first", "count": 3, "late": "keep"},
+    "window": {"kind": "window", "window_s": 0.02},
+    "buffered": {"kind": "buffered", "buffer": 2, "concurrency": 4},
+    "charging": {"kind": "buffered", "buffer": 2, "pattern": "charging", "online_s": 0.05, "offline_s": 0.02},
+}
+STALE = ("first-keep", "buffered", "charging")
+
+
+def config_for(clock: dict, *overrides: str, base: str = BASE) -> RunConfig:
+    return dataclasses.replace(RunConfig.from_toml(base, overrides), clock=Clock(**clock))
+
+
+def bits(run: Run) -> list[bytes]:
+    """Parameters, state, optimizer, clock and jobs under way, to the bit."""
+    groups = run._server.groups()
+    return [tensor.numpy().tobytes() for group in groups.values() for _, tensor in sorted(group.items())]
+
+
+def lines(run: Run) -> list[dict]:
+    """The records without wall time."""
+    return [{key: value for key, value in record.to_json().items() if key != "wall_s"} for record in run.records]
+
+
+def done(config: RunConfig, folder: Path, **given) -> Run:
+    run = Run(config, folder, report=False, **given)
+    for _ in run:
+        pass
+    return run
+
+
+# --- every method
+
+
+def settings_of(method: str) -> list[str]:
+    if METHODS[method]().rateless:
+        return [f"method={method}", "radio.scheme=no-dropout"]
+    return [f"method={method}"]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_under_every_clock(method, tmp_path):
+    """All answers of one step are the synchronous round, to the bit; other clocks run, or refuse in one sentence."""
+    base = RunConfig.from_toml(BASE.replace("rate = 0.4\n", "") if METHODS[method]().rateless else BASE)
+    try:
+        config = RunConfig.from_toml(
+            BASE.replace("rate = 0.4\n", "") if METHODS[method]().rateless else BASE, settings_of(method)
+        )
+        together = done(config, tmp_path / "together")
+    except ConfigError as error:
+        pytest.skip(f"not in a cell: {error}")
+    assert base.clock.kind == "deadline"
+    everyone = dataclasses.replace(config, clock=Clock(kind="first", count=5))
+    assert bits_of_network(done(everyone, tmp_path / "first")) == bits_of_network(together)
+    for name, clock in (("all", {"kind": "buffered", "buffer": 5, "concurrency": 5}), ("some", CLOCKS["buffered"])):
+        config = dataclasses.replace(config, clock=Clock(**clock))
+        if together.prepared.method.settle is not None:
+            with pytest.raises(ConfigError, match=r"moves the mask of the network.*late = 'drop'"):
+                Run(config, tmp_path / name)
+            continue
+        run = done(config, tmp_path / name)
+        assert len(run.records) == 4
+        assert (bits_of_network(run) == bits_of_network(together)) == (name == "all")
+
+
+def bits_of_network(run: Run) -> list[bytes]:
+    return [tensor.numpy().tobytes() for group in (run.params, run.state) for tensor in group.values()]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_run_repeats_itself(clock, tmp_path):
+    first, again = (done(config_for(CLOCKS[clock]), tmp_path / name) for name in "ab")
+    assert bits(first) == bits(again)
+    assert lines(first) == lines(again)
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_every_executor_has_the_same_bits(executor, tmp_path):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    runs = [
+        done(config_for(CLOCKS["buffered"], f"execution.executor={name}"), tmp_path / name)
+        for name in ("serial", executor)
+    ]
+    assert bits(runs[0]) == bits(runs[1])
+    assert lines(runs[0]) == lines(runs[1])
+
+
+# --- resuming
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def killed_at(monkeypatch, event: int) -> None:
+    """Let the n-th event from now on kill the process."""
+    step, count = Events.step, 0
+
+    def counted(self):
+        nonlocal count
+        count += 1
+        if count == event:
+            raise KilledError
+        return step(self)
+
+    monkeypatch.setattr(Events, "step", counted)
+
+
+@pytest.mark.parametrize("clock", [*STALE, "window"])
+def test_killed_at_random_events_it_ends_in_the_same_bits(clock, tmp_path, monkeypatch):
+    """Killed 25 times under each clock, 100 in all: queue, frames under way and memories are those of before."""
+    overrides = ["method=fjord"] if clock == "buffered" else []  # it has a payload and a state
+    config = config_for(CLOCKS[clock], *overrides)
+    whole, folder, draw = done(config, tmp_path / "whole"), tmp_path / "killed", random.Random(clock)
+    if clock in ("buffered", "first-keep"):
+        assert any(device.staleness for record in whole.records for device in record.devices)
+    for kill in range(25):
+        run = Run(config, folder, report=False, resume=kill > 0)
+        left = whole._server.clock.events.count - run._server.clock.events.count
+        with monkeypatch.context() as patch:
+            killed_at(patch, draw.randint(1, min(left, 1 + kill)))  # first kills come early, so that steps are few
+            with pytest.raises(KilledError):
+                list(run)
+    again = done(config, folder, resume=True)
+    assert bits(again) == bits(whole)
+    assert lines(again) == lines(whole)
+
+
+def test_a_step_that_fails_leaves_the_run_as_it_was(tmp_path, monkeypatch):
+    config = config_for(CLOCKS["buffered"])
+    whole, run = done(config, tmp_path / "whole"), Run(config, tmp_path / "run", report=False)
+    next(iter(run))
+    before = bits(run)
+    with monkeypatch.context() as patch:
+        killed_at(patch, 1)
+        with pytest.raises(KilledError):
+            next(iter(run))
+    assert bits(run) == before
+    for _ in run:
+        pass
+    assert bits(run) == bits(whole)
+
+
+# --- time
+
+
+def test_fixed_shares_take_the_seconds_of_the_deadline_clock(tmp_path):
+    config = config_for({"kind": "first", "count": 5, "sharing": "fixed"})
+    found = done(config, tmp_path / "first").records
+    usual = done(dataclasses.replace(config, clock=Clock()), tmp_path / "usual").records
+    for one, other in zip(found, usual, strict=True):
+        assert one.latency_s == pytest.approx(other.latency_s, rel=1e-12)
+        assert one.energy_j == pytest.approx(other.energy_j, rel=1e-12)
+        assert one.time_s == pytest.approx(other.time_s, rel=1e-12)
+        for device, twin in zip(one.devices, other.devices, strict=True):
+            for key in ("latency_s", "push_s", "compute_s", "pull_s", "energy_j", "flops", "uplink_gain"):
+                assert device[key] == pytest.approx(twin[key], rel=1e-9), key
+
+
+def test_measured_frames_decide_the_seconds(tmp_path):
+    overrides = ['radio.costs="measured"']
+    config = config_for({"kind": "first", "count": 5, "sharing": "fixed"}, *overrides)
+    found = done(config, tmp_path / "first").records
+    usual = done(dataclasses.replace(config, clock=Clock()), tmp_path / "usual").records
+    assert [r.latency_s for r in found] == pytest.approx([r.latency_s for r in usual], rel=1e-12)
+
+
+def test_shares_that_are_freed_make_rounds_shorter(tmp_path):
+    times = {}
+    for sharing in ("fixed", "equal", "proportional"):
+        run = done(config_for({"kind": "first", "count": 5, "sharing": sharing}), tmp_path / sharing)
+        times[sharing] = run.records[-1].time_s
+    assert times["equal"] < times["fixed"]
+    assert times["proportional"] < times["fixed"]
+
+
+def test_subband_noise_shares_the_band_too(tmp_path):
+    run = done(config_for(CLOCKS["buffered"], 'radio.noise="subband"'), tmp_path / "run")
+    assert run.records[-1].time_s > 0
+
+
+# --- what the clocks promise
+
+
+def test_the_first_answers_count_and_the_rest_are_billed(tmp_path):
+    run = done(config_for(CLOCKS["first"]), tmp_path / "run")
+    for record in run.records:
+        assert record.counts == {"ok": 3, "dropped": 2}
+        ok = [device for device in record.devices if device.status == "ok"]
+        late = [device for device in record.devices if device.status == "dropped"]
+        start = record.time_s - record.latency_s
+        assert max(device.latency_s for device in ok) == pytest.approx(record.latency_s)
+        for device in late:
+            assert device.start_s == pytest.approx(start)
+            assert device.latency_s == pytest.approx(record.latency_s)
+            assert device.energy_j > 0
+            assert device.push_bytes > 0
+            assert device.loss is None
+        assert record.energy_j == pytest.approx(sum(device.energy_j for device in record.devices))
+
+
+def test_late_answers_are_kept_for_later(tmp_path):
+    run = done(config_for(CLOCKS["first-keep"]), tmp_path / "run")
+    ages = [device.staleness for record in run.records for device in record.devices]
+    assert max(ages) >= 1
+    assert all(record.counts == {"ok": 3} for record in run.records)
+
+
+def test_a_window_takes_what_arrives_in_it(tmp_path):
+    run = done(config_for({"kind": "window", "window_s": 0.02}), tmp_path / "run")
+    for record in run.records:
+        arrived = [device.latency_s for device in record.devices if device.status == "ok"]
+        assert arrived
+        assert max(arrived) <= max(0.02, min(arrived)) + 1e-12  # it stays open for the first answer
+    wide = done(config_for({"kind": "window", "window_s": 1e3}), tmp_path / "wide")
+    assert all(record.counts == {"ok": 5} and record.latency_s < 1e3 for record in wide.records)
+
+
+def test_stale_updates_weigh_less_or_are_discarded(tmp_path):
+    clock = CLOCKS["buffered"]
+    runs = {
+        name: done(config_for(clock | more), tmp_path / name)
+        for name, more in {
+            "update": {},
+            "weight": {"staleness_on": "weight"},
+            "none": {"staleness_power": 0.0},
+            "bound": {"max_staleness": 1},
+        }.items()
+    }
+    assert len({tuple(bits_of_network(run)) for run in runs.values()}) >= 3
+    kept = [d for r in runs["bound"].records for d in r.devices if d.status == "ok"]
+    assert max(device.staleness for device in kept) <= 1
+    assert any(r.counts.get("stale") for r in done(config_for(clock | {"max_staleness": 1}, "rounds=12", "seed=1"),
+                                                   tmp_path / "long").records)  # fmt: skip
+
+
+def test_devices_that_vanish_are_billed_and_lost(tmp_path):
+    run = done(config_for(CLOCKS["charging"], "rounds=8"), tmp_path / "run")
+    gone = [device for record in run.records for device in record.devices if device.status == "vanished"]
+    assert gone
+    assert all(device.energy_j > 0 and device.loss is None for device in gone)
+    ends = Availability(run.config.clock, 5, run.config.seed)
+    for device in gone:
+        assert ends.until(device.device, device.start_s) == pytest.approx(device.start_s + device.latency_s)
+
+
+# --- when devices are online
+
+
+def test_a_trace_says_who_is_online(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("device,from,to\n0,0,10\n0,10,20\n1,5,6\n1,30,40\n")
+    known = Availability(Clock(kind="buffered", trace=str(path)), 3, 0)
+    assert known.online(0, 0.0)
+    assert known.until(0, 0.0) == 20.0
+    assert known.next_available(1, 0.0) == 5.0
+    assert not known.online(1, 6.0)
+    assert known.next_available(1, 6.0) == 30.0
+    assert known.next_available(1, 40.0) == np.inf
+    assert known.next_available(2, 0.0) == np.inf
+    again = Availability(Clock(kind="buffered", trace=str(path), period_s=40.0), 3, 0)
+    assert again.next_available(1, 40.0) == 45.0
+    assert again.until(0, 85.0) == 100.0
+
+
+@pytest.mark.parametrize("pattern", ["diurnal", "charging"])
+def test_offline_devices_come_back_strictly_later(pattern):
+    clock = Clock(kind="buffered", pattern=pattern, **({"day_s": 10.0} if pattern == "diurnal" else
+                                                      {"online_s": 2.0, "offline_s": 3.0}))  # fmt: skip
+    known, share, time = Availability(clock, 4, 7), [], 0.0
+    other = Availability(clock, 4, 7)
+    while time < 2000.0:
+        for device in range(4):
+            wake = known.next_available(device, time)
+            assert wake > time or (wake == time and known.until(device, time) > time)
+            assert known.online(device, wake)
+            share.append(wake == time)
+        time += 0.37
+    assert np.mean(share) == pytest.approx(0.5 if pattern == "diurnal" else 0.4, abs=0.05)
+    assert [other.next_available(d, 500.0) for d in range(4)] == [known.next_available(d, 500.0) for d in range(4)]
+
+
+def test_a_trace_with_mistakes_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    for text, why in {
+        "device,from\n0,1\n": "no column to",
+        "device,from,to\n9,0,1\n": "devices are 0 to 4",
+        "device,from,to\n0,2,1\n": "in order",
+        "device,from,to\n": "ever online",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=why):
+            Run(config_for(CLOCKS["buffered"] | {"trace": str(path)}), tmp_path / "run")
+
+
+def test_a_trace_that_ends_is_an_error_that_says_so(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("device,from,to\n" + "".join(f"{device},0,0.06\n" for device in range(5)))
+    with pytest.raises(RunError, match=r"no other comes online.*Extend clock.trace"):
+        done(config_for(CLOCKS["buffered"] | {"trace": str(path)}, "rounds=50"), tmp_path / "run")
+
+
+# --- the end of a run
+
+
+@pytest.mark.parametrize("clock", [{}, CLOCKS["buffered"]])
+def test_a_run_ends_by_seconds_joules_or_accuracy(clock, tmp_path):
+    whole = done(config_for(clock, "rounds=6", "eval_every=4"), tmp_path / "whole").records
+    limits = {"seconds": whole[2].time_s, "joules": sum(record.energy_j for record in whole[:3])}
+    for name, value in limits.items():
+        run = done(config_for(clock, "rounds=6", "eval_every=4", f"{name}={value * 0.999999}"), tmp_path / name)
+        assert len(run.records) == 3
+        assert run.finished
+        assert run.records[-1].test_accuracy is not None  # the last round is evaluated
+        assert len(resume(tmp_path / name)) == 3
+    config = dataclasses.replace(run.config, joules=float("inf"))
+    assert len(done(config, tmp_path / "joules", resume=True).records) == 6  # more may be asked for later
+    reached = max(record.test_accuracy or 0.0 for record in whole)
+    run = done(config_for(clock, "rounds=6", f"target_accuracy={reached * 0.5}"), tmp_path / "target")
+    assert len(run.records) < 6
+    assert run.records[-1].test_accuracy >= reached * 0.5
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("clock", "overrides", "why"),
+    [
+        ({"kind": "buffered", "buffer": 9}, [], "only 5 devices"),
+        ({"kind": "buffered", "buffer": 2, "concurrency": 9}, [], "only 5 devices"),
+        ({"kind": "first", "count": 9}, [], "at most 5 devices"),
+        ({"kind": "buffered", "buffer": 2}, ["participation.count=3"], "Set clock.concurrency"),
+        ({"kind": "buffered", "buffer": 2}, ["server.min_devices=3"], "at most 2 answers"),
+        ({"kind": "buffered", "buffer": 2}, ["server.krum=1"], "needs 5 answers"),
+        ({"kind": "first", "count": 3}, ['radio.scheme="primal-dual"'], 'Use radio.scheme = "exact"'),
+        ({"kind": "first", "count": 3}, ['radio.outcome="none"'], "radio.outcome"),
+    ],
+)
+def test_what_cannot_work_is_refused(clock, overrides, why, tmp_path):
+    base = BASE.replace("rate = 0.4\n", "") if any("primal" in one for one in overrides) else BASE
+    with pytest.raises(ConfigError, match=why):
+        Run(config_for(clock, *overrides, base=base), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kind": "first"}, "clock.count"),
+        ({"kind": "buffered", "sharing": "fixed"}, "more than the band"),
+        ({"kind": "first", "count": 3, "max_staleness": 2}, "no update is stale"),
+        ({"count": 3}, "no effect"),
+        ({"kind": "buffered", "period_s": 3.0}, "without clock.trace"),
+        ({"kind": "buffered", "day_s": 3.0}, "diurnal"),
+        ({"kind": "buffered", "trace": "x.csv", "pattern": "diurnal"}, "give one of them"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        Clock(**settings)
+
+
+def test_seconds_need_a_cell(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no \[radio\] section"):
+        Run(RunConfig(clock=Clock(kind="buffered")), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"without a \[radio\] section none are counted"):
+        Run(RunConfig(seconds=3.0), tmp_path / "run")
+
+
+def test_torch_is_not_needed_by_the_event_loop():
+    """The loop is pure Python, so that it can be read and timed alone."""
+    for name in ("link", "events", "availability", "clock"):
+        text = (Path(feddrop.__file__).parent / "simulation" / f"{name}.py").read_text()
+        assert "torch" not in text
+    assert torch is not None
