@@ -19,6 +19,7 @@ from feddrop.report.quantities import how_many, in_bytes, in_digits, in_joules, 
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings_panel, size_table
+from feddrop.report.timeline import timeline_section
 from feddrop.storage.records import DRAWS
 
 MOST_REASONS, MOST_DEVICES = 5, 8
@@ -56,6 +57,7 @@ def run_page(run: RunLog) -> Html:
         " · ".join(describe(run)),
         tiles(_headlines(run)),
         _learning(run),
+        timeline_section(run),
         _traffic(run),
         _devices(run),
         radio_section(run),
@@ -129,7 +131,10 @@ def _learning(run: RunLog) -> Html:
     figures = []
     if np.isfinite(run.by_round["test_accuracy"]).any():
         note = "Full model on the server, test set."
-        figures.append(figure_panel("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
+        if run.virtual:
+            figures += [_accuracy_against(run, "time", note), _accuracy_against(run, "energy", note)]
+        else:
+            figures.append(figure_panel("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
     if any(np.isfinite(run.by_round[key]).any() for key in ("train_loss", "test_loss")):
         note = "Training: the devices' subnets. Test: the full model."
         figures.append(figure_panel("loss", "Loss", note, partial(loss_figure, run)))
@@ -137,6 +142,11 @@ def _learning(run: RunLog) -> Html:
         if np.isfinite(run.metrics[name]).any():
             figures.append(figure_panel(f"metric-{n}", name, "", partial(metric_figure, run, name)))
     return section("Learning", "", *_diverged(run), *_untrained(run), *figures, *_sizes(run))
+
+
+def _accuracy_against(run: RunLog, against: Literal["time", "energy"], note: str) -> Html:
+    title = f"Accuracy against {against}"
+    return figure_panel(f"accuracy-{against}", title, note, partial(accuracy_figure, run, against=against))
 
 
 def _untrained(run: RunLog) -> Iterable[Html]:
