@@ -29,6 +29,7 @@ ROUND_FIELDS = (
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
+    "start_s", "push_s", "compute_s", "pull_s", "staleness",
 )  # fmt: skip
 _ROUNDING = 1e-9  # relative, of sums of costs
 _COSTS = {"seconds": "latency_s", "joules": "energy_j"}
@@ -174,6 +175,12 @@ class RunLog:
         """Whether only some of the devices of a round were recorded."""
         return bool(self.config.get("record_devices", "all") != "all")
 
+    @property
+    def virtual(self) -> bool:
+        """Whether the run has a virtual clock, under which no deadline holds."""
+        clock = self.config.get("clock")
+        return isinstance(clock, dict) and clock.get("kind", "deadline") != "deadline"
+
     @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
@@ -235,7 +242,12 @@ class RunLog:
 
     @property
     def deadlines(self) -> Floats:
-        """The deadline in force in each round, ``[R]``: longer than configured where the policy extended it."""
+        """The deadline in force in each round, ``[R]``: longer than configured where the policy extended it.
+
+        NaN under a virtual clock, where rates are planned for a deadline, but the clock decides who is late.
+        """
+        if self.virtual:
+            return np.full(len(self.rounds), np.nan)
         recorded = self.by_round["deadline_s"]
         return np.where(np.isfinite(recorded), recorded, self.deadline_s)
 
