@@ -208,6 +208,23 @@ def test_keyboard_only(page):
     tab_to("nav a[href='#/runs']")
     page.key("Enter")
     page.until("document.querySelectorAll('#list tbody tr').length")
+    page.js("document.querySelector('header a').focus()")
+    tab_to("nav a[href='#/compare']")
+    page.key("Enter")
+    page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")
+    tab_to("#compare-list input")
+    page.key(" ")  # without this run
+    page.until("document.querySelectorAll('#compare-list input:checked').length === 2")
+    page.js("document.querySelector('header a').focus()")
+    tab_to("nav a[href='#/paper']")
+    page.key("Enter")
+    page.until("document.querySelectorAll('#paper-claims > details').length > 40")
+    tab_to("#paper-claims summary")
+    page.key("Enter")
+    page.until("document.querySelector('.chips button')")
+    tab_to(".chips button")
+    page.key("Enter")
+    page.until("document.querySelector('.behind svg')")
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])

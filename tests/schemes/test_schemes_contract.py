@@ -12,15 +12,18 @@ import pytest
 
 import feddrop
 from feddrop.allocation import Equal, allocate
+from feddrop.cli.allocation import allocate as allocate_command
 from feddrop.radio import Cell, MeasuredGains
 from feddrop.radio.cost import cost
 from feddrop.radio.fading import Rician, gains_of
+from feddrop.radio.files import load
 from feddrop.radio.outcome import Truth, settle_losses
 from feddrop.radio.plan import FunctionScheme, SeenRound, plan_round, settled
-from feddrop.schemes import CHANNEL_TABLE, OUTCOME_TABLE, SCHEME_TABLE
+from feddrop.schemes import CHANNEL_TABLE, OUTCOME_TABLE, SCHEME_TABLE, channel_of
 from feddrop.schemes.gauss_markov import distances
 from support.hooks import SETTINGS, assert_resumes, configured
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FULL = {"parameters": 69_656, "forward_flops": 1_318_560}
 CELLS = {
     "paper": Cell.paper(devices=6, seed=1, deadline_s=3.0),
@@ -283,3 +286,37 @@ def test_function_schemes_allocate_without_a_run():
     found = allocate(problem, one)
     assert found.scheme == "max-min"
     assert found.rate == pytest.approx(plan_round(SCHEME_TABLE["max-min"], seen_of(cell), "max-min", FULL)[0].rate)
+
+
+@pytest.mark.parametrize("name", ["max-min", "proportional-fair", "subcarriers"])
+def test_feddrop_allocate_knows_the_functions(name, capsys):
+    allocate_command(EXAMPLES / "cell.toml", scheme=name)
+    assert f"scheme {name}: feasible" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "scheme", "said"),
+    [
+        ("problem.toml", "max-min", "the scheme 'max-min' needs a cell"),
+        ("cell.toml", "battery", "radio.scheme_settings lacks total_j and rounds"),
+        ("cell.toml", "max-mim", "Did you mean 'max-min'"),
+        ("cell.toml", "nowhere:f", "radio.scheme is 'nowhere:f', which cannot be imported"),
+    ],
+)
+def test_feddrop_allocate_says_what_a_function_needs(file, scheme, said):
+    with pytest.raises(feddrop.ConfigError, match=said):
+        allocate_command(EXAMPLES / file, scheme=scheme)
+
+
+def test_a_cell_file_may_name_a_channel_and_no_objective_of_a_network(tmp_path):
+    text = (EXAMPLES / "cell.toml").read_text()
+    files = {
+        "noisy": text.replace("[radio]", '[radio]\nchannel = "imperfect-csi"'),
+        "network": text.replace("[radio]", '[radio]\nobjective = "importance"'),
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.toml").write_text(content)
+    plain, noisy = load(EXAMPLES / "cell.toml"), load(tmp_path / "noisy.toml", channel_of)
+    assert not np.array_equal(plain.problem.comm_s, noisy.problem.comm_s)  # it plans with the estimate
+    with pytest.raises(feddrop.ConfigError, match=r"radio.objective is 'importance', which is read off the network"):
+        load(tmp_path / "network.toml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 import feddrop
 from feddrop import Outcome, Plan
-from feddrop.allocation import CustomCost, Exact
+from feddrop.allocation import CustomCost, Exact, allocate
 from feddrop.comparison import identity
 from feddrop.errors import ConfigError, RunError
 from feddrop.methods.draws import draw_for
@@ -174,6 +175,21 @@ def test_an_allocation_scheme_is_a_scheme_too(tmp_path):
     assert load_run(tmp_path / "given").settings["radio"]["scheme"] == "custom"
 
 
+class Greedy:
+    """An object with ``solve`` that gives every device the whole band."""
+
+    name = "greedy"
+
+    def solve(self, problem, policy="error"):
+        found = allocate(problem)
+        return replace(found, share=np.ones(4))
+
+
+def test_what_an_object_solves_is_checked_too(tmp_path):
+    with pytest.raises(ConfigError, match="scheme 'greedy', round 1: the shares add up to 4"):
+        Run(configured(), tmp_path / "run", scheme=Greedy())
+
+
 # --- by name
 
 
@@ -252,6 +268,11 @@ def test_a_wrong_name_or_setting_is_an_error(tmp_path, settings, said):
         Run(configured(*settings), tmp_path / "run")
 
 
+def test_an_objective_that_is_not_the_variance_of_the_method_is_reported(tmp_path, caplog):
+    Run(configured("radio.objective=importance"), tmp_path / "uniform")
+    assert any('radio.objective is "importance", the variance of' in line for line in caplog.messages)
+
+
 def test_settings_that_a_custom_scheme_replaces_are_reported(tmp_path, caplog):
     Run(configured("radio.scheme=max-min"), tmp_path / "run", scheme=equal)
     assert "radio.scheme: no effect, because scheme=... was given." in caplog.messages
@@ -297,6 +318,7 @@ def test_lost_updates_are_billed_but_not_merged_and_the_state_survives_a_resume(
     plain = feddrop.run(configured("rounds=1"), tmp_path / "plain")
     mine, theirs = records[0].devices[0], plain[0].devices[0]
     assert mine.pull_s == pytest.approx(2 * theirs.pull_s)
+    assert (mine.transmissions, theirs.transmissions) == (2.0, None)
     assert mine.push_bytes == theirs.push_bytes > 0
     assert mine.energy_j > theirs.energy_j
     lossy, whole = (Run(configured("rounds=1"), tmp_path / str(bool(one)), outcome=one) for one in (unlucky, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -31,8 +32,9 @@ class Browser:
         options += ("--disable-dev-shm-usage", "--disable-background-networking", "--remote-debugging-pipe")
 
         def wire() -> None:
-            os.dup2(there, 3)
-            os.dup2(back, 4)
+            ends = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (there, back)]  # neither is 3 or 4 already
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
 
         command = [PROGRAM, *options, f"--user-data-dir={folder / 'profile'}", "about:blank"]
         self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ from feddrop.errors import clean
 
 LONGEST = 120
 """Characters of a cell."""
+_NOTHING = 1e-14
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
@@ -22,8 +23,8 @@ def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def short(value: object) -> str:
-    """Return a value as text; floats with four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a value as text; floats with four significant digits, and rounding errors as 0."""
+    return (f"{value:.4g}" if abs(value) > _NOTHING else "0") if isinstance(value, float) else str(value)
 
 
 def _text(value: object) -> str:

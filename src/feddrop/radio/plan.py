@@ -179,6 +179,13 @@ def fitted(plan: Plan, problem: AnyProblem, where: str, name: str) -> Allocation
     return given
 
 
+def check_allocation(found: Allocation, channels: Channels, cell: Cell, round_: int, name: str) -> None:
+    """Check what an object with ``solve`` returned, as a plan is checked."""
+    seen = SeenRound(problem=found.costs, channels=channels, cell=cell, round=round_)
+    plan = checked(Plan(found.share, rate=np.where(found.active, found.rate, 0.0)), seen, name)
+    fitted(plan, found.costs, f"scheme {name!r}, round {round_}", name)
+
+
 def arrays(state: Any, what: str) -> dict[str, npt.NDArray[Any]]:
     """Return a state as arrays by name, sorted; a ConfigError if it holds something that a checkpoint cannot."""
     if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):

@@ -16,7 +16,7 @@ import torch
 
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
-from feddrop.config.radio import GIVEN_RATES
+from feddrop.config.radio import GIVEN_RATES, IMPORTANCE
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
@@ -68,7 +68,29 @@ def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
 
 
-CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell, *clock_checks.CONFIG_CHECKS)
+def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
+    """Methods with one mask for all devices have one rate throughout the run."""
+    radio, method = config.radio, config.method
+    if radio is None or not method.one_mask:
+        return
+    able = ("common",) if method.rateless else ("common", "fixed")
+    if radio.scheme not in able:
+        names = " or ".join(f'"{name}"' for name in able)
+        yield (
+            f"radio.scheme is {radio.scheme!r}, which sets one rate per device, but all devices of {method.name!r} "
+            f"train the same network. Set radio.scheme to {names}."
+        )
+    if config.execution.dtype == AUTO:
+        yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
+
+
+CONFIG_CHECKS = (
+    rate_has_an_effect,
+    fixed_scheme_has_a_rate,
+    auto_dtype_has_a_cell,
+    one_mask_has_one_rate,
+    *clock_checks.CONFIG_CHECKS,
+)
 """Checks that need the configuration alone."""
 
 
@@ -373,9 +395,20 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
+        _objective_note(run.config),
         *mistakes.notices(run),
     ]
     return [line for line in lines if line]
+
+
+def _objective_note(config: RunConfig) -> str:
+    """Return a notice if the objective is the variance of draws that the method does not make."""
+    if config.radio is None or config.radio.objective != IMPORTANCE or getattr(config.method, "draw", "") == IMPORTANCE:
+        return ""
+    return (
+        'radio.objective is "importance", the variance of importance draws, but the method does not draw so. Set '
+        'method.draw = "importance", or another objective.'
+    )
 
 
 def _raise_first(problems: Iterator[str]) -> None:

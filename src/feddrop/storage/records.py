@@ -103,6 +103,7 @@ class DeviceRecord(_Record):
         push_s: seconds to receive the subnet; ``push_s + compute_s + pull_s`` is ``latency_s``.
         compute_s: seconds to train it.
         pull_s: seconds to send it back.
+        transmissions: how often its upload was sent on average, which ``pull_s`` includes; None for once.
         start_s: virtual time at which its job started; None under the clock ``"deadline"``.
         staleness: server steps between the start of its job and its end, likewise.
     """
@@ -135,6 +136,7 @@ class DeviceRecord(_Record):
     push_s: float | None = None
     compute_s: float | None = None
     pull_s: float | None = None
+    transmissions: float | None = None
     start_s: float | None = None
     staleness: int | None = None
 
@@ -142,6 +144,7 @@ class DeviceRecord(_Record):
         {"formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j"}
         | {"tx_power_w", "cpu_hz", "dtype", "suspicious", "uplink_gain", "downlink_gain", "uplink_efficiency"}
         | {"downlink_efficiency", "flops", "push_s", "compute_s", "pull_s", "update_size", "start_s", "staleness"}
+        | {"transmissions"}
     )
 
     @property

@@ -30,6 +30,7 @@ from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped, marked
 from feddrop.report.html import write_page
 from feddrop.report.measures import Row
+from feddrop.report.quantities import Scale, bare, byte_scale, in_digits, in_percent, joule_scale, second_scale
 from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.preflight import check_config
 from feddrop.storage import LoadedRun, RunFolder, load_run
@@ -87,11 +88,32 @@ class Compared(NamedTuple):
         return f"Compared({str(self.page)!r}: {', '.join(f'{arm} ({len(runs)})' for arm, runs in self.runs.items())})"
 
     def _repr_html_(self) -> str:
-        """Return the judged measures as a table."""
-        head = ("arm", "measure", "mean", "deviation", "unit", "difference", "margin", "verdict")
-        rows = [[getattr(row, name) for name in head] for row in self.rows if row.verdict or not row.reference]
-        blank = [["" if cell != cell else cell for cell in row] for row in rows]  # NaN
-        return html_table("Compared", head, blank, f"Page: {self.page}")
+        """Return the judged measures of every arm: mean, difference to the reference with its margin, and verdict."""
+        judged = {row.measure for row in self.rows if row.verdict}
+        rows = [
+            (row.arm, row.measure, _amount(row, row.mean), _margin(row), row.verdict, row.why)
+            for row in self.rows
+            if row.measure in judged
+        ]
+        head = ("arm", "measure", "mean", "difference ± margin", "better?", "why")
+        return html_table("Compared", head, rows, f"Page: {self.page}")
+
+
+_SCALES: dict[str, Callable[[float], Scale]] = {"rounds": bare, "B": byte_scale, "s": second_scale, "J": joule_scale}
+
+
+def _amount(row: Row, value: float) -> str:
+    """Write a value of a row in a suitable unit; accuracies in percent."""
+    if row.unit not in _SCALES:
+        return in_percent(value) if row.measure.startswith(("accuracy", "best")) else in_digits(value)
+    size, unit = _SCALES[row.unit](abs(value))
+    return f"{in_digits(value / size)} {unit}".strip()
+
+
+def _margin(row: Row) -> str:
+    if not np.isfinite(row.difference):
+        return ""
+    return _amount(row, row.difference) + (f" ± {_amount(row, row.margin)}" if np.isfinite(row.margin) else "")
 
 
 def read_comparison(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Arm], Compare]:

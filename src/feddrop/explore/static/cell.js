@@ -65,7 +65,7 @@ async function settle() {
 function curve(slider = page.words.sliders.find(({ key }) => key === $("against").value)) {
   if (!page.settled) return;
   const scale = slider.scale, { values, lines: found } = page.settled.curve, x = values.map((value) => value / scale);
-  lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: page.words.named[name] ?? name, x, y, colour: n })), {
+  lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: page.words.named[name] ?? name, x, y, colour: n, dash: Math.floor(n / 6) })), {
     xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [slider.low, slider.high],
     now: Number(valueOf(slider.key)) / scale, label: `Objective of every scheme against ${slider.label}` });
 }
