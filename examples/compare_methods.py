@@ -24,6 +24,12 @@ ROWS = {  # name: the method, the common rate (None: the method has none; False:
     "FIARSE, by layer": (feddrop.FIARSE(threshold="layer"), 0.5, True),
     "FedDST": (feddrop.FedDST(alpha=0.1, readjust_every=5), 0.5, False),
     "PruneFL": (feddrop.PruneFL(first_rounds=5, adjust_every=5, max_density=0.5), None, False),
+    "FedDD": (feddrop.FedDD(), 0.5, True),
+    "magnitude pruning": (feddrop.Pruning(), 0.5, True),
+    "Caldas": (feddrop.Caldas(), 0.5, True),
+    "Wen": (feddrop.Wen(), 0.5, True),
+    "PerFedMask": (feddrop.PerFedMask(), 0.5, True),
+    "FedRTS": (feddrop.FedRTS(adjust_every=5), 0.5, False),
     "FjORD": (feddrop.FjORD(), False, True),
     "FjORD, distilled": (feddrop.FjORD(distill=True), False, True),
 }

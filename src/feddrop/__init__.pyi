@@ -1,5 +1,6 @@
 """The public names and their modules: the one table of them, which ``__init__.py`` reads."""
 
+from feddrop.allocation import Common as Common
 from feddrop.allocation import Equal as Equal
 from feddrop.allocation import Exact as Exact
 from feddrop.allocation import Fixed as Fixed
@@ -12,25 +13,31 @@ from feddrop.allocation import Random as Random
 from feddrop.allocation import allocate as allocate
 from feddrop.config import FIARSE as FIARSE
 from feddrop.config import Budget as Budget
+from feddrop.config import Caldas as Caldas
 from feddrop.config import Callbacks as Callbacks
 from feddrop.config import Clock as Clock
 from feddrop.config import CustomMethod as CustomMethod
 from feddrop.config import Data as Data
 from feddrop.config import Execution as Execution
 from feddrop.config import FedAvg as FedAvg
+from feddrop.config import FedDD as FedDD
 from feddrop.config import FedDrop as FedDrop
 from feddrop.config import FedDST as FedDST
 from feddrop.config import FedRolex as FedRolex
+from feddrop.config import FedRTS as FedRTS
 from feddrop.config import FjORD as FjORD
 from feddrop.config import HeteroFL as HeteroFL
 from feddrop.config import MethodSettings as MethodSettings
 from feddrop.config import Model as Model
 from feddrop.config import Participation as Participation
+from feddrop.config import PerFedMask as PerFedMask
 from feddrop.config import PruneFL as PruneFL
+from feddrop.config import Pruning as Pruning
 from feddrop.config import Radio as Radio
 from feddrop.config import RunConfig as RunConfig
 from feddrop.config import Server as Server
 from feddrop.config import Train as Train
+from feddrop.config import Wen as Wen
 from feddrop.config import method_named as method_named
 from feddrop.data import Dataset as Dataset
 from feddrop.data import from_arrays as from_arrays
@@ -54,8 +61,6 @@ from feddrop.executors import Reply as Reply
 from feddrop.executors import Serial as Serial
 from feddrop.explore.widgets import explore_cell as explore_cell
 from feddrop.methods import build_method as build_method
-from feddrop.methods.fiarse import at_rate as at_rate
-from feddrop.methods.fjord import at_width as at_width
 from feddrop.methods.method import Job as Job
 from feddrop.methods.method import Method as Method
 from feddrop.methods.method import Setup as Setup

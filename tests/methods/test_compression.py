@@ -155,7 +155,7 @@ def text(**given):
 
 def outcome(run):
     list(run)
-    return run.params, [run._memories.get(device) for device in range(3)]
+    return run.params, [run._disk.memories.get(device) for device in range(3)]
 
 
 @pytest.mark.parametrize("name", ["feddrop", "feddst"])

@@ -19,10 +19,11 @@ from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError
 from feddrop.executors import Serial
 from feddrop.learning.batches import LocalBatches
-from feddrop.methods.feddst import Layout, layer_sparsities, prune, readjust
+from feddrop.methods.feddst import Layout, prune, readjust
 from feddrop.methods.feddst import build_feddst as feddst
 from feddrop.methods.masking import mark_largest
 from feddrop.methods.method import Setup, Update
+from feddrop.methods.sparse import layer_sparsities
 from feddrop.models import lenet
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from feddrop.config import FIARSE, RunConfig, Train
 from feddrop.config.methods import THRESHOLDS
 from feddrop.errors import ConfigError
-from feddrop.methods.fiarse import _large, at_rate
+from feddrop.methods import build_method
+from feddrop.methods.fiarse import _large
 from feddrop.methods.method import Setup
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
@@ -186,13 +187,14 @@ def test_the_network_at_a_rate_is_what_a_device_of_that_rate_holds(net, small, t
     whole = {name: value + 0.01 for name, value in parameters.from_model(net).items()}
     before = parameters.from_model(net)
     masks = largest_of(whole, 0.9, threshold == "layer")
-    cut = at_rate(setup, config, whole, 0.9)
+    method = build_method(config, setup)
+    cut = method.at({}, whole, 1, 0.9, 0)
     for name, value in parameters.from_model(cut).items():
         assert torch.equal(value, whole[name] * masks[name] if name in masks else whole[name])
     assert all(torch.equal(value, before[name]) for name, value in parameters.from_model(net).items())
     assert not cut.training
     with pytest.raises(ConfigError, match=r"rate is 1\.0; it must be"):
-        at_rate(setup, config, whole, 1.0)
+        method.at({}, whole, 1, 1.0, 0)
 
 
 def test_tied_weights_are_one_weight(small):

@@ -12,7 +12,7 @@ import feddrop
 from feddrop.config import FjORD, RunConfig, Train
 from feddrop.data import from_arrays
 from feddrop.errors import ConfigError, FrameError, RunError
-from feddrop.methods.fjord import _Fjord, at_width
+from feddrop.methods.fjord import _Fjord, network_at
 from feddrop.methods.method import Setup
 from feddrop.seeds import derive, permutation, philox_words
 from feddrop.simulation.device import Device
@@ -168,7 +168,7 @@ def test_every_width_is_a_network_with_its_own_statistics(tmp_path, digits):
     setup, own = job.prepared.task.setup, config.method
 
     def network(state, width):
-        net = at_width(setup, own, job.params, state, width)
+        net = network_at(setup, own, job.params, state, own.widths.index(width))
         assert net[0].out_features == count(40, width)
         return net
 
@@ -185,8 +185,8 @@ def test_every_width_is_a_network_with_its_own_statistics(tmp_path, digits):
     assert right(network(job.state, 1.0)) == pytest.approx(last.test_accuracy)
     assert right(network(job.state, 0.3)) > 0.75
     assert apart(network(job.state, 0.3)) < 0.75 * apart(network({}, 0.3))
-    with pytest.raises(ConfigError, match="one of"):
-        at_width(setup, own, job.params, job.state, 0.5)
+    sizes = [job.model(rate)[0].out_features for rate in (0.0, 0.5, 0.9)]
+    assert sizes == [count(40, width) for width in (1.0, 0.6, 0.3)]
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -206,7 +206,7 @@ def test_narrow_widths_of_a_recurrent_layer_are_its_first_units(kind):
     setup = Setup(model=Rows(), example=torch.zeros(1, 5, 4), rounds=1)
     fjord, x = _Fjord(setup, config), torch.randn(6, 5, 4)
     out = fjord._outputs(setup.model, 0, 1, x)
-    small = at_width(setup, config, parameters.from_model(setup.model), {}, 0.4)
+    small = network_at(setup, config, parameters.from_model(setup.model), {}, 0)
     assert small.rnn.hidden_size == 4
     torch.testing.assert_close(out, small(x))
     out.sum().backward()

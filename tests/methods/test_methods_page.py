@@ -41,7 +41,7 @@ def mine(tmp_path, monkeypatch):
 def outcome(run):
     """All that a run ends with, what its devices remember included."""
     list(run)
-    return run.params, run.state, [run._memories.get(device) for device in range(3)]
+    return run.params, run.state, [run._disk.memories.get(device) for device in range(3)]
 
 
 def same(one, two):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy.typing as npt
 
-from feddrop.allocation.baselines import Equal, Fixed, Ideal, NoDropout, Random
+from feddrop.allocation.baselines import Common, Equal, Fixed, Ideal, NoDropout, Random
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose
 from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, LinearKept, Objective, TabulatedCost
 from feddrop.allocation.optimum import Exact
@@ -26,14 +26,15 @@ from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, one_of
 
 __all__ = [
-    "OBJECTIVES", "POLICIES", "SCHEMES", "Allocation", "AnyProblem", "ConstantSteps", "CustomCost", "Equal", "Exact",
-    "FirstMultipliers", "Fixed", "Ideal", "InverseKept", "LinearKept", "Multipliers", "NoDropout", "Objective", "Pass",
-    "PowerProblem", "PrimalDual", "Problem", "Random", "RelativeSteps", "Scheme", "Shortfall", "Status",
-    "SubbandPowerProblem", "SubbandProblem", "TabulatedCost", "allocate", "diagnose", "refit", "scheme_named",
+    "OBJECTIVES", "POLICIES", "SCHEMES", "Allocation", "AnyProblem", "Common", "ConstantSteps", "CustomCost", "Equal",
+    "Exact", "FirstMultipliers", "Fixed", "Ideal", "InverseKept", "LinearKept", "Multipliers", "NoDropout",
+    "Objective", "Pass", "PowerProblem", "PrimalDual", "Problem", "Random", "RelativeSteps", "Scheme", "Shortfall",
+    "Status", "SubbandPowerProblem", "SubbandProblem", "TabulatedCost", "allocate", "diagnose", "refit",
+    "scheme_named",
 ]  # fmt: skip
 
-SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | Fixed | NoDropout | Ideal]] = {
-    scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, Fixed, NoDropout, Ideal)
+SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | Common | Fixed | NoDropout | Ideal]] = {
+    scheme.name: scheme for scheme in (Exact, PrimalDual, Equal, Random, Common, Fixed, NoDropout, Ideal)
 }
 """The schemes by their names in TOML and on the command line."""
 
@@ -50,8 +51,8 @@ def allocate(
             each device the best power and clock for its share.
         scheme: the scheme or its name. :class:`Exact` is the optimum and :class:`PrimalDual` the paper's Algorithm 1.
             :class:`Equal` splits the band equally and :class:`Random` at random, with the lowest rates for that split.
-            :class:`Fixed` has given rates, :class:`NoDropout` has rate 0 within the band, and :class:`Ideal` is the
-            paper's ideal, rate 0 regardless of the band.
+            :class:`Common` has one rate for all, :class:`Fixed` has given rates, :class:`NoDropout` has rate 0 within
+            the band, and :class:`Ideal` is the paper's ideal, rate 0 regardless of the band.
         policy: what to do if no allocation meets the constraints: ``"error"``, ``"leave-out"`` the fewest devices, or
             ``"stretch"`` the deadline to the smallest feasible one.
         warm: an earlier allocation from which :class:`PrimalDual` starts instead of its ``start``; the other schemes

@@ -90,6 +90,36 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Common:
+    """One rate for all devices, the lowest at which everyone meets its deadline and budget within the band."""
+
+    name: ClassVar[str] = "common"
+
+    def solve(self, problem: AnyProblem, policy: str = "error") -> Allocation:
+        """Find the rate; see :meth:`feddrop.allocation.scheme.Scheme.solve`."""
+        top = np.min(np.broadcast_to(problem.max_rate, problem.shape), axis=-1, keepdims=True)
+        able, active = settle(replace(problem, max_rate=top), policy)
+        able = replace(able, present=active)
+
+        def needed(rate: FloatArray) -> FloatArray:
+            return total(np.where(active, able.least_share(1.0 / (1.0 - rate)), 0.0))
+
+        low, high = np.zeros_like(top), top
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            fits = needed(middle) <= BAND
+            low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        rate = np.where(needed(np.zeros_like(top)) <= BAND, 0.0, high)
+        found = _at_rates(able, np.broadcast_to(rate, problem.shape), policy, self.name, Status.FIXED)
+        plain = replace(found.problem, max_rate=problem.max_rate, present=problem.present)
+        return replace(found, problem=plain, left_out=everyone(problem) & ~found.active, status=Status.COMMON)
+
+
+_HALVINGS = 50
+"""Of the range of the common rate."""
+
+
+@dataclass(frozen=True, slots=True)
 class NoDropout:
     """No dropout inside the cell: rate 0, with shares in proportion to what each device needs at rate 0.
 

@@ -34,6 +34,7 @@ class Status(StrEnum):
     UNCONVERGED = "feasible, but stopped at the pass limit before the tolerance was met"
     FEASIBLE = "feasible, with the lowest rates for the shares of this scheme"
     FIXED = "feasible, with the given rates"
+    COMMON = "feasible, with the lowest rate that all devices can share"
     NO_DROPOUT = "feasible, without dropout"
     IDEAL = f"{IGNORES_BAND}; without dropout, every device has the band that it needs"
 

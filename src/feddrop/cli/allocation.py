@@ -32,9 +32,9 @@ def allocate(
         Problem or cell, as .toml, .csv or .json; see examples/problem.toml, examples/cell.toml and examples/power.toml.
         Or the .toml file of a run with a [radio] section: then round 1 is allocated, exactly as `feddrop run` does.
     scheme:
-        exact, primal-dual, equal, random, fixed, no-dropout or ideal (which ignores the band). For a cell or a run also
-        max-min, proportional-fair, subcarriers, or "package.module:function", which is imported. Default: scheme in the
-        [radio] table of a cell, else exact.
+        exact, primal-dual, equal, random, common, fixed, no-dropout or ideal (which ignores the band). For a cell or a
+        run also max-min, proportional-fair, subcarriers, or "package.module:function", which is imported. Default:
+        scheme in the [radio] table of a cell, else exact.
     policy:
         What to do if no allocation is feasible: error, leave-out (the fewest devices) or stretch (the deadline).
         Default: policy in the [radio] table of a cell, else error.

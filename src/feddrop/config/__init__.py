@@ -8,6 +8,7 @@ from feddrop.config.conversion import from_table as from_table
 from feddrop.config.conversion import to_table as to_table
 from feddrop.config.data import Data as Data
 from feddrop.config.execution import Execution as Execution
+from feddrop.config.method_base import MethodSettings as MethodSettings
 from feddrop.config.methods import FIARSE as FIARSE
 from feddrop.config.methods import METHODS as METHODS
 from feddrop.config.methods import CustomMethod as CustomMethod
@@ -17,7 +18,6 @@ from feddrop.config.methods import FedDST as FedDST
 from feddrop.config.methods import FedRolex as FedRolex
 from feddrop.config.methods import FjORD as FjORD
 from feddrop.config.methods import HeteroFL as HeteroFL
-from feddrop.config.methods import MethodSettings as MethodSettings
 from feddrop.config.methods import PruneFL as PruneFL
 from feddrop.config.methods import Subnets as Subnets
 from feddrop.config.methods import SuppliedMethod as SuppliedMethod
@@ -26,6 +26,12 @@ from feddrop.config.methods import method_named as method_named
 from feddrop.config.model import Model as Model
 from feddrop.config.participation import Participation as Participation
 from feddrop.config.radio import Radio as Radio
+from feddrop.config.rivals import Caldas as Caldas
+from feddrop.config.rivals import FedDD as FedDD
+from feddrop.config.rivals import FedRTS as FedRTS
+from feddrop.config.rivals import PerFedMask as PerFedMask
+from feddrop.config.rivals import Pruning as Pruning
+from feddrop.config.rivals import Wen as Wen
 from feddrop.config.run import RATE as RATE
 from feddrop.config.run import RunConfig as RunConfig
 from feddrop.config.run import locate as locate

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 
 import tomli_w
 
-from feddrop.config.conversion import from_table, plain, to_table
-from feddrop.config.fields import Settings, setting
+from feddrop.config.conversion import from_table, plain
+from feddrop.config.fields import setting
+from feddrop.config.method_base import MethodSettings
+from feddrop.config.rivals import LAYER_SPARSITIES, THRESHOLDS, Caldas, FedDD, FedRTS, PerFedMask, Pruning, Wen
 from feddrop.errors import ConfigError, one_of, shortened
 
 LEVELS = ("weight", "unit")
@@ -21,40 +23,6 @@ LAYERS = ("all", "linear")
 RULES = ("delta", "model", "holders")
 DRAWS = ("uniform", "importance")
 STEPS = ("scaled", "plain")
-LAYER_SPARSITIES = ("erk", "er", "uniform")
-THRESHOLDS = ("network", "layer")
-
-
-class MethodSettings(Settings):
-    """The learning method and its settings."""
-
-    __slots__ = ()
-    section: ClassVar[str] = "method"
-    name: ClassVar[str] = ""
-    """The method's name in TOML and on the command line."""
-    rateless: ClassVar[bool] = False
-    """Whether the method has no dropout rate."""
-    by_rounds: ClassVar[str] = ""
-    """The setting, if any, by which the total number of rounds affects every round."""
-
-    @staticmethod
-    def read(value: Any, name: str) -> MethodSettings:
-        """Read a settings object, a name, or a table with a name and settings."""
-        if isinstance(value, MethodSettings):
-            return value
-        table = dict(value) if isinstance(value, Mapping) else {"name": value}
-        which = table.pop("name", "feddrop")
-        if not isinstance(which, str):
-            raise ConfigError(f"{name} is {shortened(value)}; it must be a name, a table, or feddrop.FedDrop() etc.")
-        return method_named(which, **table)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return the method's name and settings as plain values."""
-        return {"name": self.name, **to_table(self)}
-
-    def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Return one line for each setting that has no effect in a run of this many rounds."""
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -176,6 +144,7 @@ class FedDST(MethodSettings):
     """
 
     name: ClassVar[str] = "feddst"
+    one_mask: ClassVar[bool] = True
     by_rounds: ClassVar[str] = "method.readjust_until"
 
     layer_sparsity: str = setting("erk", choices=LAYER_SPARSITIES)
@@ -284,6 +253,7 @@ class PruneFL(MethodSettings):
     """
 
     name: ClassVar[str] = "prunefl"
+    one_mask: ClassVar[bool] = True
     rateless: ClassVar[bool] = True
 
     first_rounds: int = setting(10, ge=0)
@@ -367,7 +337,11 @@ class SuppliedMethod(MethodSettings):
 
 
 METHODS: Mapping[str, type[MethodSettings]] = {
-    cls.name: cls for cls in (FedAvg, FedDrop, FedDST, FedRolex, FIARSE, FjORD, HeteroFL, PruneFL)
+    cls.name: cls
+    for cls in (
+        *(FedAvg, FedDD, FedDrop, FedDST, FedRolex, FedRTS, FIARSE, FjORD, HeteroFL),
+        *(PerFedMask, PruneFL, Pruning, Caldas, Wen),
+    )
 }
 """The package's methods by name."""
 
@@ -385,3 +359,6 @@ def method_named(name: str, **settings: Any) -> MethodSettings:
     if name == SuppliedMethod.name:
         return from_table(SuppliedMethod, settings, "method.")
     return from_table(METHODS[one_of("method", name, METHODS)], settings, "method.")
+
+
+MethodSettings.named = method_named

@@ -13,7 +13,7 @@ SCHEME_FUNCTIONS = ("max-min", "proportional-fair", "subcarriers", "battery", "t
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
 CUSTOM = "custom"
 """Stands for an object that was passed in Python and cannot be named."""
-SCHEMES = ("exact", "primal-dual", "equal", "random", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
+SCHEMES = ("exact", "primal-dual", "equal", "random", "common", "fixed", "no-dropout", "ideal", *SCHEME_FUNCTIONS)
 CHANNELS = ("", "imperfect-csi", "gauss-markov")
 OUTCOMES = ("late", "none", "packet-errors")
 IDEAL = "ideal"

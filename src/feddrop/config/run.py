@@ -18,7 +18,8 @@ from feddrop.config.data import Data
 from feddrop.config.display import html_table
 from feddrop.config.execution import Execution
 from feddrop.config.fields import Settings, setting
-from feddrop.config.methods import FedDrop, MethodSettings
+from feddrop.config.method_base import MethodSettings
+from feddrop.config.methods import FedDrop
 from feddrop.config.model import Model
 from feddrop.config.parsing import flat, parse_toml, read_toml, user_path
 from feddrop.config.participation import Participation

@@ -14,21 +14,40 @@ from typing import Any
 
 from feddrop.config import CustomMethod, MethodSettings, SuppliedMethod
 from feddrop.errors import ConfigError, named_object
-from feddrop.methods import fedavg, feddrop, feddst, fiarse, fjord, prunefl, windows
+from feddrop.methods import (
+    fedavg,
+    feddd,
+    feddrop,
+    feddst,
+    fedrts,
+    fiarse,
+    fjord,
+    perfedmask,
+    prunefl,
+    pruning,
+    random_units,
+    windows,
+)
 from feddrop.methods.agreement import with_agreement
 from feddrop.methods.compression import with_compression
 from feddrop.methods.method import Method, MethodFactory, Setup
 from feddrop.methods.sizes import device_network
 
 BUILDERS: Mapping[str, Callable[[Setup, Any], Method]] = {
+    "caldas": random_units.build_caldas,
     "fedavg": fedavg.build_fedavg,
+    "feddd": feddd.build_feddd,
     "feddrop": feddrop.build_feddrop,
     "feddst": feddst.build_feddst,
+    "fedrts": fedrts.build_fedrts,
     "fedrolex": windows.build_fedrolex,
     "fiarse": fiarse.build_fiarse,
     "fjord": fjord.build_fjord,
     "heterofl": windows.build_heterofl,
+    "perfedmask": perfedmask.build_perfedmask,
     "prunefl": prunefl.build_prunefl,
+    "pruning": pruning.build_pruning,
+    "wen": random_units.build_wen,
 }
 
 
@@ -59,6 +78,11 @@ def build_run_method(factory: MethodFactory, setup: Setup) -> Method:
     """Build the method of a run: what a factory makes, with the steps of ``[train]`` and ``[server]`` around it."""
     method = checked_method(factory(setup), "method")
     if setup.train.compress < 1.0:
+        if method.returns_weights:
+            raise ConfigError(
+                f"train.compress is {setup.train.compress:g}, but the devices of this method choose what they send, "
+                "and send weights. Set it to 1, or use another method."
+            )
         method = with_compression(method, setup)
     return with_agreement(method, setup) if setup.server.agreement else method
 

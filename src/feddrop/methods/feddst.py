@@ -9,17 +9,15 @@ and grows as many where its gradient is largest; the server then prunes the unio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from feddrop.config import FedDST
 from feddrop.errors import FrameError, TrainingError
-from feddrop.learning.batches import Inputs
-from feddrop.learning.local import Loss, call_model
 from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
 from feddrop.methods.method import (
     Batches,
@@ -34,8 +32,9 @@ from feddrop.methods.method import (
     tensor_change,
     train_subnet,
 )
+from feddrop.methods.sparse import LastBatch, SparseLayout, batch_gradients
 from feddrop.subnets import parameters
-from feddrop.subnets.masks import check_rate, kept_count
+from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, from_device_shape
 
@@ -44,7 +43,15 @@ def build_feddst(setup: Setup, config: FedDST) -> Method:
     """Build FedDST; its sparsity S is the rate of all devices."""
     it = _FedDST(setup, config)
     return Method(
-        it.init, it.plan, it.layout.cut, it.local, it.merge, answer=it.answer, settle=it.settle, notes=it.notes
+        it.init,
+        it.plan,
+        it.layout.cut,
+        it.local,
+        it.merge,
+        sizes=lambda rate: it.at(rate).sizes(answers=bool(config.alpha)),
+        answer=it.answer,
+        settle=it.settle,
+        notes=it.notes,
     )
 
 
@@ -53,13 +60,15 @@ class _FedDST:
 
     def __init__(self, setup: Setup, config: FedDST) -> None:
         self.setup, self.config, self.rounds = setup, config, setup.rounds
-        self.layout = Layout(setup.model, setup.one_rate("feddst"), config)
+        self.layout, self.at = MaskLayout(setup.model), cache(lambda rate: Layout(setup.model, rate, config))
+        if setup.rates is not None:
+            self.at(setup.one_rate("feddst"))
 
     def objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.setup.loss(outputs.softmax(1) if self.config.as_released else outputs, targets)
 
     def init(self, start: Params) -> State:
-        kept = self.layout.kept
+        kept = self.at(self.setup.one_rate("feddst")).kept
         masks = {name: mark_largest(np.abs(start[name].numpy()), kept[name]) for name in self.layout.weights}
         return mask_state(self.layout.joined(masks), informed=(), moved=0)
 
@@ -68,14 +77,14 @@ class _FedDST:
         return mask_jobs(state, round_, rates, seed, asks)
 
     def local(self, pieces: Subnet, values: Params, job: Job, batches: Batches, _: Memory) -> tuple[Update, Memory]:
-        layout, model = self.layout, self.setup.model
-        seen = _LastBatch(batches)
+        layout, model = self.at(job.rate), self.setup.model
+        seen = LastBatch(batches)
         update = train_subnet(self.setup, model, pieces, values, job, seen, self.objective)
         memory = {"mask": job.payload["mask"]}
         if not self.config.readjusts(job.round, self.rounds):
             return update, memory
         after = parameters.from_model(model)  # before the gradient's forward pass, which changes norm statistics
-        slopes = _gradients(model, seen.last, self.objective)
+        slopes = batch_gradients(model, seen.last, self.objective)
         alpha = self.config.alpha_at(job.round, self.rounds)
         masks = layout.moved(after, layout.split(job.payload["mask"]), slopes, alpha)
         pieces = layout.pieces(masks)
@@ -88,7 +97,7 @@ class _FedDST:
         if "mask" not in payload:
             return self.layout.cut(job)
         before, after = self.layout.split(job.payload["mask"]), self.layout.split(payload["mask"])
-        self.layout.check(before, after, self.config.alpha_at(job.round, self.rounds), job.device)
+        self.at(job.rate).check(before, after, self.config.alpha_at(job.round, self.rounds), job.device)
         return self.layout.pieces(after)
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
@@ -104,7 +113,8 @@ class _FedDST:
             informed.add(update.device)  # it replied, so it has the mask
         after = {name: before[name] + step for name, step in mean.mean().items()}
         if readjusted:
-            new = {name: prune(after[name].numpy(), mean.held[name].numpy(), layout.kept[name]) for name in masks}
+            kept = {name: int(mask.sum()) for name, mask in masks.items()}
+            new = {name: prune(after[name].numpy(), mean.held[name].numpy(), kept[name]) for name in masks}
             moved = sum(int((new[name] & ~masks[name]).sum()) for name in masks)
             if moved:
                 masks, informed = new, set()
@@ -117,23 +127,12 @@ class _FedDST:
         return {"mask_moved": float(state["moved"])}
 
 
-class Layout(MaskLayout):
-    """A mask with a constant number of active weights.
-
-    Attributes:
-        kept: number of active weights in every layer.
-    """
+class Layout(SparseLayout):
+    """A mask with a constant number of active weights, which devices move."""
 
     def __init__(self, model: nn.Module, sparsity: float, config: FedDST) -> None:
-        super().__init__(model)
-        check_rate(sparsity, "sparsity")
+        super().__init__(model, sparsity, config.layer_sparsity, as_released=config.as_released)
         self._anywhere = config.as_released
-        self._sparsities = layer_sparsities(
-            self.weights, sparsity, config.layer_sparsity, as_released=config.as_released
-        )
-        self.kept = {
-            name: kept_count(math.prod(shape), 1.0 - self._sparsities[name]) for name, shape in self.weights.items()
-        }
 
     def survivors(self, name: str, alpha: float) -> int:
         """Return the number of active weights left in a layer after a share ``alpha`` of them is pruned."""
@@ -164,45 +163,6 @@ class Layout(MaskLayout):
                     f"device {device} sent a mask with {active} active weights of {name}, {new} of them new; expected "
                     f"{size}, at most {most} of them new."
                 )
-
-
-def layer_sparsities(
-    shapes: Mapping[str, tuple[int, ...]], sparsity: float, how: str, *, as_released: bool = False
-) -> dict[str, float]:
-    """Distribute a sparsity over layers such that its mean over all weights is S.
-
-    ``"erk"``: the density 1 - s_l is proportional to (n_in + n_out + kernel sides) / (n_in · n_out · kernel size);
-    ``"er"`` ignores the kernel in both. A layer whose density would exceed 1 is dense; the others compensate.
-
-    Args:
-        shapes: shapes of the weights, ``[out, in, *kernel]``.
-        sparsity: mean share of zeros, S.
-        how: ``"erk"``, ``"er"`` or ``"uniform"``.
-        as_released: scale 1 - ratio instead of the ratio to the mean S, which makes the layers nearly equal.
-    """
-    if how == "uniform":
-        return dict.fromkeys(shapes, sparsity)
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    ratios = {}
-    for name, shape in shapes.items():
-        sides = shape if how == "erk" else shape[:2]
-        ratios[name] = sum(sides) / math.prod(sides)
-    if as_released:
-        raw = {name: max(0.0, 1.0 - ratio) for name, ratio in ratios.items()}
-        factor = sparsity * sum(sizes.values()) / max(1e-9, sum(raw[name] * sizes[name] for name in raw))
-        return {name: min(1.0, factor * value) for name, value in raw.items()}
-    densities = dict.fromkeys(shapes, 1.0)
-    left = dict(sizes)
-    while left:
-        budget = (1.0 - sparsity) * sum(sizes.values()) - sum(sizes[name] for name in sizes if name not in left)
-        factor = budget / sum(ratios[name] * size for name, size in left.items())
-        full = [name for name in left if factor * ratios[name] > 1.0]
-        if not full:
-            densities |= {name: factor * ratios[name] for name in left}
-            break
-        for name in full:
-            del left[name]
-    return {name: 1.0 - density for name, density in densities.items()}
 
 
 def readjust(
@@ -239,26 +199,3 @@ def prune(weight: Floats, held: Floats, kept: int) -> Mask:
     """
     union = held > 0
     return mark_largest(np.where(union, np.abs(weight), np.float32(-1)), kept, held) & union
-
-
-class _LastBatch:
-    """Minibatches that keep the last one in ``last``."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches, self.num_samples = batches, batches.num_samples
-        self.last: tuple[Inputs, Tensor]
-
-    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
-        for batch in self._batches:
-            self.last = batch
-            yield batch
-
-
-def _gradients(model: nn.Module, batch: tuple[Inputs, Tensor], loss: Loss) -> Params:
-    """Return the gradient of a minibatch's loss for every weight, active or not."""
-    named = {name: p for name, p in parameters.weights(model).items() if p.requires_grad}
-    found = torch.autograd.grad(loss(call_model(model, batch[0]), batch[1]), list(named.values()), allow_unused=True)
-    return {
-        name: torch.zeros(p.shape) if g is None else g.to_dense().cpu()
-        for (name, p), g in zip(named.items(), found, strict=True)
-    }

@@ -2,20 +2,16 @@
 
 A weight takes part in a minibatch only while its magnitude is at least the threshold θ of the round's start, so that
 importance is learned with the weights: weights below θ are inactive, and those just above it move faster. The trained
-network can be cut to any size (:func:`at_rate`). ``docs/fiarse.md`` lists the differences from the paper. With rate 0
+network can be cut to any size. ``docs/fiarse.md`` lists the differences from the paper. With rate 0
 for every device it is federated averaging.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -23,13 +19,10 @@ from torch.func import functional_call
 from feddrop.config import FIARSE
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import safe_layout
-from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest
-from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
-from feddrop.subnets import parameters
-from feddrop.subnets.masks import check_rate, kept_count
+from feddrop.methods.masking import LargestWeights
+from feddrop.methods.method import Batches, Job, Memory, Method, Setup, State, Update, plan_jobs, train_subnet
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Subnet, from_device_shape, full_piece
-from feddrop.wire.sections import sections_bytes
+from feddrop.subnets.piece import Subnet, from_device_shape
 
 _NEXT_TO_NOTHING = 1e-18
 """The smallest θ used; its square does not underflow in float32, and smaller weights do not matter."""
@@ -48,19 +41,18 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
         >>> method.sizes(0.75).kept, method.sizes(0.75).push_bytes
         ({'weight': 8, 'bias': 4}, 16)
     """
-    layout = _Layout(setup.model, config)
+    layout = _Layout(setup.model, by_layer=config.threshold == "layer")
 
     def init(_: Params) -> State:
         if setup.rates is not None and min(setup.rates, default=0.0) > 0.0:
             log.warning(
                 f"no device trains more than {1.0 - min(setup.rates):.0%} of the weights: the smallest hardly change, "
-                "but the full network is tested. Give a device rate 0, or test feddrop.at_rate(...)."
+                "but the full network is tested. Give a device rate 0, or set eval_rates to test what devices hold."
             )
         return {}
 
     def plan(_: State, held: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
-        sent = {rate: layout.payload(held, rate) for rate in set(rates.values())}
-        return [replace(job, payload=sent[job.rate]) for job in plan_jobs(round_, rates, seed)]
+        return layout.jobs(held, plan_jobs(round_, rates, seed))
 
     def local(pieces: Subnet, values: Params, job: Job, batches: Batches, memory: Memory) -> tuple[Update, Memory]:
         floors = layout.thresholds(pieces, values)
@@ -75,73 +67,21 @@ def build_fiarse(setup: Setup, config: FIARSE) -> Method:
     def merge(state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
         return setup.average(before, updates), state
 
-    sizes = layout.sizes if config.threshold == "layer" else None
-    return Method(init, plan, layout.cut, local, merge, sizes=sizes)
+    return Method(init, plan, layout.cut, local, merge, sizes=layout.sizes if layout.by_layer else None)
 
 
-def at_rate(setup: Setup, config: FIARSE, params_: Params, rate: float) -> nn.Module:
-    """Return the network as a device of a given rate holds it: its largest weights, and zeros.
-
-    Args:
-        setup: the setup of the method, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
-        config: the method's settings.
-        params_: the trained parameters.
-        rate: γ.
-    """
-    network = copy.deepcopy(setup.model)
-    layout = _Layout(network, config)
-    parameters.load_into(network, apply_masks(params_, layout.largest(params_, check_rate(rate))))
-    return network.eval()
-
-
-class _Layout(MaskLayout):
-    """Finds the largest weights at any rate."""
-
-    def __init__(self, model: nn.Module, config: FIARSE) -> None:
-        super().__init__(model)
-        self._by_layer = config.threshold == "layer"
-
-    def largest(self, held: Params, rate: float) -> Masks:
-        """Mark the largest weights: a share 1-γ of the network or of each layer."""
-        sizes: dict[str, Floats] = {name: np.abs(held[name].numpy()) for name in self.weights}
-        if self._by_layer:
-            return {name: mark_largest(size, kept_count(size.size, 1.0 - rate)) for name, size in sizes.items()}
-        return self.parted(mark_largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
-
-    def payload(self, held: Params, rate: float) -> dict[str, Tensor]:
-        """Return the payload for a device of a given rate: its mask, or nothing if it holds all weights."""
-        return {} if self._all(rate) else {"mask": self.joined(self.largest(held, rate))}
-
-    def cut(self, job: Job) -> Subnet:
-        """Return the subnet of a job."""
-        return (
-            {name: full_piece(shape) for name, shape in self._shapes.items()}
-            if self._all(job.rate)
-            else super().cut(job)
-        )
-
-    def sizes(self, rate: float) -> Sizes:
-        """Return the cost of a subnet of a given rate, for thresholds per layer."""
-        kept = {
-            name: kept_count(math.prod(shape), 1.0 - rate) if name in self.weights else math.prod(shape)
-            for name, shape in self._shapes.items()
-        }
-        marked = sum(kept[name] for name in self.weights)
-        return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}, {"mask": marked}))
+class _Layout(LargestWeights):
+    """Finds the largest weights at any rate, and their thresholds."""
 
     def thresholds(self, pieces: Subnet, values: Params) -> dict[str, float]:
         """Return θ of every cut weight tensor: the smallest magnitude that the device holds."""
         cut = [name for name in self.weights if pieces[name].index is not None]
-        among = self.weights if cut and not self._by_layer else cut
+        among = self.weights if cut and not self.by_layer else cut
         held = {name: from_device_shape(values[name], pieces[name]) for name in among if pieces[name].size}
         floors = {name: float(kept.abs().min()) for name, kept in held.items()}
-        if floors and not self._by_layer:
+        if floors and not self.by_layer:
             floors = dict.fromkeys(self.weights, min(floors.values()))
         return {name: floor for name, floor in floors.items() if floor > _NEXT_TO_NOTHING}
-
-    def _all(self, rate: float) -> bool:
-        counts = [math.prod(shape) for shape in self.weights.values()] if self._by_layer else [self.size]
-        return all(kept_count(count, 1.0 - rate) == count for count in counts)
 
 
 def _large(weight: Tensor, threshold: float) -> Tensor:

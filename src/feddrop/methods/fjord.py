@@ -2,7 +2,7 @@
 
 A device holds the first units of every hidden layer, up to the largest share p_max that its rate allows. Each of its
 minibatches draws one width p ≤ p_max, the same in all layers, and trains the first p of the units; so the trained
-network can be cut to any of the widths (:func:`at_width`). Activations have different statistics at every width, so
+network can be cut to any of the widths. Activations have different statistics at every width, so
 norm statistics are stored per width. ``docs/fjord.md`` lists the differences from the paper.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddrop.config import FjORD
-from feddrop.errors import ConfigError, FrameError, TrainingError
+from feddrop.errors import FrameError, TrainingError
 from feddrop.learning.batches import Inputs
 from feddrop.learning.guard import LARGEST
 from feddrop.learning.local import call_model, safe_layout
@@ -66,25 +66,14 @@ def build_fjord(setup: Setup, config: FjORD) -> Method:
     it = _Fjord(setup, config)
 
     def at(state: State, params: Params, _: int, rate: float, __: int) -> nn.Module:
-        return at_width(setup, config, params, state, config.widths[config.widest(check_rate(rate))])
+        return network_at(setup, config, params, state, config.widest(check_rate(rate)))
 
     return Method(it.init, it.plan, it.cut, it.local, it.merge, sizes=it.sizes, answer=it.answer, notes=it.notes, at=at)
 
 
-def at_width(setup: Setup, config: FjORD, params_: Params, state: State, width: float) -> nn.Module:
-    """Return the network at one of the widths, with the norm statistics of that width.
-
-    Args:
-        setup: the setup of the method, ``run.prepared.task.setup`` of a :class:`feddrop.Run`.
-        config: the method's settings.
-        params_: the trained parameters.
-        state: the method's state.
-        width: one of ``config.widths``.
-    """
-    if width not in config.widths:
-        raise ConfigError(f"width is {width!r}; it must be one of {list(config.widths)}.")
-    number = config.widths.index(width)
-    level = _Level(setup.model, setup.blueprint(), width)
+def network_at(setup: Setup, config: FjORD, params_: Params, state: State, number: int) -> nn.Module:
+    """Return the network at the width of this number, with the norm statistics of that width."""
+    level = _Level(setup.model, setup.blueprint(), config.widths[number])
     values = {name: gather(params_[name], piece).reshape(piece.sub_shape) for name, piece in level.pieces.items()}
     if _key(number) in state:
         values |= level.split(state[_key(number)])

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from feddrop.errors import ConfigError, FrameError
-from feddrop.methods.method import Job, Spec, State, plan_jobs
+from feddrop.methods.method import Job, Sizes, Spec, State, plan_jobs
 from feddrop.subnets import parameters
+from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, full_piece
+from feddrop.wire.sections import sections_bytes
 
 Mask = npt.NDArray[np.bool_]
 Masks = Mapping[str, Mask]
@@ -71,6 +73,55 @@ class MaskLayout:
         if "mask" not in job.payload:
             raise FrameError(f"device {job.device} received no mask and remembers none.")
         return self.pieces(self.split(job.payload["mask"]))
+
+
+class LargestWeights(MaskLayout):
+    """The largest weights at any rate, of the network or of each layer.
+
+    Attributes:
+        by_layer: whether a share 1-γ of each layer is kept, not of the network.
+    """
+
+    def __init__(self, model: nn.Module, *, by_layer: bool) -> None:
+        super().__init__(model)
+        self.by_layer = by_layer
+
+    def jobs(self, held: Params, jobs: list[Job]) -> list[Job]:
+        """Add the mask of its rate to every job."""
+        sent = {rate: self.payload(held, rate) for rate in {job.rate for job in jobs}}
+        return [replace(job, payload=sent[job.rate]) for job in jobs]
+
+    def largest(self, held: Params, rate: float) -> Masks:
+        """Mark the largest weights: a share 1-γ of the network or of each layer."""
+        sizes: dict[str, Floats] = {name: np.abs(held[name].numpy()) for name in self.weights}
+        if self.by_layer:
+            return {name: mark_largest(size, kept_count(size.size, 1.0 - rate)) for name, size in sizes.items()}
+        return self.parted(mark_largest(self.joined(sizes).numpy(), kept_count(self.size, 1.0 - rate)))
+
+    def payload(self, held: Params, rate: float) -> dict[str, Tensor]:
+        """Return the payload for a device of a given rate: its mask, or nothing if it holds all weights."""
+        return {} if self._all(rate) else {"mask": self.joined(self.largest(held, rate))}
+
+    def cut(self, job: Job) -> Subnet:
+        """Return the subnet of a job."""
+        return (
+            {name: full_piece(shape) for name, shape in self._shapes.items()}
+            if self._all(job.rate)
+            else super().cut(job)
+        )
+
+    def sizes(self, rate: float) -> Sizes:
+        """Return the cost of a subnet of a given rate, for thresholds per layer."""
+        kept = {
+            name: kept_count(math.prod(shape), 1.0 - rate) if name in self.weights else math.prod(shape)
+            for name, shape in self._shapes.items()
+        }
+        marked = sum(kept[name] for name in self.weights)
+        return Sizes(kept=kept, push_bytes=sections_bytes({"mask": ("bool", (self.size,))}, {"mask": marked}))
+
+    def _all(self, rate: float) -> bool:
+        counts = [math.prod(shape) for shape in self.weights.values()] if self.by_layer else [self.size]
+        return all(kept_count(count, 1.0 - rate) == count for count in counts)
 
 
 def apply_masks(dense: Params, masks: Masks) -> Params:

@@ -129,7 +129,7 @@ class Sizes:
 
 
 class Method(NamedTuple):
-    """The functions of a method; the last five are optional.
+    """The functions of a method; the others are optional.
 
     Attributes:
         init: ``params -> state``.
@@ -147,6 +147,8 @@ class Method(NamedTuple):
         notes: ``state -> numbers`` for the record of the round.
         at: ``(state, params, round, rate, seed) -> network``: the sub-model of a device of some rate, in evaluation
             mode, for ``eval_rates`` and ``load_model(folder, rate=...)``; methods of the package have it.
+        returns_weights: whether devices return weights, because they train weights that the server does not know; the
+            server subtracts its own, so that guard and ``merge`` get changes.
     """
 
     init: Callable[[Params], State]
@@ -159,6 +161,7 @@ class Method(NamedTuple):
     settle: Callable[[State, Params], Params] | None = None
     notes: Callable[[State], Mapping[str, float]] | None = None
     at: Callable[[State, Params, int, float, int], nn.Module] | None = None
+    returns_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +233,10 @@ class Setup:
     def one_rate(self, method: str) -> float:
         """Return the rate of all devices, for methods that need it to be the same."""
         if self.rates is None or len(set(self.rates)) != 1:
-            source = "[radio] sets one rate per device" if self.rates is None else "rate differs between devices"
+            source = "a scheme sets one rate per device" if self.rates is None else "rate differs between devices"
             raise ConfigError(
-                f"{source}, but {method!r} needs the same for all. Give rate as one number, without [radio]."
+                f"{source}, but {method!r} needs the same for all. Give rate as one number; in a cell, with "
+                'radio.scheme = "fixed", or set radio.scheme = "common".'
             )
         return self.rates[0]
 

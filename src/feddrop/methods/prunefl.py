@@ -22,11 +22,35 @@ import torch
 from feddrop.config import PruneFL
 from feddrop.errors import ConfigError, FrameError
 from feddrop.learning.local import Gradients
-from feddrop.methods.masking import Floats, MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
-from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, train_subnet
+from feddrop.methods.masking import (
+    Floats,
+    LargestWeights,
+    MaskLayout,
+    Masks,
+    apply_masks,
+    mark_largest,
+    mask_jobs,
+    mask_state,
+)
+from feddrop.methods.method import (
+    Batches,
+    Job,
+    Memory,
+    Method,
+    Payload,
+    Setup,
+    Sizes,
+    Spec,
+    State,
+    Update,
+    train_subnet,
+)
 from feddrop.models import flops
+from feddrop.subnets import parameters
+from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet
+from feddrop.wire.sections import sections_bytes
 
 STEADY_CHANGE = 0.1
 """The first stage ends when the number of active weights changes by at most this share ..."""
@@ -53,7 +77,15 @@ def build_prunefl(setup: Setup, config: PruneFL) -> Method:
         raise ConfigError(problem)
     it = _Prunefl(setup, config)
     return Method(
-        it.init, it.plan, it.layout.cut, it.local, it.merge, answer=it.answer, settle=it.settle, notes=it.notes
+        it.init,
+        it.plan,
+        it.layout.cut,
+        it.local,
+        it.merge,
+        sizes=it.sizes,
+        answer=it.answer,
+        settle=it.settle,
+        notes=it.notes,
     )
 
 
@@ -65,9 +97,39 @@ class _Prunefl:
         self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
         self._counted = cache(lambda: flops.count_flops(setup.model, setup.example))  # only the server needs it
 
-    def init(self, _: Params) -> State:
-        mask = torch.ones(self.layout.size, dtype=torch.bool)
+    def init(self, start: Params) -> State:
+        if self.setup.rates is None:
+            raise ConfigError('a scheme sets one rate per device. In a cell, set radio.scheme = "common".')
+        largest = LargestWeights(self.setup.model, by_layer=True).largest(start, self.setup.rates[0])
+        mask = self.layout.joined(largest)  # dense without a cell
         return mask_state(mask, (), began=-1 if self.config.first_rounds else 0, steady=0, grown=0, pruned=0)
+
+    def most(self, rate: float) -> int:
+        """Return the largest number of active weights in a cell that demands a rate."""
+        return sum(kept_count(math.prod(shape), 1.0 - rate) for shape in self.layout.weights.values())
+
+    def sizes(self, rate: float) -> Sizes:
+        """Return the largest cost at a rate.
+
+        The mask may move to any layer, so the weights count where they cost most FLOPs. Scores of all weights are sent
+        up in adjusting rounds, and their gradients are computed in every step: 2d + 1 of the 3 parts of training at
+        density d.
+        """
+        counted, shapes = self._counted(), parameters.shapes(self.setup.model)
+        kept = {name: math.prod(shape) for name, shape in shapes.items()}
+        left, density = self.most(rate), 1.0 - rate
+        per_weight = {name: counted.by_weight[name].training / counted.sizes[name] for name in self.layout.weights}
+        for name in sorted(per_weight, key=lambda one: -per_weight[one]):
+            kept[name] = min(kept[name], left)
+            left -= kept[name]
+        asked = {name: (spec.dtype, spec.shape) for name, spec in self._asked.items()}
+        sent = {"mask": ("bool", (self.layout.size,)), "due": ("bool", (1,))}
+        return Sizes(
+            kept=kept,
+            push_bytes=sections_bytes(sent),
+            pull_bytes=sections_bytes(asked),
+            work=(2.0 * density + 1.0) / (3.0 * density),
+        )
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         began, first = int(state["began"]), self.config.first_device
@@ -126,6 +188,7 @@ class _Prunefl:
     def _adjusted(self, after: Params, masks: Masks, found: _Found, began: int) -> Masks:
         """Return the masks after an adjustment."""
         samples = found.samples / found.devices * self.setup.train.epochs
+        most = math.floor(self.config.max_density * self.layout.size + 1e-9)
         return adjust(
             {name: np.abs(after[name].numpy()) for name in masks},
             masks,
@@ -134,7 +197,7 @@ class _Prunefl:
             others=found.others,
             overhead=self.config.overhead_s,
             removable=self.config.removable if began < 0 else self.config.removable_at(found.round - began),
-            most=math.floor(self.config.max_density * self.layout.size + 1e-9),
+            most=min(most, self.most(self.setup.rates[0] if self.setup.rates else 0.0)),
         )
 
     def _numbers(self, state: State, old: Masks, new: Masks, round_: int, *, adjusts: bool) -> dict[str, int]:
@@ -246,10 +309,7 @@ def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: fl
 
 def _problems(setup: Setup, config: PruneFL) -> Iterator[str]:
     """Find settings with which PruneFL cannot run, or would do nothing."""
-    if setup.rates is None:
-        yield "[radio] sets one rate per device, but 'prunefl' determines its size itself. Remove [radio]."
-        return
-    if config.first_device >= len(setup.rates):
+    if setup.rates is not None and config.first_device >= len(setup.rates):
         yield f"method.first_device is {config.first_device}; it must be from 0 to {len(setup.rates) - 1}."
     first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
     first = first or config.first_rounds + config.adjust_every

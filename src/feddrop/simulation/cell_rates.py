@@ -39,7 +39,7 @@ from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan, Workload
 from feddrop.subnets.parameters import Params
 
-_SOLVED, _SPLIT = ("exact", "primal-dual"), ("equal", "random")
+_SOLVED, _SPLIT = ("exact", "primal-dual", "common"), ("equal", "random")
 """Schemes that solve the problem again at lower rates, and those that keep their shares."""
 _NOTHING = Predicted(0.0, 0.0, 0.0)
 
@@ -104,6 +104,12 @@ class CellRates:
         if self.cell.dynamics is None or self._participation.everyone:
             return None
         return next((t for t in range(1, rounds + 1) if not self._among(t, self._draw(t)).present.any()), None)
+
+    def common_rate(self, rounds: int) -> float:
+        """Return the lowest rate with which every device that takes part can meet every one of so many rounds."""
+        able = (t for t in range(1, rounds + 1) if self._among(t, self._draw(t)).present.any())
+        found = (self._allocated(t, NO_STATE, None).allocation for t in able)
+        return max(float(one.rate[one.active].max()) for one in found)
 
     def decide(self, round_: int, state: ArrayState = NO_STATE, params: Params | None = None) -> RoundPlan:
         """Draw the channels of a round, allocate by what the server estimates, and find what is lost."""
@@ -306,8 +312,11 @@ class CellRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
-            flops[entry.device] = work * self._work.flops(entry.kept)[1] * self.cell.samples[entry.device]
+            sizes = self._work.sizes(entry.rate) if self._work.sizes else None
+            kept, work = entry.kept, sizes.work if sizes else 1.0
+            if sizes and sizes.answered is not None:  # more is trained than travels
+                kept = sizes.kept
+            flops[entry.device] = work * self._work.flops(kept)[1] * self.cell.samples[entry.device]
         rate, share = np.minimum(plan.allocation.rate, 1.0), plan.allocation.share
         formula, measured = (
             with_transmissions(radio_cost(self.cell, plan.channels, rate, share, **sizes), plan.transmissions)

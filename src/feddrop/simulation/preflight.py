@@ -68,7 +68,29 @@ def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
 
 
-CONFIG_CHECKS = (rate_has_an_effect, fixed_scheme_has_a_rate, auto_dtype_has_a_cell, *clock_checks.CONFIG_CHECKS)
+def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
+    """Methods with one mask for all devices have one rate throughout the run."""
+    radio, method = config.radio, config.method
+    if radio is None or not method.one_mask:
+        return
+    able = ("common",) if method.rateless else ("common", "fixed")
+    if radio.scheme not in able:
+        names = " or ".join(f'"{name}"' for name in able)
+        yield (
+            f"radio.scheme is {radio.scheme!r}, which sets one rate per device, but all devices of {method.name!r} "
+            f"train the same network. Set radio.scheme to {names}."
+        )
+    if config.execution.dtype == AUTO:
+        yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
+
+
+CONFIG_CHECKS = (
+    rate_has_an_effect,
+    fixed_scheme_has_a_rate,
+    auto_dtype_has_a_cell,
+    one_mask_has_one_rate,
+    *clock_checks.CONFIG_CHECKS,
+)
 """Checks that need the configuration alone."""
 
 

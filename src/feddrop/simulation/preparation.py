@@ -105,6 +105,10 @@ def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     frozen = parameters.frozen(task.setup.model)
     work = workload(task, method, counted, samples, config.execution.dtype, frozen)
     scheme = build_scheme(config, custom, work, roster, task.setup)
+    if config.method.one_mask and isinstance(scheme, CellRates) and config.radio is not None:
+        scheme, rates = one_rate(config, custom, scheme, work, roster)
+        task = replace(task, setup=replace(task.setup, rates=rates))
+        method = task.factory(task.setup)
     fading = None
     if isinstance(scheme, CellRates) and config.radio is not None:
         fading = getattr(scheme.cell.fading, "base", scheme.cell.fading)
@@ -213,6 +217,26 @@ def _sent_sizes(sizes: Callable[[float], Sizes], frozen: frozenset[str], rate: f
     return replace(found, kept=kept or {}, answered=answered)
 
 
+def one_rate(
+    config: RunConfig, custom: CustomObjects, scheme: CellRates, work: Workload, roster: Roster
+) -> tuple[CellRates, Sequence[float]]:
+    """Return a cell with the same rates in every round, and these rates; the method refuses rates that differ.
+
+    With the scheme ``"fixed"``, they are given. With ``"common"``, it is one for all, the lowest that always suffices.
+    """
+    radio, devices = config.radio, len(work.samples)
+    if radio is None or radio.scheme == "fixed":
+        return scheme, read_rates(config.given_rate, devices)
+    rates, fixed = [scheme.common_rate(config.rounds)] * devices, replace(radio, scheme="fixed")
+    hooks = CellHooks(fixed, custom)
+    return CellRates(fixed, work, roster, config.seed, rates, _gains(custom), hooks), rates
+
+
+def _gains(custom: CustomObjects) -> MeasuredGains | None:
+    gains = custom.gains
+    return gains if gains is None or isinstance(gains, MeasuredGains) else gains_from(gains)
+
+
 def build_scheme(config: RunConfig, custom: CustomObjects, work: Workload, roster: Roster, setup: Setup) -> RateScheme:
     """Return what plans the rounds: a custom planner, the cell if there is a radio, or else the given ``rates``."""
     if isinstance(custom.scheme, PlannedBy):
@@ -220,8 +244,6 @@ def build_scheme(config: RunConfig, custom: CustomObjects, work: Workload, roste
     if config.radio is None:
         return GivenRates(setup.rates or (), roster)
     fixed = read_rates(config.given_rate, len(work.samples)) if config.radio.scheme == "fixed" else None
-    gains = custom.gains
-    if gains is not None and not isinstance(gains, MeasuredGains):
-        gains = gains_from(gains)
     read = importance_of(setup, config.method, config.radio.max_rate) if config.radio.objective == IMPORTANCE else None
-    return CellRates(config.radio, work, roster, config.seed, fixed, gains, CellHooks(config.radio, custom, read))
+    hooks = CellHooks(config.radio, custom, read)
+    return CellRates(config.radio, work, roster, config.seed, fixed, _gains(custom), hooks)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
@@ -20,7 +22,7 @@ from feddrop.methods.method import Job, Method, State, Update, checked_state
 from feddrop.simulation.memory import Forgetful, MemoryStore
 from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
-from feddrop.subnets.piece import Subnet, scaled_values, without
+from feddrop.subnets.piece import Subnet, gather, scaled_values, without
 from feddrop.wire import Header
 from feddrop.wire.frame import Frame
 
@@ -189,6 +191,8 @@ def fold(
             if update is not None or reply.forgot:
                 memories.put(round_, number, reply.memory if update else b"")
             if update is not None:
+                if method.returns_weights:
+                    update = replace(update, values=_changes(update, params))
                 if untrained is not None:
                     untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
@@ -248,6 +252,11 @@ def exchange(
             "compute() must return one per parcel, in order: a Reply with an error if there is no update."
         )
     yield from unsent
+
+
+def _changes(update: Update, params: Params) -> Mapping[str, Tensor]:
+    """Return the changes that lead from the server's weights to those of an update."""
+    return {name: value - gather(params[name], update.subnet[name]) for name, value in update.values.items()}
 
 
 def packed(
