@@ -153,7 +153,7 @@ class Runs:
             raise RunError(f"the run has no round {round_}. It has 1 to {len(records)}.")
         known = [one for one in record.devices if one.push_s is not None][:MOST_BARS]
         if not known:
-            raise RunError("the devices of this round have no times. Give the run a [radio] section.")
+            return {"missing": "The devices of this round have no times: the run has no [radio] section."}
         starts = [one.start_s or 0.0 for one in known]
         parts = {key: [getattr(one, key) for one in known] for key in ("push_s", "compute_s", "pull_s", "status")}
         return parts | {"devices": [one.device for one in known], "start_s": [one - min(starts) for one in starts]}

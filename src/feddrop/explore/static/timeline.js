@@ -35,6 +35,7 @@ export async function timeline(run, round) {
     const found = await ask(`/api/timeline?${query([["run", run], ["round", round]])}`);
     if (wanted !== shown) return;
     $("timeline-title").textContent = `Timeline of round ${round}`;
-    draw(found);
+    if (found.missing) $("timeline-bars").replaceChildren(el("p", {}, found.missing));
+    else draw(found);
   } catch (error) { if (wanted === shown) $("timeline-bars").replaceChildren(el("p", {}, error.message)); }
 }
