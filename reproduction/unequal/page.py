@@ -143,7 +143,7 @@ def _verdicts(table: Table) -> str:
         told = table.answers(ours)
         rows = [[rival, *(_cell(answer) for answer in by.values())] for rival, by in told.items()]
         rows.append(["**in all**", *(f"**{standing(told, column)}**" for column in table.columns)])
-        inner = markdown_table(["", *table.columns], rows)
+        inner = markdown_table(["rival", *table.columns], rows)
         text += f"<details><summary>{ours}, minus each rival, in points</summary>\n\n{inner}\n\n</details>\n\n"
     return text
 

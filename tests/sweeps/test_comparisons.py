@@ -287,7 +287,7 @@ def test_the_blocks_of_the_pages(tmp_path, monkeypatch, here):
     assert Path("runs/guide/comparison.html").exists()
 
 
-@pytest.mark.parametrize("name", ["compare_methods", "compare_schemes", "compare_clocks"])
+@pytest.mark.parametrize("name", ["compare_methods", "compare_objectives", "compare_schemes", "compare_clocks"])
 def test_examples_are_valid(name):
     arms, settings = checked(ROOT / "examples" / f"{name}.toml", {})
     assert settings.budget
