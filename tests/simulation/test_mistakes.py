@@ -9,7 +9,7 @@ from torch import nn
 
 import feddrop
 from feddrop.errors import ConfigError, FeddropWarning
-from feddrop.simulation.schemes import Plan
+from feddrop.simulation.schemes import PlannedBy, RoundPlan
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_an_accuracy_above_one_that_no_trial_shows_is_reported_once(tmp_path, da
 class Slow:
     """A scheme whose second device takes longer than the deadline."""
 
-    def decide(self, round_):
-        return Plan(rates={0: 0.1, 1: 0.1}, deadline_s=1.0)
+    def decide(self, round_, state=None, params=None):
+        return RoundPlan(rates={0: 0.1, 1: 0.1}, deadline_s=1.0)
 
     def costs(self, plan, devices):
         return {device.device: {"latency_s": 0.5 + device.device} for device in devices}
@@ -117,7 +117,7 @@ class Slow:
 
 def test_a_late_device_says_so_in_its_record(tmp_path, data, caplog):
     """Its status was "ok" before."""
-    given = {"model": net(), "dataset": data, "rates": lambda work, who: Slow()}
+    given = {"model": net(), "dataset": data, "scheme": PlannedBy(lambda work, who: Slow())}
     records = feddrop.run(config(), tmp_path / "run", **given)
     assert [[one.status for one in record.devices] for record in records] == [["ok", "late"]] * 2
     assert all(one.usable and one.took_part and one.loss is not None for record in records for one in record.devices)
