@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -215,9 +215,25 @@ def _devices(run: RunLog) -> Html:
         figures.append(figure_panel("participation", "Participation", about, partial(participation_figure, run)))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
         about = "Local training loss. " + note
-        about += " Also blank: its update was refused." * bool(run.refusals)
+        missing = [word for word, found in (("lost", _losses(run).any()), ("refused", run.refusals)) if found]
+        about += f" Also blank: its update was {' or '.join(missing)}." if missing else ""
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
-    return section("Devices", "", *figures, _refused(run), _suspicious(run))
+    return section("Devices", "", *figures, _lost(run), _refused(run), _suspicious(run))
+
+
+def _losses(run: RunLog) -> Any:
+    return run.words["status"] == "lost"
+
+
+def _lost(run: RunLog) -> Html:
+    """Return a panel on updates that were lost on the way; nothing if none was."""
+    lost = _losses(run)
+    if not lost.any():
+        return Html("")
+    empty = int((lost.any(axis=1) & ~np.isfinite(run.values("loss")).any(axis=1)).sum())
+    text = f"{int(lost.sum()):,} of {int(run.active.sum()):,} updates were lost on the way. What was sent is billed."
+    text += f" In {how_many(empty, 'round')} none was left, so the network stayed as it was." if empty else ""
+    return el("div", el("h3", "Lost updates"), el("p", text), class_="panel warning wide")
 
 
 def _refused(run: RunLog) -> Html:
