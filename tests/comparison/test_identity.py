@@ -17,7 +17,6 @@ from feddrop.comparison import identity
 from feddrop.comparison.identity import identity_of
 from feddrop.errors import ConfigError, RunError
 from feddrop.simulation.fingerprints import fingerprint, network_fingerprint
-from feddrop.simulation.schemes import GivenRates
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,8 @@ def net(units=8, activation=nn.ReLU):
 
 
 def config(seed=0, **settings):
-    return feddrop.RunConfig(seed=seed, rounds=1, data=feddrop.Data(devices=2), **settings)
+    settings = {"rounds": 1, "radio": feddrop.Radio(deadline_s=100.0), **settings}
+    return feddrop.RunConfig(seed=seed, data=feddrop.Data(devices=2), **settings)
 
 
 def weighted(outputs, targets, factor=1.0):
@@ -43,19 +43,19 @@ def method(setup, floor=0.0):
     return feddrop.build_method(feddrop.FedDrop(), setup)
 
 
-def scheme(work, who, rate=0.1):
-    return GivenRates([rate] * len(work.samples), who)
+def scheme(seen, rate=0.1):
+    return feddrop.Plan([0.5, 0.5], rate=[rate, rate])
 
 
 def test_runs_that_differ_in_the_seed_alone_are_equal(tmp_path, data):
     for seed in (1, 2):
-        given = {"model": net(), "dataset": data, "loss": partial(weighted, factor=2.0), "rates": scheme}
+        given = {"model": net(), "dataset": data, "loss": partial(weighted, factor=2.0), "scheme": scheme}
         feddrop.run(config(seed), tmp_path / str(seed), method=partial(method, floor=0.1), **given)
     first, second = (identity(tmp_path / str(seed)) for seed in (1, 2))
     assert first == second
     assert hash(first) == hash(second)
     assert first.differs(second) == []
-    assert first.objects.keys() == {"data", "network", "loss", "method", "rates"}
+    assert first.objects.keys() == {"data", "network", "loss", "method", "scheme"}
 
 
 OTHERS = {
@@ -63,7 +63,7 @@ OTHERS = {
     "activation": ({"model": net(activation=nn.Tanh)}, "layers.1 Tanh()"),
     "loss": ({"loss": partial(weighted, factor=3.0)}, "arguments.factor 3.0"),
     "method": ({"method": partial(method, floor=0.5)}, "arguments.floor 0.5"),
-    "rates": ({"rates": partial(scheme, rate=0.4)}, "arguments.rate 0.4"),
+    "scheme": ({"scheme": partial(scheme, rate=0.4)}, "arguments.rate 0.4"),
     "parts": ({"parts": [range(20), range(20, 30)]}, "crc32"),
     "metrics": ({"metrics": {"top": lambda outputs, targets: outputs.max()}}, "top.code"),
 }
@@ -77,7 +77,7 @@ def test_runs_with_different_objects_are_not_seeds_of_each_other(tmp_path, data,
         "dataset": data,
         "loss": partial(weighted, factor=2.0),
         "method": partial(method, floor=0.1),
-        "rates": partial(scheme, rate=0.1),
+        "scheme": partial(scheme, rate=0.1),
         "parts": [range(15), range(15, 30)],
         "metrics": {"top": lambda outputs, targets: outputs.mean()},
     }
@@ -204,7 +204,7 @@ def test_the_configuration_names_a_custom_method(tmp_path, data):
         ("network", "another network: layers.1 was ReLU.., is Tanh"),
         ("loss", "another loss: arguments.factor was 2.0, is 3.0"),
         ("method", "another method: arguments.floor was 0.1, is 0.5"),
-        ("rates", "another rates: arguments.rate was 0.1, is 0.4"),
+        ("scheme", "another scheme: arguments.rate was 0.1, is 0.4"),
         ("metrics", "another metrics: top.code was"),
     ],
 )
@@ -214,11 +214,10 @@ def test_a_run_cannot_be_resumed_with_a_changed_object(tmp_path, data, name, sai
         "dataset": data,
         "loss": partial(weighted, factor=2.0),
         "method": partial(method, floor=0.1),
-        "rates": partial(scheme, rate=0.1),
+        "scheme": partial(scheme, rate=0.1),
         "metrics": {"top": lambda outputs, targets: outputs.mean()},
     }
-    two = feddrop.RunConfig(rounds=2, data=feddrop.Data(devices=2))
-    next(iter(feddrop.Run(two, tmp_path / "run", **base)))
+    next(iter(feddrop.Run(config(rounds=2), tmp_path / "run", **base)))
     changed = OTHERS["activation" if name == "network" else name][0]
     with pytest.raises(RunError, match=said):
         feddrop.resume(tmp_path / "run", **base | changed)
