@@ -3,14 +3,21 @@
 All solve the same problems, from arrays to shares: ours includes validation, CVXPY building the problem. CVXPY is timed
 on P1 as written; on a leaner form that a specialist would write, with shares in units of 1/K and their inverses
 as variables; on that form compiled once and re-solved with new numbers; and Clarabel alone on it, as it reports.
-``--small`` runs quickly; its times are meaningless.
+Subband noise and other objectives are timed beside the closed form of the paper's problem, all on scarce bands.
+
+``--small`` runs quickly; its times are meaningless. ``--against OTHER/src`` compares the closed form with that of
+another version of the package, in alternating processes.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
 import tracemalloc
+from pathlib import Path
 from statistics import median
 
 import cvxpy as cp
@@ -18,7 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from feddrop.allocation import Exact, PrimalDual, Problem, SubbandProblem, allocate
+import feddrop
+from feddrop.allocation import Exact, LinearKept, PrimalDual, Problem, SubbandProblem, TabulatedCost, allocate
 
 DEADLINE_S, BUDGET_J, TOP = 1.3, 1.2, 10.0
 SMALL = "--small" in sys.argv
@@ -138,28 +146,88 @@ def growth(counts: tuple[int, ...], repeats: int) -> list[tuple[float, int, floa
     return rows
 
 
-def subband_seconds(devices: int) -> float:
-    """Return the median seconds under subband noise."""
-    values = arrays(devices)
-    problem = SubbandProblem(
+def density(devices: int) -> Problem:
+    """Return the problem of :func:`arrays`."""
+    limits = {"deadline_s": DEADLINE_S, "budget_j": BUDGET_J, "max_rate": 0.9}
+    return Problem(**arrays(devices), **{name: np.asarray(value) for name, value in limits.items()})
+
+
+def subband(devices: int) -> SubbandProblem:
+    """Return similar devices under subband noise: signals 1 to 30 times the noise at an equal share, a scarce band."""
+    values, rng = arrays(devices), np.random.default_rng(1)
+    return SubbandProblem(
         weight=values["weight"],
         push_s=values["comm_s"],
-        pull_s=values["comm_s"] * 4,
-        snr_down=np.asarray(1e4),
-        snr_up=np.asarray(10.0),
-        tx_power_w=np.asarray(0.5),
+        pull_s=values["comm_s"] * 3,
+        snr_down=1e4 / devices * rng.uniform(0.3, 3.0, devices),
+        snr_up=10.0 / devices * rng.uniform(0.1, 3.0, devices),
+        tx_power_w=rng.uniform(0.2, 0.6, devices),
         compute_s=values["compute_s"],
         compute_j=values["compute_j"],
         deadline_s=np.asarray(DEADLINE_S),
         budget_j=np.asarray(BUDGET_J),
         max_rate=np.asarray(0.9),
     )
-    return median(timed(lambda: allocate(problem)) for _ in range(5))
+
+
+def beside_exact(devices: int, turns: int) -> list[tuple[str, float, float, float]]:
+    """Return rows of name, best seconds, KKT residual and peak bytes per device (without inputs)."""
+    flat, noisy = density(devices), subband(devices)
+    points = np.linspace(0.05, 1.0, 300)
+    variance = Exact(TabulatedCost(points, -((1.0 - points) ** 2) - 0.01))
+    calls = {
+        "density, paper's objective": (flat, Exact()),
+        "density, V(s) tabulated": (flat, variance),
+        "density, linear": (flat, Exact(LinearKept())),
+        "subband, paper's objective": (noisy, Exact()),
+        "subband, V(s) tabulated": (noisy, variance),
+        "density, absence at a price": (flat, Exact(absent_cost=1.05)),
+    }
+    best = dict.fromkeys(calls, np.inf)
+    for _ in range(turns):
+        for name, (problem, scheme) in calls.items():
+            best[name] = min(best[name], timed(lambda p=problem, s=scheme: allocate(p, s)))
+    rows = []
+    for name, (problem, scheme) in calls.items():
+        tracemalloc.start()
+        found = allocate(problem, scheme)
+        memory = tracemalloc.get_traced_memory()[1] / devices
+        tracemalloc.stop()
+        rows.append((name, best[name], found.residual, memory))
+    return rows
+
+
+def closed_form() -> list[float]:
+    """Return the best seconds of the closed form at 10, 1,000 and 10^5 devices."""
+    best = []
+    for devices, repeats in ((10, 500), (1000, 300), (10**5, 30)):
+        values = arrays(devices)
+        best.append(min(timed(lambda values=values: ours(values)) for _ in range(repeats)))
+    return best
+
+
+def against(other: str) -> Table:
+    """Compare the closed form with that of another version; processes alternate, and the best times count."""
+    source = str(Path(feddrop.__file__).parents[1])
+    times: dict[str, list[list[float]]] = {source: [], other: []}
+    for _ in range(4):
+        for path, found in times.items():
+            command = [sys.executable, __file__, "--closed-form"]
+            env = {**os.environ, "PYTHONPATH": path}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+            found.append(json.loads(done.stdout))
+    here, there = (np.min(times[path], axis=0) for path in (source, other))
+    table = Table(title=f"Closed form, against {other}")
+    for column in ("K", "ms", "other, ms", "ratio"):
+        table.add_column(column, justify="right")
+    for devices, mine, theirs in zip((10, 1000, 10**5), here, there, strict=True):
+        table.add_row(f"{devices:,}", f"{mine * 1e3:.3f}", f"{theirs * 1e3:.3f}", f"{mine / theirs:.2f}")
+    return table
 
 
 def main() -> None:
     """Print both tables."""
-    console = Console()
+    console = Console(width=120)
     table = Table(title="P1, from arrays to shares; target: CVXPY + Clarabel 50 x slower at K = 10, 300 x at K = 1000")
     for column in ("K", "solver", "ms", "x exact", "objective error"):
         table.add_column(column, justify="left" if column == "solver" else "right")
@@ -180,9 +248,27 @@ def main() -> None:
         table.add_row(f"{devices:,}", f"{seconds * 1e3:.3f}", ratio, str(passes), f"{memory:.0f}")
         before = seconds
     console.print(table)
-    few, many = (1e3 * subband_seconds(devices) for devices in (10, 20 if SMALL else 1000))
-    console.print(f"Subband noise, exact: K = 10 in {few:.1f} ms, K = {20 if SMALL else 1000} in {many:.0f} ms.")
+
+    table = Table(title="Beside the closed form; target: subband noise at most 10 x density at 10^6")
+    for column in ("K", "problem", "best ms", "x first", "x previous K", "KKT residual", "peak bytes per device"):
+        table.add_column(column, justify="left" if column == "problem" else "right")
+    earlier: dict[str, float] = {}
+    for devices, turns in ((10, 1), (100, 1)) if SMALL else ((10**5, 7), (10**6, 4)):
+        rows = beside_exact(devices, turns)
+        for name, seconds, residual, memory in rows:
+            ratio = f"{seconds / earlier[name]:.1f}" if name in earlier else ""
+            first = f"{seconds / rows[0][1]:.1f}"
+            cells = (f"{seconds * 1e3:.1f}", first, ratio, f"{residual:.0e}", f"{memory:.0f}")
+            table.add_row(f"{devices:,}", name, *cells)
+            earlier[name] = seconds
+        table.add_section()
+    console.print(table)
 
 
 if __name__ == "__main__":
-    main()
+    if "--closed-form" in sys.argv:
+        print(json.dumps(closed_form()))
+    elif "--against" in sys.argv:
+        Console().print(against(sys.argv[sys.argv.index("--against") + 1]))
+    else:
+        main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ SCRIPT = "import feddrop, feddrop.cli, sys; print(feddrop.__file__); feddrop.cli
 
 
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.egg-info")
-KEPT = ("benchmarks", "docs", "examples", "reproduction", "src", "tests")
+KEPT = ("benchmarks", "docs", "examples", "reproduction", "src", "tests", "tools")
 
 
 def call(*command: object, **options: object) -> str:
@@ -69,3 +70,13 @@ def test_the_sdist_holds_the_tests_and_what_they_read(tmp_path):
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {name for name in files if not any(part in name for part in ("__pycache__", ".egg-info"))} <= names
     assert {"tests/support/executors.py", "tests/golden/kept.json", "Makefile"} <= names
+
+
+def test_every_pin_has_a_hash():
+    """requirements.lock is constraints.txt with the SHA-256 of every file; `python tools/lock.py` writes it."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    entries = (ROOT / "requirements.lock").read_text().replace(" \\\n", " ").splitlines()
+    locked = {entry.split()[0]: entry.split()[1:] for entry in entries if not entry.startswith("#")}
+    assert list(locked) == pins
+    assert all(digests for digests in locked.values())
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for digests in locked.values() for one in digests)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feddrop import allocation as package
 from feddrop.allocation import (
     SCHEMES,
+    Common,
     ConstantSteps,
     Equal,
     Exact,
@@ -57,8 +58,8 @@ def call(problem, scheme, **more):
 
 def test_schemes_are_objects_with_names():
     """The table is the one of the configuration; an object and its name give the same allocation."""
-    assert tuple(SCHEMES) == radio.SCHEMES
-    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Fixed, NoDropout, Ideal]
+    assert tuple(SCHEMES) == radio.SCHEMES[: len(SCHEMES)]  # the others are functions
+    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Common, Fixed, NoDropout, Ideal]
     p = Problem(**SIMPLE)
     for name, kind in SCHEMES.items():
         found = allocate(p, kind(0.5) if kind is Fixed else kind())
@@ -657,3 +658,18 @@ def test_hostile_numbers_give_an_answer_or_a_clear_error(data):
     assert result.share.sum() <= 1
     assert (result.latency_s <= result.problem.deadline_s * (1 + 1e-9)).all()
     assert (result.energy_j <= np.maximum(result.problem.budget_j, 0) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("kind", ["mixed", "energy", "latency"])
+def test_the_residual_of_algorithm_1_bounds_its_distance_to_the_optimum(kind):
+    p = problems(kind, 10, 5)
+    best = np.asarray(allocate(p).objective)
+    found = allocate(p, PrimalDual(tolerance=1e-4))
+    assert found.status is Status.CONVERGED
+    assert found.residual <= 1e-4
+    assert (np.asarray(found.objective) / best - 1 <= found.gap[:, 0] + 1e-12).all()
+    short = allocate(p, PrimalDual(max_passes=3))
+    assert short.status is Status.UNCONVERGED
+    assert (np.asarray(short.objective) / best - 1 <= short.residual).all()
+    late = replace(found, rate=found.rate * 0.9)
+    assert late.residual > 1e-3  # a violation of the constraints is seen, too

@@ -171,7 +171,7 @@ def test_subband_noise():
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["density", "subband"])
-@pytest.mark.parametrize("objective", [LinearKept(), VARIANCE, BARRIER, InverseKept(squared=True)], ids=str)
+@pytest.mark.parametrize("objective", [LinearKept(), VARIANCE, BARRIER, InverseKept(squared=True)], ids=list("lvbi"))
 def test_power_and_clock_are_chosen_for_any_objective(noise, objective):
     """No other split, and no other clocks and powers, do better; its KKT conditions certify the optimum."""
     p = feasible(power_problems("energy", 4, 3, subband=noise))

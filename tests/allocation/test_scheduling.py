@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import feddrop
 from feddrop.allocation import Exact, InverseKept, LinearKept, Problem, TabulatedCost, allocate
 from feddrop.allocation.feasible import fits
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.radio.files import as_text, load
+from feddrop.schemes import scheme_of
 from support.allocate_cases import subband
 from support.power_cases import one_of_power, power_problems
 
@@ -128,3 +132,43 @@ def test_what_cannot_be_meant_is_refused():
         allocate(p, Exact(absent_cost=[1.0, 2.0]))
     with pytest.raises(InfeasibleError, match="Smallest deadline"):  # nobody can take part, even alone
         allocate(replace(p, deadline_s=1e-6), Exact(absent_cost=2.0))
+
+
+def test_a_run_leaves_out_devices_at_a_price_and_records_it(tmp_path):
+    def played(absent_cost, name):
+        radio = feddrop.Radio(deadline_s=0.06, bits_per_parameter=32.0, policy="leave-out", absent_cost=absent_cost)
+        radio = replace(radio, path_loss=(1e-3, 3e-4, 1e-3, 1e-4))
+        config = feddrop.RunConfig(rounds=1, data=feddrop.Data(devices=4, train_limit=80), radio=radio)
+        return next(iter(feddrop.Run(config, tmp_path / name)))
+
+    plain, priced = played(0.0, "plain"), played(3.0, "priced")
+    assert (plain.gap, plain.band_price) == (None, None)
+    assert priced.counts["left out"] > plain.counts.get("left out", 0)
+    assert 0 <= priced.gap < 0.5
+    assert priced.band_price > 0
+    assert priced.objective == priced.charged_objective <= 3.0
+    assert all(d.latency_s <= 0.06 * (1 + 1e-9) for d in priced.devices if d.status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheme": "equal"}, "no effect"),
+        ({"policy": "stretch"}, "'stretch' has no effect"),
+        ({"control": ("rate",)}, 'no effect without "share"'),
+    ],
+)
+def test_a_price_without_effect_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        feddrop.Radio(absent_cost=2.0, **settings)
+
+
+def test_a_cell_file_may_price_absence(tmp_path):
+    file = tmp_path / "cell.toml"
+    text = (Path(__file__).parents[2] / "examples" / "cell.toml").read_text()
+    file.write_text(text.replace("[radio]", "[radio]\nabsent_cost = 1.1", 1))
+    problem, names, given, _, objective, seed, cell = load(file)
+    found = allocate(problem, scheme_of(given, cell, seed=seed, objective=objective))
+    assert found.absence_priced
+    assert found.left_out.any()
+    assert "above the best choice" in as_text(found, names)

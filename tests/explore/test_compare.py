@@ -168,3 +168,29 @@ def test_subnets_of_custom_runs_and_absent_devices_are_refused(root, tmp_path):
     (tmp_path / "custom" / "run.json").write_text(json.dumps(about | {"custom": ["network"]}))
     with pytest.raises(RunError, match="custom network"):
         held(tmp_path / "custom", round_=1, device=0, rate=0.1)
+
+
+# --- timelines
+
+
+def test_a_timeline_is_that_of_the_records(tmp_path):
+    config = feddrop.RunConfig(
+        rounds=2, data=feddrop.Data(devices=3, train_limit=60), radio=feddrop.Radio(deadline_s=0.65)
+    )
+    *_, last = feddrop.Run(config, tmp_path / "run")
+    found = Runs(tmp_path).timeline("run", round_=2)
+    assert found["devices"] == [device.device for device in last.devices]
+    for k, device in enumerate(last.devices):
+        assert [found[key][k] for key in ("push_s", "compute_s", "pull_s")] == [
+            device.push_s,
+            device.compute_s,
+            device.pull_s,
+        ]
+        assert sum(found[key][k] for key in ("push_s", "compute_s", "pull_s")) == pytest.approx(device.latency_s)
+    assert min(found["start_s"]) == 0.0
+    with pytest.raises(RunError, match="no round 9"):
+        Runs(tmp_path).timeline("run", round_=9)
+
+
+def test_a_run_without_a_radio_has_no_timeline(root):
+    assert "no [radio] section" in Runs(root).timeline("low-seed1", round_=1)["missing"]

@@ -146,7 +146,7 @@ def test_every_method_gives_the_bits_of_serial(tmp_path, given):
         NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._disk.memories.get(k).decode()) for k in range(4)
     ]
     assert kept == remembered
-    assert any(remembered) == (given in ("feddst", "prunefl", "support.executors:remembering"))
+    assert any(remembered) == (given in ("feddd", "feddst", "fedrts", "prunefl", "support.executors:remembering"))
 
 
 def test_flower_counts_the_bytes_that_we_say(tmp_path):

@@ -24,6 +24,7 @@ from feddrop.comparison.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import maps, quantities, style
 from feddrop.report.partition import is_tall
+from feddrop.report.runlog import Words
 from feddrop.seeds import derive, generator
 from feddrop.storage.manifest import FORMAT
 from support.runs import write_metrics
@@ -1067,3 +1068,14 @@ def test_colours_stand_out_from_the_page(palette: tuple[str, ...], ground: str) 
     for colour in palette:
         dim, bright = sorted((light(colour), light(ground)))
         assert bright / dim >= 3
+
+
+def test_words_compare_and_index_as_an_array_of_strings():
+    codes = np.array([[0, 1, 2], [2, 2, 1]])
+    words, plain = Words(codes, ["", "ok", "left out"]), np.array(["", "ok", "left out"])[codes]
+    for word in ("", "ok", "left out", "unknown", None):
+        np.testing.assert_array_equal(words == word, plain == str(word) if word is not None else np.zeros((2, 3), bool))
+        np.testing.assert_array_equal(words != word, ~(words == word))
+    for key in (slice(1), (slice(None), 2), np.ix_([1], [0, 2]), (1, 1)):
+        np.testing.assert_array_equal(np.asarray(words[key]), plain[key])
+    assert words.tolist() == plain.tolist()

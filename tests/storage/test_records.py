@@ -292,12 +292,15 @@ def test_a_damaged_line_with_no_checkpoint_before_it_says_which(tmp_path):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_an_edited_number_is_noticed(tmp_path, caplog):
+def test_a_run_with_an_edited_number_is_not_resumed_until_it_is_restored(tmp_path):
     folder = written(tmp_path / "run")
     path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"test_accuracy": 0.02', '"test_accuracy": 0.92'))
+    before = path.read_text()
+    path.write_text(before.replace('"test_accuracy": 0.02', '"test_accuracy": 0.92'))
+    with pytest.raises(RunError, match=r"not what was written: a line of rounds 1 to 4 was changed. Restore the file"):
+        reopened(folder)
+    path.write_text(before)
     assert reopened(folder)[1].round == 4
-    assert any("was changed since it was written" in line for line in caplog.messages)
 
 
 def test_a_last_line_that_can_be_read_but_is_not_what_was_written_is_done_again(tmp_path, caplog):
@@ -316,7 +319,6 @@ def test_nan_in_a_line_is_read_as_nothing(tmp_path):
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"train_loss": 0.5', '"train_loss": NaN'))
     assert [one.train_loss for one in load_run(folder, verify=False).rounds][1] is None
-    assert reopened(folder)[1].round == 4
 
 
 def test_best_and_last_two_are_kept_also_after_a_resume(tmp_path):

@@ -220,3 +220,25 @@ def test_readers_import_no_code(tmp_path):
         assert (tmp_path / "ran").exists() == runs_it
         if code is read:
             assert "evil:method, which is not imported when a run is read" in done.stdout
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_changed_manifest_is_noticed_by_every_reader(runs, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "stopped", folder)
+    path = folder / "run.json"
+    text = path.read_text()
+    path.write_text(text.replace('"parameters": ', '"parameters": 1'))
+    with pytest.raises(RunError, match=r"run.json is not what was written: its digest does not match"):
+        READERS[name](folder)
+    assert [one.name for one in inspect(RunFolder(folder)) if one.problem] == ["run.json"]
+    assert load_run(folder, verify=False).rounds
+    path.write_text(text)
+    READERS[name](folder)
+
+
+def test_a_resumed_run_has_a_manifest_that_is_whole(runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "stopped", folder)
+    feddrop.resume(folder)
+    assert not [one for one in inspect(RunFolder(folder)) if one.problem]

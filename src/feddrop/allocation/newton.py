@@ -25,6 +25,7 @@ from feddrop.allocation.solution import P1Problem
 
 _PASSES, _FIRST = 40, 3  # the most passes, and those over a block before the next one, from the price of a sample
 _SETTLED = 2.0**-27  # length of the last step; the error after it is its square
+_FINE = 2.0**-36  # the same for a general φ, whose slope may vanish at s = 1: Newton's steps are worse there
 _LEFT = 2.0**-40  # band left after it, relative to the band
 _LONGEST, _FARTHEST, _LOST = 4.0, 4.0, 60.0  # the longest steps of y and of log μ, and the farthest that log μ may go
 _FLAT, _TINY, _ZERO = 1e-9, 1e-300, np.zeros(())
@@ -93,13 +94,14 @@ def _settle(blocks: list[_Block], log_price: FloatArray, part: float = 1.0) -> t
         The number of passes, log μ, and in which rounds all devices have enough band, ``[..., 1]``; None on failure.
     """
     band, first = BAND * part, log_price
+    short = _SETTLED if blocks[0].objective is None else _FINE
     change, trust = np.zeros_like(first), np.full_like(first, _FARTHEST)
     for passes in range(1, _PASSES + 1):
         ahead, falls, wanting, above = sum_of([block.look(log_price) for block in blocks])
         off = reduce(np.maximum, [block.off for block in blocks])
         loose = (wanting == 0) & (ahead <= band)
         over = np.where(loose, 0.0, np.log(ahead / band))
-        settled = (off <= _SETTLED) & (np.abs(over) <= _LEFT)
+        settled = (off <= short) & (np.abs(over) <= _LEFT)
         if settled.all():
             return passes, log_price, loose
         if ((above == 0) & (over > _LEFT) & (off <= _SETTLED)).any():
@@ -238,8 +240,10 @@ class _Block:
         inside, width = np.minimum(np.maximum(target, self.left), self.right), self.right - self.left
         away = np.where(inside != self.y, inside, np.where(self.left == self.y, self.y + _JUMP, self.y - _JUMP))
         middle = np.where(np.isfinite(width), 0.5 * (self.left + self.right), away)
-        near = np.maximum(_LEFT * np.maximum(1.0, np.abs(self.y)), 0.25 * np.fmin(width, 1.0))
-        return np.where(np.abs(inside - target) <= near, inside, middle)
+        # The end of the bracket is fine if it is near, but a device that is there already must move.
+        beyond, rounding = np.abs(inside - target), _LEFT * np.maximum(1.0, np.abs(self.y))
+        near = np.where(inside == self.y, rounding, np.maximum(rounding, 0.25 * np.fmin(width, 1.0)))
+        return np.where(beyond <= near, inside, middle)
 
     def move(self, change: FloatArray) -> None:
         """Take the step for this change of log μ."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feddrop.allocation.exact import sum_of
+from feddrop.allocation.newton import cut
 from feddrop.allocation.pace import MARGIN, Needs, chosen, hurry, needs
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BLOCK, BoolArray, FloatArray, part_of, total
@@ -114,7 +115,7 @@ class _Block:
         slope = np.where(held, -np.inf, h.per_q * np.minimum(turns, -_FLAT))
         step = np.log(energy * per_d) / slope
         self.off = np.maximum.reduce(np.abs(step), axis=-1, keepdims=True)
-        self.step, self.trust = _cut(step, self.step, self.trust, _LONGEST)
+        self.step, self.trust = cut(step, self.step, self.trust, _LONGEST)
         ask = np.where(np.where(held, held_free, free), 0.5, 0.0)
         self.follows = -tilt * ask / slope
         self.held, self.r = held, np.where(held, held_r, r)
@@ -181,18 +182,12 @@ def _settle(blocks: list[_Block]) -> tuple[int, FloatArray, FloatArray] | None:
         # In logarithms: far from the solution, the total is closer to a power of the price than to a line.
         ahead = np.maximum(share + steps, 0.1 * share)
         wanted = np.log(ahead / BAND) * ahead / np.maximum(falls, _FLAT)
-        change, trust = _cut(wanted, change, trust, _FARTHEST)
+        change, trust = cut(wanted, change, trust, _FARTHEST)
         longest = np.maximum(np.abs(change), off)
         log_price = log_price + change
         for block in blocks:
             block.move(change)
     return None
-
-
-def _cut(step: FloatArray, last: FloatArray, trust: FloatArray, longest: float) -> tuple[FloatArray, FloatArray]:
-    """Return the step, cut to the trust length, and that length: half the last step if it reverses, else growing."""
-    trust = np.where(step * last < 0, 0.5 * np.abs(last), np.minimum(10.0 * trust, longest))
-    return np.minimum(np.maximum(step, -trust), trust), trust
 
 
 def _block(part: PowerProblem, active: BoolArray) -> _Block:

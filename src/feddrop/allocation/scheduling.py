@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from feddrop.allocation.convex import Market
 from feddrop.allocation.feasible import FITS, everyone, settle
@@ -80,14 +81,15 @@ def solve(problem: AnyProblem, phi: Objective, absent_cost: FloatArray, optimum:
             found, value = _value(problem, phi, out, chosen, optimum)
             gain = np.where(better & (trial != chosen), 0.0, gain)
     gap = np.maximum(value - bound, 0.0) / np.maximum(np.abs(value), 1e-300)
-    objective = value[..., 0]
-    return replace(
-        found,
-        objective=float(objective) if objective.ndim == 0 else objective,
-        left_out=present & ~chosen,
-        gap=gap,
-        absence_priced=True,
-    )
+    return with_absence(replace(found, left_out=present & ~chosen), absent_cost, gap)
+
+
+def with_absence(found: Allocation, absent_cost: npt.ArrayLike, gap: FloatArray | None) -> Allocation:
+    """Return an allocation among chosen devices with the price of absence in its objective, and this gap."""
+    out = np.asarray(absent_cost) * np.broadcast_to(found.phi.weights(found.problem.weight), found.problem.shape)
+    value = _cost(found, out)[..., 0]
+    objective = float(value) if value.ndim == 0 else value
+    return replace(found, objective=objective, gap=gap, absence_priced=True)
 
 
 def _gains(market: Market, able: BoolArray, out: FloatArray, price: FloatArray, share: FloatArray) -> FloatArray:
@@ -125,6 +127,12 @@ def _value(
 ) -> tuple[Allocation, FloatArray]:
     """Return the exact allocation for these devices and its objective with the price of absence, ``[..., 1]``."""
     found = optimum(problem, chosen, phi)
+    return found, _cost(found, out)
+
+
+def _cost(found: Allocation, out: FloatArray) -> FloatArray:
+    """Return Σ_in w φ + Σ_out o over the present devices, ``[..., 1]``."""
+    problem, phi, chosen = found.problem, found.phi, found.active
     costs = phi.weights(problem.weight) * phi.value(np.where(chosen, 1.0 - found.rate, 1.0))
     absent = out if problem.present is None else np.where(problem.present, out, 0.0)
-    return found, total(np.where(chosen, costs, absent))
+    return total(np.where(chosen, costs, absent))

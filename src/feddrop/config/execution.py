@@ -26,7 +26,8 @@ class Execution(Settings):
         executor: ``"serial"`` simulates one device after another; ``"processes"`` and ``"ray"`` use several worker
             processes on this machine or on a Ray cluster. The results are bit-identical.
         workers: number of worker processes, on this machine or on a cluster.
-        threads: torch threads per device; they affect the result, since they change the order of float sums.
+        threads: torch threads per device, and of the server; they affect the result, since they change the order of
+            float sums.
         torch_device: where networks are trained: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; only the CPU guarantees
             bit-identical results.
         dtype: data type of the values in frames; with ``"auto"``, the cell chooses float32, float16 or int8 per device

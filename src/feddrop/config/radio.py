@@ -55,6 +55,8 @@ class Radio(Settings):
         outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel, ``"none"``
             nothing.
         outcome_settings: keyword arguments of the outcome.
+        absent_cost: what leaving out a device costs ``"exact"``, per unit of its weight in the objective: a device
+            whose φ and price of band exceed that is left out, and ``policy`` does not apply. 0 to leave out none.
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
         policy: what to do in an infeasible round.
@@ -124,6 +126,7 @@ class Radio(Settings):
     channel_settings: Arguments = setting({})
     outcome: str = setting("late", choices=(*OUTCOMES, CUSTOM), custom=True)
     outcome_settings: Arguments = setting({})
+    absent_cost: float = setting(0.0, ge=0, only_with={"scheme": ("exact",)})
     control: tuple[str, ...] = setting(("rate", "share"), choices=CONTROLS)
     policy: str = setting(FROM_PRESET, choices=POLICIES)
     bandwidth_hz: float = setting(FROM_PRESET, gt=0)
@@ -213,6 +216,13 @@ class Radio(Settings):
             yield (
                 f"radio.control contains {' and '.join(self.chooses)}, which radio.scheme = {self.scheme!r} does not "
                 f"choose. Remove it, or set radio.scheme to one of {', '.join(PACED)}."
+            )
+        if self.absent_cost and "share" not in self.control:
+            yield 'radio.absent_cost has no effect without "share" in radio.control. Remove one of them.'
+        if self.absent_cost and self.policy == "stretch":
+            yield (
+                "radio.absent_cost leaves devices out where the deadline is too short, so radio.policy = 'stretch' has "
+                "no effect. Remove one of them."
             )
         if "share" not in self.control and self.scheme not in ("exact", "equal"):
             yield (

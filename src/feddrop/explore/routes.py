@@ -130,12 +130,17 @@ def _subnet(app: App, given: Mapping[str, Any]) -> Response:
     return _json(app.runs.subnet(name, round_=int(round_), device=int(device)))
 
 
+def _timeline(app: App, given: Mapping[str, Any]) -> Response:
+    return _json(app.runs.timeline(_one(given, "run"), round_=int(_one(given, "round"))))
+
+
 Route = Callable[[App, Mapping[str, Any]], Response]
 GET: dict[str, Route] = {
     "/api/words": _words,
     "/api/runs": lambda app, _: _json(app.runs.overview(app.jobs.states())),
     "/api/map": lambda app, given: _json(app.runs.device_map(_one(given, "run"), _one(given, "field"))),
     "/api/subnet": _subnet,
+    "/api/timeline": _timeline,
     "/api/paper": lambda app, _: _json(app.paper.claims()),
     "/api/paper/run": lambda app, given: _json(app.paper.run(_one(given, "key"))),
     "/table": _table,

@@ -20,9 +20,9 @@ from feddrop.report import write_comparison, write_report
 from feddrop.report.groups import Group, grouped
 from feddrop.report.load import read_run_log
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.storage import export
+from feddrop.storage import export, load_run
 
-MOST_FOLDERS, DEEPEST, MOST_CELLS = 10_000, 6, 40_000
+MOST_FOLDERS, DEEPEST, MOST_CELLS, MOST_BARS = 10_000, 6, 40_000, 200
 AXES: dict[str, Callable[[RunLog], Floats]] = {
     "rounds": lambda run: run.rounds.astype(np.float64),
     "bytes": lambda run: np.cumsum(run.traffic),
@@ -144,6 +144,19 @@ class Runs:
             raise RunError(f"device {device} did not take part in round {round_}. Choose another one.")
         with _DRAWING:
             return subnets.held(self.folder(name), round_=round_, device=device, rate=float(rate))
+
+    def timeline(self, name: str, *, round_: int) -> dict[str, Any]:
+        """Return when every device of a round received, computed and sent, in seconds from the start of the first."""
+        records = load_run(self.folder(name)).rounds
+        record = next((one for one in records if one.round == round_), None)
+        if record is None:
+            raise RunError(f"the run has no round {round_}. It has 1 to {len(records)}.")
+        known = [one for one in record.devices if one.push_s is not None][:MOST_BARS]
+        if not known:
+            return {"missing": "The devices of this round have no times: the run has no [radio] section."}
+        starts = [one.start_s or 0.0 for one in known]
+        parts = {key: [getattr(one, key) for one in known] for key in ("push_s", "compute_s", "pull_s", "status")}
+        return parts | {"devices": [one.device for one in known], "start_s": [one - min(starts) for one in starts]}
 
     def page(self, names: Sequence[str]) -> bytes:
         """Return the report of one run, or the comparison of several."""

@@ -52,6 +52,7 @@ SLIDERS = (
 NAMES = {
     "exact": "Optimum",
     "equal": "Equal split",
+    "common": "Common rate",
     "random": "Random split",
     "max-min": "Max-min",
     "proportional-fair": "Proportional fair",

@@ -112,12 +112,11 @@ class _Prunefl:
         """Return the largest cost at a rate.
 
         The mask may move to any layer, so the weights count where they cost most FLOPs. Scores of all weights are sent
-        up in adjusting rounds, and their gradients are computed in every step: 2d + 1 of the 3 parts of training at
-        density d.
+        up in adjusting rounds, and their gradients are computed in every step, a third of training the dense network.
         """
         counted, shapes = self._counted(), parameters.shapes(self.setup.model)
         kept = {name: math.prod(shape) for name, shape in shapes.items()}
-        left, density = self.most(rate), 1.0 - rate
+        left = self.most(rate)
         per_weight = {name: counted.by_weight[name].training / counted.sizes[name] for name in self.layout.weights}
         for name in sorted(per_weight, key=lambda one: -per_weight[one]):
             kept[name] = min(kept[name], left)
@@ -128,7 +127,7 @@ class _Prunefl:
             kept=kept,
             push_bytes=sections_bytes(sent),
             pull_bytes=sections_bytes(asked),
-            work=(2.0 * density + 1.0) / (3.0 * density),
+            work=2.0 / 3.0 + _training(counted, {}) / (3.0 * _training(counted, kept)),
         )
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -295,6 +294,12 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
     }
     others = sum(float(square.double().sum()) for name, square in squares.items() if name not in layout.weights)
     return layout.joined(scores), torch.tensor([float(others)])  # 0 if there are no others
+
+
+def _training(counted: flops.Flops, kept: Mapping[str, int]) -> float:
+    """Return the FLOPs of training a subnet, as the cell counts them."""
+    found = counted.of(kept)
+    return max(3.0 * found.forward, found.training)
 
 
 def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: float) -> dict[str, float]:

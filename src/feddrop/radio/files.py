@@ -279,6 +279,7 @@ def as_json(allocation: Allocation, names: Sequence[str]) -> str:
         "iterations": allocation.iterations,
         "residual": allocation.residual,
         "price": None if allocation.price is None else float(allocation.price[0]),
+        "gap": None if allocation.gap is None else float(allocation.gap[0]),
         "devices": rows(allocation, names),
     }
     return json_line(fields).decode().strip()
@@ -304,6 +305,8 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
     stretched = f", stretched from {wanted:.4g} s" if wanted != deadline else ""
     absent = int(allocation.left_out.sum())
     charged = f" · {absent} left out, charged objective {allocation.charged_objective:.6f}" if absent else ""
+    if allocation.absence_priced and allocation.gap is not None:
+        charged = f" · {absent} left out · at most {float(allocation.gap[0]):.2%} above the best choice"
     passes = f"{allocation.iterations} {'pass' if allocation.iterations == 1 else 'passes'}"
     lines += [
         "",

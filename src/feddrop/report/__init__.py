@@ -9,9 +9,10 @@ from feddrop.report.page import write_report
 from feddrop.report.partition import partition_figure
 from feddrop.report.plots import bytes_figure, device_figure, limit_figure, participation_figure, traffic_figure
 from feddrop.report.runlog import RunLog
+from feddrop.report.timeline import timeline_figure
 
 __all__ = [
     "Group", "RunLog", "accuracy_figure", "binding_figure", "bytes_figure", "device_figure", "grouped",
     "limit_figure", "loss_figure", "map_figure", "metric_figure", "participation_figure", "partition_figure",
-    "read_log", "traffic_figure", "write_comparison", "write_report",
+    "read_log", "timeline_figure", "traffic_figure", "write_comparison", "write_report",
 ]  # fmt: skip

@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.errors import RunError, clean
-from feddrop.report.runlog import DEVICE_FIELDS, DEVICE_WORDS, LONGEST_LABEL, ROUND_FIELDS, Floats, Ints, RunLog, Size
+from feddrop.report.runlog import (
+    DEVICE_FIELDS,
+    DEVICE_WORDS,
+    LONGEST_LABEL,
+    ROUND_FIELDS,
+    Floats,
+    Ints,
+    RunLog,
+    Size,
+    Words,
+)
 from feddrop.storage import RoundRecord, load_run
 from feddrop.storage.devices import DeviceTable
 from feddrop.storage.records import KEPT_AT, UNTRAINED, number, outcome_of
@@ -88,11 +98,11 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
             if key not in codes:
                 codes[key] = np.zeros(shape, np.int32)
             codes[key][at] = np.array([known[key].index(word) for word in words])[which]
-    absent = np.broadcast_to(np.nan, shape), np.broadcast_to("", shape)
+    absent = np.broadcast_to(np.nan, shape), np.broadcast_to(0, shape)
     return {
         "devices": devices,
         "by_device": {key: numbers.get(key, absent[0]) for key in DEVICE_FIELDS},
-        "words": {key: np.array(known[key])[codes[key]] if key in codes else absent[1] for key in DEVICE_WORDS},
+        "words": {key: Words(codes.get(key, absent[1]), known[key]) for key in DEVICE_WORDS},
         "suspicious": suspicious,
         "refusals": dict(refusals.most_common()),
         "suspicions": dict(_merged(marks).most_common()),

@@ -63,7 +63,8 @@ def map_figure(run: RunLog, field: Field, *, wide: bool = False) -> Figure:
 def binding_figure(run: RunLog) -> Figure:
     """Draw which of the :data:`CONSTRAINTS` set the rate of every device in every round."""
     rounds, devices = drawn_cells(run)
-    words = np.where(run.active, run.words["binding"], "")[np.ix_(rounds, devices)].T
+    shown = np.ix_(rounds, devices)
+    words = np.where(run.active[shown], np.asarray(run.words["binding"][shown]), "").T
     present = [word for word in CONSTRAINTS if (words == word).any()]
     require_values(run, "binding", bool(present))
     figure, axes = style.new_figure("", style.row_height(len(devices)), style.WIDE)

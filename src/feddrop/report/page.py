@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from feddrop.report.quantities import how_many, in_bytes, in_digits, in_joules, 
 from feddrop.report.radio import radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings_panel, size_table
+from feddrop.report.timeline import timeline_section
 from feddrop.storage.records import DRAWS
 
 MOST_REASONS, MOST_DEVICES = 5, 8
@@ -56,6 +57,7 @@ def run_page(run: RunLog) -> Html:
         " · ".join(describe(run)),
         tiles(_headlines(run)),
         _learning(run),
+        timeline_section(run),
         _traffic(run),
         _devices(run),
         radio_section(run),
@@ -129,7 +131,10 @@ def _learning(run: RunLog) -> Html:
     figures = []
     if np.isfinite(run.by_round["test_accuracy"]).any():
         note = "Full model on the server, test set."
-        figures.append(figure_panel("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
+        if run.virtual:
+            figures += [_accuracy_against(run, "time", note), _accuracy_against(run, "energy", note)]
+        else:
+            figures.append(figure_panel("accuracy", "Accuracy", note, partial(accuracy_figure, run)))
     if any(np.isfinite(run.by_round[key]).any() for key in ("train_loss", "test_loss")):
         note = "Training: the devices' subnets. Test: the full model."
         figures.append(figure_panel("loss", "Loss", note, partial(loss_figure, run)))
@@ -137,6 +142,11 @@ def _learning(run: RunLog) -> Html:
         if np.isfinite(run.metrics[name]).any():
             figures.append(figure_panel(f"metric-{n}", name, "", partial(metric_figure, run, name)))
     return section("Learning", "", *_diverged(run), *_untrained(run), *figures, *_sizes(run))
+
+
+def _accuracy_against(run: RunLog, against: Literal["time", "energy"], note: str) -> Html:
+    title = f"Accuracy against {against}"
+    return figure_panel(f"accuracy-{against}", title, note, partial(accuracy_figure, run, against=against))
 
 
 def _untrained(run: RunLog) -> Iterable[Html]:
@@ -205,9 +215,25 @@ def _devices(run: RunLog) -> Html:
         figures.append(figure_panel("participation", "Participation", about, partial(participation_figure, run)))
     if np.isfinite(run.values("loss")).any() and len(run.rounds) > 1:
         about = "Local training loss. " + note
-        about += " Also blank: its update was refused." * bool(run.refusals)
+        missing = [word for word, found in (("lost", _losses(run).any()), ("refused", run.refusals)) if found]
+        about += f" Also blank: its update was {' or '.join(missing)}." if missing else ""
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
-    return section("Devices", "", *figures, _refused(run), _suspicious(run))
+    return section("Devices", "", *figures, _lost(run), _refused(run), _suspicious(run))
+
+
+def _losses(run: RunLog) -> Any:
+    return run.words["status"] == "lost"
+
+
+def _lost(run: RunLog) -> Html:
+    """Return a panel on updates that were lost on the way; nothing if none was."""
+    lost = _losses(run)
+    if not lost.any():
+        return Html("")
+    empty = int((lost.any(axis=1) & ~np.isfinite(run.values("loss")).any(axis=1)).sum())
+    text = f"{int(lost.sum()):,} of {int(run.active.sum()):,} updates were lost on the way. What was sent is billed."
+    text += f" In {how_many(empty, 'round')} none was left, so the network stayed as it was." if empty else ""
+    return el("div", el("h3", "Lost updates"), el("p", text), class_="panel warning wide")
 
 
 def _refused(run: RunLog) -> Html:

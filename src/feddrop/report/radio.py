@@ -55,7 +55,7 @@ def radio_section(run: RunLog) -> Html:
         if np.isfinite(values).any():
             note = "Bar: mean over rounds. Line: range." if len(run.rounds) > 1 else ""
             parts.append(figure_panel(setting, name, note, partial(device_figure, run, setting)))
-    if np.isin(run.words["binding"], CONSTRAINTS).any():
+    if any((run.words["binding"] == word).any() for word in CONSTRAINTS):
         note = "The limit that determines a device's rate. None: no limit is reached."
         parts.append(figure_panel("binding", "Binding limits", note, partial(binding_figure, run), wide=True))
     return section("Radio", "Simulated latency and energy of all devices.", *parts)

@@ -6,7 +6,7 @@ empty string where a device was absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -20,7 +20,7 @@ from feddrop.errors import clean
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Words = npt.NDArray[np.str_]
+Bools = npt.NDArray[np.bool_]
 
 ROUND_FIELDS = (
     "train_loss", "test_loss", "test_accuracy", "push_bytes", "pull_bytes", "latency_s", "energy_j", "wall_s",
@@ -29,12 +29,48 @@ ROUND_FIELDS = (
 DEVICE_FIELDS = (
     "rate", "share", "samples", "push_bytes", "pull_bytes", "latency_s", "energy_j", "loss",
     "formula_latency_s", "formula_energy_j", "measured_latency_s", "measured_energy_j", "tx_power_w", "cpu_hz",
+    "start_s", "push_s", "compute_s", "pull_s", "staleness",
 )  # fmt: skip
 _ROUNDING = 1e-9  # relative, of sums of costs
 _COSTS = {"seconds": "latency_s", "joules": "energy_j"}
 DEVICE_WORDS = ("binding", "status", "dtype")
 LONGEST_LABEL = 90
 FULL_VALUE_BYTES = 4  # full models are counted as float32
+
+
+class Words:
+    """An array of words from a small vocabulary, as their places in it: one byte each, where strings take up to 60.
+
+    It is indexed and compared with a word as a NumPy array of strings; ``np.asarray`` returns that array.
+
+    Args:
+        codes: place of each word in the vocabulary, ``[R, K]``.
+        known: the vocabulary; its first word is empty, for an absent device.
+    """
+
+    __slots__ = ("_codes", "_known")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, codes: npt.NDArray[np.integer[Any]], known: Sequence[str]) -> None:
+        self._codes, self._known = codes.astype(np.min_scalar_type(len(known)), copy=False), tuple(known)
+
+    def __eq__(self, word: object) -> Bools:  # type: ignore[override]
+        if word not in self._known:
+            return np.zeros(self._codes.shape, np.bool_)
+        return np.asarray(self._codes == self._known.index(str(word)))
+
+    def __ne__(self, word: object) -> Bools:  # type: ignore[override]
+        return ~(self == word)
+
+    def __getitem__(self, key: Any) -> Words:
+        return Words(np.asarray(self._codes[key]), self._known)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(np.array(self._known, dtype)[self._codes])
+
+    def tolist(self) -> Any:
+        """Return the words as nested lists."""
+        return np.asarray(self).tolist()
 
 
 class Size(NamedTuple):
@@ -139,6 +175,12 @@ class RunLog:
         """Whether only some of the devices of a round were recorded."""
         return bool(self.config.get("record_devices", "all") != "all")
 
+    @property
+    def virtual(self) -> bool:
+        """Whether the run has a virtual clock, under which no deadline holds."""
+        clock = self.config.get("clock")
+        return isinstance(clock, dict) and clock.get("kind", "deadline") != "deadline"
+
     @cached_property
     def has_absences(self) -> bool:
         """Whether any device was absent from a round without being left out by the allocator."""
@@ -200,7 +242,12 @@ class RunLog:
 
     @property
     def deadlines(self) -> Floats:
-        """The deadline in force in each round, ``[R]``: longer than configured where the policy extended it."""
+        """The deadline in force in each round, ``[R]``: longer than configured where the policy extended it.
+
+        NaN under a virtual clock, where rates are planned for a deadline, but the clock decides who is late.
+        """
+        if self.virtual:
+            return np.full(len(self.rounds), np.nan)
         recorded = self.by_round["deadline_s"]
         return np.where(np.isfinite(recorded), recorded, self.deadline_s)
 
@@ -225,9 +272,10 @@ class RunLog:
         known = full.items() if isinstance(full, dict) else ()
         sizes = {name: float(size) for name, size in known if isinstance(size, int) and size > 0}
         usual = table.get("dtype") if isinstance(table, dict) else None
-        dtypes = np.where(self.words["dtype"] == "", str(usual or "float32"), self.words["dtype"])
-        sizes = sizes or {"float32": np.nan}
-        whole = np.select([dtypes == name for name in sizes], list(sizes.values()), np.nan)
+        used, sizes = self.words["dtype"], sizes or {"float32": np.nan}
+        whole = np.where(used == "", sizes.get(str(usual or "float32"), np.nan), np.nan)
+        for name, size in sizes.items():
+            whole[used == name] = size
         sent = self.values("push_bytes")
         return np.where(sent > 0, sent / whole, np.nan)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from feddrop.allocation import SCHEMES, Exact, Scheme, scheme_named
 from feddrop.config import Radio
-from feddrop.config.radio import CUSTOM
+from feddrop.config.radio import CUSTOM, IMPORTANCE
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.fading import Channel
 from feddrop.radio.files import CellFile
@@ -66,8 +66,8 @@ def scheme_of(
         objective: of the scheme ``"exact"``.
     """
     if not is_function(name):
-        if name == "exact" and ":" in objective:
-            return Exact(objective_named(objective))
+        if name == "exact" and rate is None and objective != IMPORTANCE:
+            return Exact(objective_named(objective), (cell.radio.absent_cost if cell else 0.0) or None)
         one_of("scheme", name, (*SCHEMES, *SCHEME_TABLE))
         return scheme_named(name, seed=seed, rate=rate, objective=objective)
     if cell is None:

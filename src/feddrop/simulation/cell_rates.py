@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, Exact, Objective, Scheme, Status, allocate, refit, scheme_named
 from feddrop.allocation.feasible import everyone
+from feddrop.allocation.objectives import PAPER
+from feddrop.allocation.scheduling import with_absence
 from feddrop.config import Radio
 from feddrop.config.radio import IGNORES_BAND, WITHOUT_DROPOUT
 from feddrop.radio import Cell, Channels, MeasuredGains
@@ -138,6 +140,10 @@ class CellRates:
             deadline_s=float(np.max(allocation.problem.deadline_s)),
             objective=float(allocation.objective),
             charged_objective=float(allocation.charged_objective) if allocation.left_out.any() else None,
+            band_price=float(np.max(allocation.price))
+            if allocation.absence_priced and allocation.price is not None
+            else None,
+            gap=float(np.max(allocation.gap)) if allocation.absence_priced and allocation.gap is not None else None,
             remark=IGNORES_BAND if allocation.status is Status.IDEAL else None,
             allocation=allocation,
             channels=truth,
@@ -214,7 +220,8 @@ class CellRates:
         """
         tops = self._tops
         full = self._full(dtypes, tops)
-        first = allocation = self._allocate(round_, self._problem(channels, full), objective)
+        absent_cost = self._radio.absent_cost or None
+        first = allocation = self._allocate(round_, self._problem(channels, full), objective, absent_cost)
         if self._hooks.scheme is not None and first.status is not Status.IDEAL:
             check_allocation(first, channels, self.cell, round_, self._kind)
         if not self._covers or self._kind not in (*_SOLVED, *_SPLIT):
@@ -228,7 +235,8 @@ class CellRates:
             else:
                 allocation = self._allocate(round_, replace(problem, max_rate=tops, present=first.active), objective)
         plain = replace(allocation.problem, max_rate=first.problem.max_rate, present=first.problem.present)
-        return replace(allocation, problem=plain, left_out=first.left_out)
+        closest = replace(allocation, problem=plain, left_out=first.left_out)
+        return with_absence(closest, absent_cost, first.gap) if absent_cost else closest
 
     def _paced(self, found: _Allocated, channels: Channels) -> Channels:
         """Return conditions of the round at the chosen powers and clocks."""
@@ -281,15 +289,17 @@ class CellRates:
         costs = radio_cost(self.cell, truth, rate, share, **sizes)
         return settle_losses(outcome, plan, happened, costs, _part(state, "outcome"), self._radio.outcome)
 
-    def _allocate(self, round_: int, problem: AnyProblem, objective: Objective | None) -> Allocation:
+    def _allocate(
+        self, round_: int, problem: AnyProblem, objective: Objective | None, absent_cost: float | None = None
+    ) -> Allocation:
         given = self._hooks.scheme
         scheme: Scheme = (
             cast(Scheme, given)
             if given is not None
             else scheme_named(self._radio.band_scheme, seed=derive(self._seed, "shares", round_), rate=self._fixed)
         )
-        if objective is not None:
-            scheme = Exact(objective)
+        if objective is not None or absent_cost is not None:
+            scheme = Exact(objective or PAPER, absent_cost)
         return allocate(problem, scheme, policy=self._radio.policy, warm=self._last[1] if self._last else None)
 
     def _full(self, dtypes: Sequence[str], tops: npt.NDArray[np.float64]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feddrop.allocation import Objective, TabulatedCost
-from feddrop.config import FedDrop, MethodSettings
+from feddrop.config import FedDrop, MethodSettings, RunConfig
+from feddrop.config.radio import IMPORTANCE
 from feddrop.methods.draws import ImportantUnits, draw_for
 from feddrop.methods.method import Setup
 from feddrop.simulation.cell_hooks import ObjectiveOf
@@ -57,3 +58,13 @@ def importance_of(setup: Setup, method: MethodSettings, max_rate: float) -> Obje
 def _table(kept: npt.NDArray[np.float64], slopes: npt.NDArray[np.float64]) -> Objective:
     """Return a cost with these slopes, made convex where rounding made them fall."""
     return TabulatedCost(kept, np.minimum(np.maximum.accumulate(slopes), 0.0))
+
+
+def objective_note(config: RunConfig) -> str:
+    """Return a notice if the objective is the variance of draws that the method does not make."""
+    if config.radio is None or config.radio.objective != IMPORTANCE or getattr(config.method, "draw", "") == IMPORTANCE:
+        return ""
+    return (
+        'radio.objective is "importance", the variance of importance draws, but the method does not draw so. Set '
+        'method.draw = "importance", or another objective.'
+    )

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from feddrop.errors import clean
 from feddrop.report.quantities import in_hertz, in_watts
+from feddrop.storage.records import UNANSWERED
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
@@ -123,7 +124,11 @@ def line(record: Record, rounds: int) -> str:
     cells += [
         f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
     ]
-    cells += [f"{record.counts[word]} {word}" for word in ("lost", "refused", "suspicious") if word in record.counts]
+    cells += [
+        f"{record.counts[word]} {word}"
+        for word in ("lost", "refused", *UNANSWERED, "suspicious")
+        if word in record.counts
+    ]
     return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
 
 
@@ -174,7 +179,11 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         *column("test loss", value("test_loss", "{:.4f}"), 3),
         *column("accuracy", value("test_accuracy", "{:.2%}"), 2, "bold green"),
         *metrics,
-        *(found for word in ("lost", "refused", "late", "suspicious") for found in column(word, _count(word), 3)),
+        *(
+            found
+            for word in ("lost", "refused", "late", *UNANSWERED, "suspicious")
+            for found in column(word, _count(word), 3)
+        ),
         *column("rate", value("mean_rate", "{:.2f}"), 8),
         *column("by device", lambda r: _bars(_rates(r)), 0),
         *column("down", lambda r: _size(r["push_bytes"]), 10),

@@ -6,7 +6,6 @@ message is raised. Checks of a single setting are declared with the setting, in 
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -16,7 +15,7 @@ import torch
 
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
-from feddrop.config.radio import GIVEN_RATES, IMPORTANCE
+from feddrop.config.radio import GIVEN_RATES
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
@@ -24,7 +23,8 @@ from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
 from feddrop.simulation import clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
-from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
+from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects, takes
+from feddrop.simulation.importance import objective_note
 from feddrop.simulation.schemes import PlannedBy
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
@@ -120,7 +120,7 @@ def functions_can_be_called(custom: CustomObjects) -> Iterator[str]:
     """Functions take the arguments that they are called with."""
     for name, (what, count, key) in _CALLED.items():
         given = getattr(custom, name)
-        if given is not None and not _takes(given, count):
+        if given is not None and not takes(given, count):
             yield f"{name} is {shortened(given)}; it must be {what}. To use one of feddrop's by name, set {key}."
 
 
@@ -169,12 +169,12 @@ def objects_go_together(custom: CustomObjects) -> Iterator[str]:
 def schemes_and_channels_fit(custom: CustomObjects) -> Iterator[str]:
     """A scheme is a function of what it sees or has ``solve``; a channel has ``draw`` or is a function to one."""
     scheme, channel = custom.scheme, custom.channel
-    if scheme is not None and not (isinstance(scheme, PlannedBy) or hasattr(scheme, "solve") or _takes(scheme, 1)):
+    if scheme is not None and not (isinstance(scheme, PlannedBy) or hasattr(scheme, "solve") or takes(scheme, 1)):
         yield (
             f"scheme is {shortened(scheme)}; it must be a function seen -> Plan, or an allocation scheme such as "
             "feddrop.Exact(). To use one of feddrop's by name, set radio.scheme."
         )
-    if channel is not None and not (hasattr(channel, "draw") or _takes(channel, 1)):
+    if channel is not None and not (hasattr(channel, "draw") or takes(channel, 1)):
         yield (
             f"channel is {shortened(channel)}; it must have draw(devices, round, seed) -> gains, or be a function from "
             "the cell's fading to such an object. To use one of feddrop's by name, set radio.channel."
@@ -212,19 +212,6 @@ def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
     if missing:
         call = f"feddrop.resume(folder, {', '.join(f'{argument}=...' for argument in missing)})"
         raise RunError(f"the run was started with a custom {' and '.join(missing)}. Give the same again: {call}.")
-
-
-def _takes(given: Any, count: int) -> bool:
-    """Return whether something can be called with this many arguments, as far as its signature shows."""
-    if not callable(given):
-        return False
-    try:
-        inspect.signature(given).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        pass
-    return True
 
 
 # --- everything that was built
@@ -395,20 +382,10 @@ def notices(run: Prepared) -> list[str]:
         setup.blueprint().note(),
         single_sample_notice(setup, run.samples),
         run.flops.note() if run.config.radio else "",
-        _objective_note(run.config),
+        objective_note(run.config),
         *mistakes.notices(run),
     ]
     return [line for line in lines if line]
-
-
-def _objective_note(config: RunConfig) -> str:
-    """Return a notice if the objective is the variance of draws that the method does not make."""
-    if config.radio is None or config.radio.objective != IMPORTANCE or getattr(config.method, "draw", "") == IMPORTANCE:
-        return ""
-    return (
-        'radio.objective is "importance", the variance of importance draws, but the method does not draw so. Set '
-        'method.draw = "importance", or another objective.'
-    )
 
 
 def _raise_first(problems: Iterator[str]) -> None:

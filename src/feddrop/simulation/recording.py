@@ -72,6 +72,8 @@ def round_record(
         deadline_s=plan.deadline_s,
         objective=plan.objective,
         charged_objective=plan.charged_objective,
+        band_price=plan.band_price,
+        gap=plan.gap,
         remark=plan.remark,
         counts={name: count for name, count in counts.items() if count},
         mean_rate=sum(rates) / len(rates) if rates else None,

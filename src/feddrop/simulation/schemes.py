@@ -43,6 +43,8 @@ class RoundPlan:
         deadline_s: the deadline in force, in seconds; longer than requested if the policy stretched it.
         objective: Σ w/(1-γ) over the devices that take part, which the allocator minimises.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
+        band_price: price μ of the whole band, if absence has a price.
+        gap: bound on what was lost by the choice of devices, relative to the objective, if absence has a price.
         remark: what a reader of the record must know, such as that the scheme ignores the band.
         allocation: the allocator's result.
         channels: the true conditions of the round, with the chosen powers and clocks.
@@ -61,6 +63,8 @@ class RoundPlan:
     deadline_s: float | None = None
     objective: float | None = None
     charged_objective: float | None = None
+    band_price: float | None = None
+    gap: float | None = None
     remark: str | None = None
     allocation: Allocation | None = None
     channels: Channels | None = None

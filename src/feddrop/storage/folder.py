@@ -146,7 +146,7 @@ class RunFolder(RunReader):
         if overwrite:
             self._clear()
         about = manifest.describe(config, facts)
-        self._write(MANIFEST, json.dumps(about, indent=1).encode())
+        self._write(MANIFEST, manifest.to_file(about))
         self._write(CONFIG, str(about["config"]).encode())
         self._manifest = self._identity(MANIFEST)
 
@@ -174,7 +174,7 @@ class RunFolder(RunReader):
         if now["config"] != before.get("config") or not (self.path / CONFIG).exists():
             self._write(CONFIG, config.to_toml().encode())
         if now != before:
-            self._write(MANIFEST, json.dumps(now, indent=1).encode())
+            self._write(MANIFEST, manifest.to_file(now))
         self._manifest = self._identity(MANIFEST)
         return found
 
@@ -235,8 +235,6 @@ class RunFolder(RunReader):
         if data != before:
             self._write(METRICS, data)
         self._size, self._digest = len(data), hashlib.blake2b(data, digest_size=16)
-        if found and not recovery.written_before(found, data):
-            log.warning("%s was changed since it was written.", clean(self.path / METRICS))
         self._best = recovery.best_round([line.record for line in lines])
         rows = found.groups.get(DEVICES, {}).get("rows") if found else None
         for block in blocks_of(lines):

@@ -48,6 +48,10 @@ VERSIONS = ("feddrop", "torch", "numpy", "python")
 MACHINE = ("cpu", "cpu_capability", "mkl_cbwr")
 
 
+DIGEST = "digest"
+"""The key of ``run.json`` that holds the digest of everything else in it."""
+
+
 def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``run.json`` of a new run: the given facts, versions, machine, configuration and its digest."""
     text = config.to_toml()
@@ -62,6 +66,23 @@ def describe(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
         "config_digest": digest(config, text),
         "resumed": [],
     }
+
+
+def to_file(about: Mapping[str, Any]) -> bytes:
+    """Return the contents of ``run.json``, with a digest by which a reader notices a change."""
+    facts = {key: value for key, value in about.items() if key != DIGEST}
+    return json.dumps({**facts, DIGEST: _facts_digest(facts)}, indent=1).encode()
+
+
+def changed(about: Mapping[str, Any]) -> bool:
+    """Return whether ``run.json`` differs from what was written; one without a digest is not known to."""
+    facts = {key: value for key, value in about.items() if key != DIGEST}
+    return DIGEST in about and about[DIGEST] != _facts_digest(facts)
+
+
+def _facts_digest(facts: Mapping[str, Any]) -> str:
+    written = json.loads(json.dumps(facts))  # as a reader sees it: with keys that are strings, and without tuples
+    return hashlib.blake2b(json.dumps(written, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:

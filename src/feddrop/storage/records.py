@@ -184,6 +184,8 @@ class RoundRecord(_Record):
         deadline_s: the deadline in force; None without a radio.
         objective: the allocator's objective, over the devices that take part; None without a radio.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
+        band_price: price μ of the whole band in units of the objective; None unless ``radio.absent_cost`` is set.
+        gap: what the choice of devices lost against the best one is at most this part of the objective; likewise.
         remark: what was unusual about the plan: ``"ideal: ignores the band"``, or a stretched deadline under Flower.
         counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
         mean_rate: mean dropout rate of the devices that took part.
@@ -208,6 +210,8 @@ class RoundRecord(_Record):
     deadline_s: float | None = None
     objective: float | None = None
     charged_objective: float | None = None
+    band_price: float | None = None
+    gap: float | None = None
     remark: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     mean_rate: float | None = None
@@ -216,7 +220,18 @@ class RoundRecord(_Record):
     devices: Sequence[DeviceRecord] = ()
 
     _rare: ClassVar[frozenset[str]] = frozenset(
-        {"counts", "metrics", "val_loss", "val_accuracy", "device_accuracy", "charged_objective", "remark", "time_s"}
+        {
+            "counts",
+            "metrics",
+            "val_loss",
+            "val_accuracy",
+            "device_accuracy",
+            "charged_objective",
+            "remark",
+            "band_price",
+            "gap",
+            "time_s",
+        }
     )
 
     @classmethod

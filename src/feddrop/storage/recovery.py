@@ -38,7 +38,7 @@ def newest_pair(
 
     Returns:
         The checkpoint, and the lines that belong to it; None and no lines if no round was finished. If rounds were
-        finished but no state to resume from is intact, a RunError is raised.
+        finished but no state to resume from is intact, or an old line was changed, a RunError is raised.
     """
     where, last = clean(folder.parent), 0
     ends, rounds = [line.end for line in lines], saved_rounds(folder)
@@ -53,15 +53,15 @@ def newest_pair(
         if not written_before(found, data[: ends[round_ - 1]]):  # a line can be read, but was changed
             changed = changed or found
             continue
-        if changed and round_ < rounds[-2]:  # an old line was changed: keep it rather than repeat all later rounds
+        if changed and round_ < rounds[-2]:  # an old line was changed: all later rounds would have to be repeated
             break
         if round_ != rounds[-1]:
             log.warning("%s resumes from round %d, the newest intact one.", where, round_)
         return found, lines[:round_]
-    if changed:
-        return changed, lines[: changed.round]
     problem = ""
-    if last:
+    if changed:
+        problem = f"metrics.jsonl in {where} is not what was written: a line of rounds 1 to {changed.round} was changed"
+    elif last:
         problem = f"metrics.jsonl in {where} does not hold rounds 1 to {last}: line {len(ends) + 1} is lost or damaged"
     elif len(ends) > 1 or (rounds and rounds[-1] > 1):  # a kill may come between first record and first checkpoint
         problem = f"{where} has records of {len(ends)} rounds, but no checkpoint that can be read"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.errors import FeddropError, RunError, clean
+from feddrop.storage import manifest
 from feddrop.storage.devices import DEVICES, DeviceTable, RoundDevices, digest
 from feddrop.storage.files import is_folder, os_errors, read_whole
 from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines
@@ -62,11 +63,20 @@ def read_saved(reader: RunReader, *, verify: bool = True) -> Saved:
     devices are not saved, and a resumed run repeats it.
     """
     saved, problem, changed = _read_lines(reader)
-    if problem or (verify and changed):
-        raise RunError(problem or changed)
+    if verify:
+        problem = problem or changed or manifest_problem(reader)
+    if problem:
+        raise RunError(problem)
     if verify:
         saved.devices.check()
     return saved
+
+
+def manifest_problem(reader: RunReader) -> str:
+    """Return that ``run.json`` is not what was written; empty if it is."""
+    if not manifest.changed(reader.about()):
+        return ""
+    return f"{clean(reader.path / 'run.json')} is not what was written: its digest does not match. {_ADVICE}"
 
 
 def _read_lines(reader: RunReader) -> tuple[Saved, str, str]:
@@ -137,7 +147,8 @@ def inspect(reader: RunReader) -> Iterator[Finding]:
     if not is_folder(reader.path):
         raise RunError(f"{clean(reader.path)} is not a folder. Give a run folder.")
     for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
-        yield Finding(name, _error(read))
+        problem = _error(read)
+        yield Finding(name, problem or (manifest_problem(reader) if read == reader.about else ""))
     saved, *problems = _read_lines(reader)
     yield Finding(METRICS, " ".join(filter(None, problems)), f"{len(saved.records)} rounds")
     for block in saved.devices.blocks:

@@ -64,13 +64,13 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole 
       "stroke-dasharray": DASHES[(line.dash ?? 0) % 4] }));
     if (points.length === 1) picture.append(svg("circle", { cx: X(points[0][0]), cy: Y(points[0][1]), r: 3.5, fill: colour }));
   }
-  box.replaceChildren(picture, legend(drawn.map((line, n) => [line.name, `var(--series-${(line.colour ?? n) % 6})`])));
+  box.replaceChildren(picture, legend(drawn.map((line, n) => [line.name, `var(--series-${(line.colour ?? n) % 6})`, (line.dash ?? 0) % 4])));
 }
 
 export function legend(entries) {
-  return el("p", { class: "legend" }, ...entries.map(([name, colour]) => {
+  return el("p", { class: "legend" }, ...entries.map(([name, colour, dash = 0]) => {
     const mark = el("i");
-    mark.style.background = colour;
+    mark.style.background = dash ? `repeating-linear-gradient(90deg, ${colour} 0 4px, transparent 4px 7px)` : colour;
     return el("span", {}, mark, name);
   }));
 }

@@ -2,12 +2,13 @@
 import { lines, onWidth } from "./chart.js";
 import { $, ask, digits, el, measure, options, query, say } from "./dom.js";
 import { look } from "./subnet.js";
+import { timeline } from "./timeline.js";
 
 export const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
 const EVERY = 1000;
 export const chosen = new Set();
 const met = new Set();
-let words, rows = [], timer = null, drawn = "", listed = "", shown = false;
+let words, picked = null, rows = [], timer = null, drawn = "", listed = "", shown = false;
 
 const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noopener", "aria-label": `${text} of ${name}` }, text);
 
@@ -91,6 +92,7 @@ async function grid() {
   const run = $("mapped-run").value, field = $("mapped").value, canvas = $("grid");
   canvas.hidden = !run;
   look.offer(run);
+  if (!run) timeline("", 0);
   $("grid-note").textContent = "";
   if (!run) return;
   const { rounds, devices, values } = await ask(`/api/map?${query([["run", run], ["field", field]])}`);
@@ -106,13 +108,16 @@ async function grid() {
   }));
   canvas.onclick = (event) => { // the subnet of this device in this round
     const box = canvas.getBoundingClientRect(), at = (list, part) => list[Math.min(list.length - 1, Math.floor(part * list.length))];
+    picked = { run, round: at(rounds, (event.clientX - box.left) / box.width) };
+    timeline(run, picked.round);
     look.at(at(rounds, (event.clientX - box.left) / box.width), at(devices, (event.clientY - box.top) / box.height));
   };
   look.within(rounds, devices);
+  timeline(run, picked?.run === run ? picked.round : rounds.at(-1));
   const name = field.replaceAll("_", " ");
   canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);
   $("grid-note").textContent = known.length ? `Rounds ${rounds[0]} to ${rounds.at(-1)} from left to right, devices ${devices[0]} to ${devices.at(-1)} from top to bottom; `
-    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round. Click to see the subnet.` : `This run has no ${name}.`;
+    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round. Click to see the timeline of the round and the subnet of the device.` : `This run has no ${name}.`;
 }
 
 export function start(given) {
