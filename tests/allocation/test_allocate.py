@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feddrop import allocation as package
 from feddrop.allocation import (
     SCHEMES,
+    Common,
     ConstantSteps,
     Equal,
     Exact,
@@ -58,7 +59,7 @@ def call(problem, scheme, **more):
 def test_schemes_are_objects_with_names():
     """The table is the one of the configuration; an object and its name give the same allocation."""
     assert tuple(SCHEMES) == radio.SCHEMES[: len(SCHEMES)]  # the others are functions
-    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Fixed, NoDropout, Ideal]
+    assert list(SCHEMES.values()) == [Exact, PrimalDual, Equal, Random, Common, Fixed, NoDropout, Ideal]
     p = Problem(**SIMPLE)
     for name, kind in SCHEMES.items():
         found = allocate(p, kind(0.5) if kind is Fixed else kind())

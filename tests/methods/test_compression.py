@@ -100,7 +100,7 @@ def test_nothing_is_lost_what_was_sent_and_what_is_remembered_is_all_that_was_tr
         torch.testing.assert_close(total[name[6:]] + error, trained[name[6:]], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "feddd"])  # which refuses it
 @pytest.mark.parametrize("mean", ["mean", "median"])
 def test_it_goes_around_every_method(name, mean, tiny, digits):
     task = compressed(tiny, digits, name, server=Server(mean=mean), **SETTINGS.get(name, {}))

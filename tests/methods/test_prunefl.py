@@ -154,7 +154,7 @@ def test_rounds_are_those_of_a_plain_loop(digits, density):
 
 def test_scores_and_masks_travel_only_when_they_must(tiny, digits):
     """Up: scores in rounds 2 and 4. Down: the mask in round 1 and after it changed, else its digest; and the word."""
-    task = task_for(tiny, few(digits), "prunefl", first_rounds=0, adjust_every=2)
+    task = task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 3, first_rounds=0, adjust_every=2)
     weights = sum(p.numel() for p in parameters.weights(tiny).values())
     others = sum(w.numel() for w in parameters.from_model(tiny).values()) - weights
     bits = 12 + 4 * -(-weights // 32)  # head, dimension, name; one bit a weight
@@ -173,7 +173,7 @@ def test_scores_and_masks_travel_only_when_they_must(tiny, digits):
 
 
 def test_a_device_adds_scores_up_until_they_are_due(tiny, digits):
-    task = task_for(tiny, few(digits), "prunefl", first_rounds=0, adjust_every=3)
+    task = task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 3, first_rounds=0, adjust_every=3)
     method, device = method_of(task), Device(task)
     whole = parameters.from_model(tiny)
     state = method.init(whole)
@@ -197,7 +197,7 @@ def test_a_device_adds_scores_up_until_they_are_due(tiny, digits):
 
 
 def test_pruned_weights_have_scores_too(tiny, digits):
-    task = task_for(tiny, few(digits), "prunefl", first_rounds=0, adjust_every=1)
+    task = task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 3, first_rounds=0, adjust_every=1)
     method, device = method_of(task), Device(task)
     whole = parameters.from_model(tiny)
     (job,) = method.plan(method.init(whole), whole, 1, {0: 0.0}, 7)
@@ -217,7 +217,9 @@ def test_scores_of_a_float16_network_are_those_of_float32(digits):
         net = Typed(nn.Sequential(nn.Flatten(), nn.Linear(256, 20), nn.ReLU(), nn.Linear(20, 10)), dtype)
         with torch.no_grad():
             net.net[3].weight.mul_(0.0003)  # so that gradients of the first layer are small
-        task = task_for(net, few(digits), "prunefl", first_rounds=0, adjust_every=1, train=replace(TRAIN, lr=1e-6))
+        task = task_for(
+            net, few(digits), "prunefl", rates=(0.0,) * 3, first_rounds=0, adjust_every=1, train=replace(TRAIN, lr=1e-6)
+        )
         method, device, whole = method_of(task), Device(task), parameters.from_model(net)
         (job,) = method.plan(method.init(whole), whole, 1, {0: 0.0}, 7)
         frame, _ = answered(device, method, whole, job)
@@ -254,7 +256,7 @@ def test_a_first_stage_of_fewer_devices_than_a_round_needs_says_so(tmp_path):
 def test_the_first_stage_ends_early_once_the_size_is_steady(tiny, digits):
     """Nothing may go, so nothing changes: after five adjustments all devices train."""
     own = {"first_rounds": 9, "first_adjust_every": 1, "removable": 0.0}
-    results = list(rounds_of(task_for(tiny, few(digits), "prunefl", rounds=12, **own), 7))
+    results = list(rounds_of(task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 3, rounds=12, **own), 7))
     assert [len(result.devices) for result in results] == [1] * 5 + [3] * 2
     assert int(results[-1].state["began"]) == 5
 
@@ -275,7 +277,7 @@ def test_costs_are_counted_or_declared(tiny, digits):
 def test_a_dear_layer_loses_more(tiny, digits):
     def left(**costs):
         own = {"first_rounds": 0, "adjust_every": 1, "removable": 0.5, "layer_costs": costs}
-        *_, last = rounds_of(task_for(tiny, few(digits), "prunefl", **own))
+        *_, last = rounds_of(task_for(tiny, few(digits), "prunefl", rates=(0.0,) * 3, **own))
         return int((last.params["fc1.weight"] != 0).sum()), int((last.params["conv2.weight"] != 0).sum())
 
     cheap, dear = left(fc1=1e-9, conv2=1e-3), left(fc1=1e-3, conv2=1e-9)
@@ -322,7 +324,7 @@ def test_bad_settings_say_what_to_do(toml, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["rounds=30", "radio.deadline_s=0.1"], r"determines its size itself. Remove \[radio\]"),
+        (["rounds=30", "radio.deadline_s=0.1"], r"train the same network. Set radio.scheme to \"common\""),
         (["rounds=4"], "in round 5, but the run has 4"),
         (["rounds=9", "method.first_adjust_every=2"], "only one device would train"),
         (["rounds=9", "method.first_rounds=0"], "in round 10, but the run has 9"),
