@@ -157,7 +157,7 @@ def resumed(
         return dict(before)
     entry: dict[str, Any] = {"after_round": done, **new}
     if changed:
-        entry["changed"] = {key: value for key, (_, value) in changed.items()}
+        entry["changed"] = json_value({key: value for key, (_, value) in changed.items()})  # JSON has no infinity
     return {**before, "config": config.to_toml(), "config_digest": digest(config), "resumed": [*history, entry]}
 
 
