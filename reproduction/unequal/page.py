@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.comparison import NO, UNDECIDED, YES, Answer, Comparison, judge, matched
+from feddrop.comparison import LEAST_SEEDS, NO, UNDECIDED, YES, Answer, Comparison, judge, matched
 from reproduction.framework.drawing import legend, panels
 from reproduction.framework.experiment import by_seed, markdown_table, mean_of, spread
 from reproduction.framework.store import LAST, Result, Store
@@ -85,6 +85,8 @@ def standing(told: dict[str, dict[str, Answer]], column: str) -> str:
     of = {rival: by_column[column] for rival, by_column in told.items()}
     if any(not answer.seeds for answer in of.values()):
         return "not run"
+    if any(answer.seeds < LEAST_SEEDS for answer in of.values()):
+        return "few seeds"
     rival, least = min(of.items(), key=lambda pair: pair[1].mean)
     if least.says == UNDECIDED:
         behind = [name for name, answer in of.items() if answer.says == NO]
@@ -129,10 +131,10 @@ def _accuracies(table: Table) -> str:
     rows: dict[str, list[str]] = {method: [method] for method in METHODS}
     for column in table.columns:
         found = table.scores(column)
-        best = np.nanmax([mean_of(row) for row in found.values()])
+        best = np.nanmax([mean_of(row) for row in found.values() if None not in row])
         for method, row in found.items():
             cell = spread(row) or "not run"
-            rows[method] += [f"**{cell}**" if mean_of(row) == best else cell, str(table.rounds[column, method])]
+            rows[method] += [f"**{cell}**" if mean_of(row) == best else cell, str(table.rounds[column, method] or "")]
     head = ["method", *(word for column in table.columns for word in (column, "rounds"))]
     return markdown_table(head, list(rows.values())) + "\n\n"
 
