@@ -73,7 +73,7 @@ class Votes:
             yield job, update
 
     def agreement(self, name: str) -> torch.Tensor:
-        """Return A of every entry, 1 where at most one device holds it: nobody disagrees."""
+        """Return A of every entry, 1 where at most one device holds it."""
         holders = self._holders[name]
         return torch.where(holders > 1, self._signs[name].abs().double() / holders.clamp(min=1), 1.0)
 

@@ -237,6 +237,6 @@ class VirtualClock:
     def _check_wake(self, wake: float) -> None:
         if wake == math.inf:
             raise RunError(
-                f"fewer than {self._least} devices can answer after {self.events.now:g} s: no other device comes "
-                "online or gets a rate. Extend clock.trace, or end the run earlier with seconds."
+                f"fewer than {self._least} devices can answer after {self.events.now:g} s: no other comes online or "
+                "gets a rate. Extend clock.trace, or end the run earlier with seconds."
             )

@@ -130,7 +130,7 @@ class Events:
         """Move the clock to the next event; return it with its job."""
         time, device, rank = self._next()
         if rank < 0:
-            raise ValueError("there is no next event.")
+            raise ValueError("there is no event to come.")
         time = max(self.now, time)  # rounding must not turn the clock back
         self.now, job = time, self.jobs[device]
         self.count += 1
