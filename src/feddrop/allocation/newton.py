@@ -168,8 +168,8 @@ class _Block:
         """Compute the step of every device at a price.
 
         Returns:
-            ``[4, ..., 1]``: the sum of the shares after the steps, its negative derivative in log μ, and whether any
-            device has not enough band, and whether any has more than its least share.
+            ``[4, ..., 1]``: the sum of the shares after the steps, its negative derivative in log μ, whether any device
+            lacks band, and whether any has more than its least share.
         """
         sides, loss = self.curves.sides(np.exp(self.y)), self.log_weight - self.y - log_price
         late, spent = sides[0], sides[-1]

@@ -4,7 +4,7 @@ With Δ_kj the change of entry j by device k, over the n_j devices that hold it,
 
     A_j = |Σ_k sign(Δ_kj)| / n_j,     M_j = 1 if A_j ≥ τ else A_j,     w_j = w_j + M_j · (the method's step)_j.
 
-The method's own mean is inside, so this works around every method. ``docs/around.md`` says what is the paper's.
+The method's own mean is inside, so this works around every method. ``docs/around.md`` says which parts are the paper's.
 """
 
 from __future__ import annotations

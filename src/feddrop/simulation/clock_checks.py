@@ -44,7 +44,7 @@ def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
         )
     if given.availability:
         yield (
-            "participation.availability counts rounds, which a buffered clock does not have for a device. Give "
+            "participation.availability counts rounds, but a device has no rounds under a buffered clock. Give "
             "seconds in clock.trace instead."
         )
 
@@ -99,7 +99,7 @@ def devices_come_online(run: Prepared) -> Iterator[str]:
     clock, devices = run.config.clock, len(run.samples)
     known = Availability(clock, devices, run.config.seed)
     if all(known.next_available(device, 0.0) == math.inf for device in range(devices)):
-        yield "no device is ever online, by clock.trace. Add rows to it."
+        yield "clock.trace has no row for any device, so no device is ever online. Add rows to the file."
 
 
 def stale_updates_fit(run: Prepared) -> Iterator[str]:
@@ -107,7 +107,7 @@ def stale_updates_fit(run: Prepared) -> Iterator[str]:
     if run.config.clock.stale and run.method.settle is not None:
         yield (
             f"method {run.config.method.name!r} moves the mask of the network, so an update that was cut with an older "
-            "mask has no place in the new one, but this clock merges stale updates. Use clock.kind = 'first' or "
+            "mask cannot be merged, but this clock merges stale updates. Use clock.kind = 'first' or "
             "'window' with clock.late = 'drop', or 'deadline'."
         )
 
