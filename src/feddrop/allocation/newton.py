@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddrop.allocation.exact import MANY, sum_of
+from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.objectives import InverseKept, Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArray, Side, part_of, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import P1Problem
 
 _PASSES, _FIRST = 40, 3  # the most passes, and those over a block before the next one, from the price of a sample
 _SETTLED = 2.0**-27  # length of the last step; the error after it is its square

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, PowerProblem, Status
 from feddrop.allocation.feasible import everyone, settle
+from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.problem import FloatArray
-from feddrop.allocation.solution import P1Problem, finish, objective
+from feddrop.allocation.solution import finish, objective
 from feddrop.errors import ConfigError, shortened
 from feddrop.radio.cell import Cell, Channels
 

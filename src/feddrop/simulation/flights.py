@@ -23,11 +23,12 @@ from feddrop.methods.method import Job, Method, Spec, State, Update
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
+from feddrop.simulation.exchange import SentJob, packed
 from feddrop.simulation.job_pace import CellPace, JobPace
 from feddrop.simulation.link import Transfer
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import DeviceRound, SentJob, packed
+from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan
 from feddrop.subnets.parameters import Params
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from feddrop.radio import Cell
 from feddrop.simulation.events import Transit
+from feddrop.simulation.exchange import SentJob
 from feddrop.simulation.link import Transfer
-from feddrop.simulation.round import SentJob
 from feddrop.simulation.schemes import RoundPlan, Workload
 
 _LN2 = math.log(2.0)
