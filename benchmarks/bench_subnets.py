@@ -18,7 +18,7 @@ from torch import nn
 from feddrop import Job, Model, wire
 from feddrop.config import Subnets
 from feddrop.models import Shapes, build_model
-from feddrop.simulation.round import push
+from feddrop.simulation.exchange import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter, kept_units

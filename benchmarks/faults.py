@@ -21,7 +21,7 @@ import torch
 import feddrop
 from feddrop import wire
 from feddrop.methods.method import Setup, Spec
-from feddrop.simulation.round import pull, push
+from feddrop.simulation.exchange import pull, push
 from feddrop.simulation.run import read_config
 from feddrop.subnets import parameters
 

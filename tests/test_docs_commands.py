@@ -27,6 +27,8 @@ LOOKED_AT = {
     "feddrop data cifar100 --download": "takes 160 MB from the internet",
     "feddrop data shakespeare --download": "likewise",
     "feddrop compare examples/compare_schemes.toml": "needs CIFAR-100 in full; test_comparisons.py compares schemes",
+    "feddrop compare examples/compare_objectives.toml": "likewise",
+    "feddrop compare examples/compare_rivals.toml": "trains eleven arms; test_comparisons.py checks the file",
     "feddrop compare examples/compare_clocks.toml": "likewise; test_clock.py runs the clocks",
     "feddrop explore": "serves until Ctrl-C; the tests of the explorer do it",
     "feddrop sweep": "trains several runs side by side; the tests of sweeps do it",
@@ -166,6 +168,6 @@ def test_other_commands_name_what_exists(page):
 
 
 def test_what_is_only_parsed_is_still_printed_somewhere():
-    typed = [command for page in PAGES for command, _ in commands(page)]
+    typed = [command for page in TYPED for command, _ in commands(page)]
     for start in LOOKED_AT:
         assert any(command.startswith(start) for command in typed), start

@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from feddrop.allocation.feasible import diagnose, everyone
+from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.objectives import PAPER
 from feddrop.allocation.optimum import optimum
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import BoolArray, FloatArray, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import Allocation, P1Problem, Status, finish
+from feddrop.allocation.solution import Allocation, Status, finish
 from feddrop.errors import ConfigError, InfeasibleError
 
 _STILL = 1e-10

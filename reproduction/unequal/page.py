@@ -206,6 +206,7 @@ def _summary(tables: dict[str, Table]) -> str:
         ]
     head = markdown_table(["task", "rates", *OURS], rows)
     lead = (
-        "Each variant of federated dropout against the best rival, or one that is better beyond the noise, in points:"
+        "Each variant of federated dropout minus its strongest rival, in points. A rival that is better beyond the "
+        "noise comes first:"
     )
     return f"## In short\n\n{lead}\n\n{head}\n\n" if rows else ""

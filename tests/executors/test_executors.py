@@ -66,7 +66,7 @@ def test_contract(name, tiny, digits, request):
             for job in method.plan({}, whole, 1, RATES, 1):
                 if len(frames) == 3:
                     raise KeyError("broken off")
-                frames.append(feddrop.simulation.round.push(whole, method.cut(job), job))
+                frames.append(feddrop.simulation.exchange.push(whole, method.cut(job), job))
                 yield feddrop.Parcel(job.device, frames[-1])
 
         with contextlib.suppress(KeyError):

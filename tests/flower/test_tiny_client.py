@@ -25,7 +25,7 @@ from feddrop.flower.messages import network_digest
 from feddrop.models.tables import mlp
 from feddrop.seeds import derive, permutation, philox_words
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import push
+from feddrop.simulation.exchange import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import unit_shares

@@ -15,7 +15,7 @@ from feddrop.errors import FrameError
 from feddrop.methods import build_run_method
 from feddrop.methods.compression import TOP
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import pull
+from feddrop.simulation.exchange import pull
 from feddrop.simulation.run import Run
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import kept_count

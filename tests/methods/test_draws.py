@@ -11,7 +11,7 @@ from torch import nn
 
 import feddrop
 from feddrop.errors import ConfigError, FrameError
-from feddrop.simulation.round import push
+from feddrop.simulation.exchange import push
 from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather
 from feddrop.wire import HEADER_BYTES, parse

@@ -19,7 +19,7 @@ from feddrop.methods.fiarse import _large
 from feddrop.methods.method import Setup
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import push
+from feddrop.simulation.exchange import push
 from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from feddrop.wire import frame_bytes

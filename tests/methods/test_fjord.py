@@ -16,7 +16,7 @@ from feddrop.methods.fjord import _Fjord, network_at
 from feddrop.methods.method import Setup
 from feddrop.seeds import derive, permutation, philox_words
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import pull
+from feddrop.simulation.exchange import pull
 from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from support.simulation import Typed, answered, few, method_of, rewritten, rounds_of, task_for

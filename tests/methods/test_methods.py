@@ -24,7 +24,8 @@ from feddrop.learning.batches import LocalBatches
 from feddrop.methods import BUILDERS, build_method
 from feddrop.methods.method import Job, Setup, Update
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import pull, push, run_round
+from feddrop.simulation.exchange import pull, push
+from feddrop.simulation.round import run_round
 from feddrop.simulation.run import Run
 from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather, scatter, to_device_shape

@@ -18,7 +18,7 @@ from feddrop.methods.prunefl import adjust, layer_costs
 from feddrop.models import flops
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import pull
+from feddrop.simulation.exchange import pull
 from feddrop.simulation.run import Run, run
 from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections

@@ -21,7 +21,7 @@ from feddrop.methods.method import Setup
 from feddrop.methods.perfedmask import spread, unevenness
 from feddrop.seeds import derive, generator
 from feddrop.simulation.device import Device
-from feddrop.simulation.round import pull, push
+from feddrop.simulation.exchange import pull, push
 from feddrop.simulation.run import Run
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import kept_count

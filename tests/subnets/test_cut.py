@@ -16,7 +16,7 @@ from feddrop.errors import ConfigError
 from feddrop.methods.masking import MaskLayout
 from feddrop.methods.method import Job
 from feddrop.models import alexnet, lenet
-from feddrop.simulation.round import push
+from feddrop.simulation.exchange import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.cut import cutter, kept_units, sizer

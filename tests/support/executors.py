@@ -14,7 +14,8 @@ from feddrop.learning.local import accuracy
 from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.simulation.device import Samples, Task
-from feddrop.simulation.round import Forgetful, run_round
+from feddrop.simulation.memory import Forgetful
+from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
 
 RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}

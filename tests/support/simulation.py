@@ -15,8 +15,9 @@ from feddrop.executors import Serial
 from feddrop.methods import factory_of
 from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
+from feddrop.simulation.exchange import push
 from feddrop.simulation.memory import Forgetful
-from feddrop.simulation.round import RoundResult, push, run_round
+from feddrop.simulation.round import RoundResult, run_round
 from feddrop.subnets import parameters
 
 TRAIN = Train(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)

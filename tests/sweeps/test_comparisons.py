@@ -287,9 +287,9 @@ def test_the_blocks_of_the_pages(tmp_path, monkeypatch, here):
     assert Path("runs/guide/comparison.html").exists()
 
 
-@pytest.mark.parametrize("name", ["compare_methods", "compare_objectives", "compare_schemes", "compare_clocks"])
-def test_examples_are_valid(name):
-    arms, settings = checked(ROOT / "examples" / f"{name}.toml", {})
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("compare_*.toml")), ids=lambda path: path.stem)
+def test_examples_are_valid(path):
+    arms, settings = checked(path, {})
     assert settings.budget
     assert len(comparison.seeds_of(arms, settings)) == 3
 

@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from feddrop.allocation.baselines import Common, Equal, Fixed, Ideal, NoDropout, Random
 from feddrop.allocation.feasible import POLICIES, Shortfall, diagnose
+from feddrop.allocation.multipliers import Multipliers
 from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, LinearKept, Objective, TabulatedCost
 from feddrop.allocation.optimum import Exact
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.primal_dual import ConstantSteps, FirstMultipliers, Pass, PrimalDual, RelativeSteps
 from feddrop.allocation.problem import Problem
 from feddrop.allocation.scheme import Scheme
-from feddrop.allocation.solution import Allocation, AnyProblem, Multipliers, Status, refit
+from feddrop.allocation.solution import Allocation, AnyProblem, Status, refit
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, one_of
 

@@ -55,7 +55,7 @@ def solve(problem: AnyProblem, active: BoolArray, objective: Objective) -> Alloc
         mix = np.where(wanted > 0, np.clip(room / np.where(wanted > 0, wanted, 1.0), 0.0, 1.0), 0.0)
         share = low + mix * (high - low)
         used = total(share)
-        share = share * np.where(used > 0, BAND / used, 1.0)  # what nobody needs is shared out in proportion
+        share = share * np.where(used > 0, BAND / used, 1.0)  # unused band is split in proportion
         value, bound = total(market.costs(share)), total(market.costs(low) + price * low) - price
         gap = np.maximum(value - bound, 0.0) / np.maximum(np.abs(value), 1e-300)
     return finish(

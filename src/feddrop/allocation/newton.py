@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddrop.allocation.exact import MANY, sum_of
+from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.objectives import InverseKept, Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, Curves, FloatArray, Side, part_of, total
 from feddrop.allocation.roots import BAND
-from feddrop.allocation.solution import P1Problem
 
 _PASSES, _FIRST = 40, 3  # the most passes, and those over a block before the next one, from the price of a sample
 _SETTLED = 2.0**-27  # length of the last step; the error after it is its square
@@ -168,8 +168,8 @@ class _Block:
         """Compute the step of every device at a price.
 
         Returns:
-            ``[4, ..., 1]``: the sum of the shares after the steps, its negative derivative in log μ, and whether any
-            device has not enough band, and whether any has more than its least share.
+            ``[4, ..., 1]``: the sum of the shares after the steps, its negative derivative in log μ, whether any device
+            lacks band, and whether any has more than its least share.
         """
         sides, loss = self.curves.sides(np.exp(self.y)), self.log_weight - self.y - log_price
         late, spent = sides[0], sides[-1]

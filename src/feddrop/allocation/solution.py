@@ -8,20 +8,19 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from feddrop.allocation.multipliers import Multipliers, P1Problem, fit_multipliers, loads, with_rest
 from feddrop.allocation.objectives import PAPER, Objective
 from feddrop.allocation.pace import pace
 from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.power_kkt import fit, limits_off
-from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, total
 from feddrop.allocation.subband import SubbandProblem
 from feddrop.config.display import html_table
 from feddrop.config.radio import IGNORES_BAND
 
-P1Problem = Problem | SubbandProblem
 AnyProblem = Problem | SubbandProblem | PowerProblem
 
 _SHOWN = 20  # devices in a notebook
-_TIE = 1e-11
 _BINDS = 1e-9
 _ALL_BUT_ALL = 0.99  # above this rate, rounding may keep more of the model than ``GUARD`` covers
 
@@ -37,31 +36,6 @@ class Status(StrEnum):
     COMMON = "feasible, with the lowest rate that all devices can share"
     NO_DROPOUT = "feasible, without dropout"
     IDEAL = f"{IGNORES_BAND}; without dropout, every device has the band that it needs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Multipliers:
-    """Dimensionless Lagrange multipliers of the constraints in :mod:`feddrop.allocation.problem`.
-
-    Those of clock and power are defined in :mod:`feddrop.allocation.power` and None if neither is chosen.
-
-    Attributes:
-        band: μ, the price of the whole band, ``[..., 1]``.
-        deadline: λ, ``[..., num_devices]``.
-        energy: ν, ``[..., num_devices]``.
-        floor: α, of rate >= 0, ``[..., num_devices]``.
-        cap: β, of rate <= θ, ``[..., num_devices]``.
-        clock: η_f, of the clock's limits, ``[..., num_devices]``.
-        power: η_P, of the power's limits, ``[..., num_devices]``.
-    """
-
-    band: FloatArray
-    deadline: FloatArray
-    energy: FloatArray
-    floor: FloatArray
-    cap: FloatArray
-    clock: FloatArray | None = None
-    power: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +163,7 @@ class Allocation:
         if not isinstance(problem, PowerProblem):
             return fit_multipliers(problem, self._share, self.price, self._weight)
         lam, nu, clock, power = fit(problem, self._share, *self._chosen, self.price, self._weight)
-        return _with_rest(self._weight, self.price, lam, nu, clock=clock, power=power)
+        return with_rest(self._weight, self.price, lam, nu, clock=clock, power=power)
 
     @property
     def residual(self) -> float:
@@ -226,17 +200,6 @@ class Allocation:
 
     def _used(self, full: FloatArray) -> FloatArray:
         return np.where(self.active, (1.0 - self.rate) * full, 0.0)
-
-
-def loads(problem: P1Problem, share: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the left sides of C1 and C2: the z that the deadline requires and the one that the budget requires."""
-    seconds, joules = problem.air(share)
-    # In place: with a million devices, new memory costs more time than the arithmetic.
-    seconds += problem.compute_s
-    seconds /= problem.deadline_s
-    joules += problem.compute_j
-    joules /= positive(problem.budget_j)
-    return seconds, joules
 
 
 def finish(
@@ -354,39 +317,6 @@ def objective(problem: AnyProblem, rate: FloatArray, active: BoolArray, phi: Obj
         whole = np.add.reduce(weight, axis=-1)
         value = np.add.reduce(weight / np.where(active, keep, 1.0), axis=-1) / np.where(whole > 0, whole, 1.0)
     return float(value) if value.ndim == 0 else value
-
-
-def _with_rest(
-    weight: FloatArray, price: FloatArray, lam: FloatArray, nu: FloatArray, **limits: FloatArray
-) -> Multipliers:
-    """Return multipliers with α and β from stationarity in z."""
-    rest = weight - lam - nu
-    floor, cap = np.maximum(rest, 0.0), np.maximum(-rest, 0.0)
-    return Multipliers(band=price, deadline=lam, energy=nu, floor=floor, cap=cap, **limits)
-
-
-def fit_multipliers(problem: P1Problem, share: FloatArray, price: FloatArray, weight: FloatArray) -> Multipliers:
-    """Return the multipliers that make the Lagrangian stationary at this price of the band.
-
-    Stationarity in the share determines λ and ν: the multiplier of the binding constraint carries the whole price; if
-    both constraints bind, they split it so that λ + ν = w. Stationarity in z leaves the rest to α or β. If the
-    allocation is not optimal, a constraint that is not tight has a positive multiplier. ``weight`` is the derivative of
-    the objective in z.
-    """
-    weight = np.broadcast_to(weight, problem.shape)
-    deadline, energy = loads(problem, share)
-    fall_d, fall_e = (side.fall / share for side in problem.curves().sides(share))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # A side that does not depend on the share needs no band: if it binds, it carries the full weight.
-        only_d = np.where(fall_d > 0, price / fall_d, np.where(deadline > 1, weight, 0.0))
-        only_e = np.where(fall_e > 0, price / fall_e, np.where(energy > 1, weight, 0.0))
-        mixed = (price - weight * fall_e) / (fall_d - fall_e)
-    tie = np.abs(deadline - energy) <= _TIE * deadline
-    split = tie & (mixed >= 0) & (mixed <= weight)
-    first = deadline >= energy
-    lam = np.where(split, mixed, np.where(first, only_d, 0.0))
-    nu = np.where(split, weight - mixed, np.where(first, 0.0, only_e))
-    return _with_rest(weight, price, lam, nu)
 
 
 def kkt_residual(allocation: Allocation) -> float:

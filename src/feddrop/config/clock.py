@@ -18,7 +18,7 @@ PATTERNS = ("always", "diurnal", "charging")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Clock(Settings):
-    """Which answers the server waits for, how the band is shared meanwhile, and when devices are online.
+    """Which answers the server waits for, how the band is shared, and when devices are online.
 
     Attributes:
         kind: ``"deadline"`` waits for every device of a round; ``"first"`` for the first ``count`` answers;
@@ -26,14 +26,14 @@ class Clock(Settings):
             busy and takes a step after every ``buffer`` answers. All but the first need ``[radio]``.
         count: number of answers that ``"first"`` waits for, of the devices that ``[participation]`` chooses.
         window_s: length of the window in seconds; 0 for the radio's deadline. It stays open until
-            ``server.min_devices`` answers are there, and closes early once nobody is left to answer.
+            ``server.min_devices`` answers have arrived, and closes early once every device has answered.
         late: what happens to devices that have not answered by then: ``"drop"`` cancels them, ``"keep"`` lets them
             answer in a later step.
         buffer: number of answers per server step.
         concurrency: number of devices that are busy at a time; 0 for all.
         sharing: how the band is shared by the devices that are sending at the moment, in each direction: ``"equal"``
             splits it equally, ``"proportional"`` by the shares that the scheme planned, and both re-split it whenever a
-            device starts or ends; ``"fixed"`` keeps the planned shares, whoever sends.
+            device starts or ends; ``"fixed"`` keeps the planned shares, regardless of who else sends.
         staleness_power: a in the weight (1+τ)^-a of an update that is τ server steps old.
         staleness_on: what that weight multiplies: the ``"update"``, so that stale steps are smaller (FedBuff), or its
             ``"weight"`` in the mean.

@@ -56,7 +56,7 @@ class FedRTS(MethodSettings):
         return math.floor(self.adjust_until * rounds + 1e-9)
 
     def adjusts(self, round_: int, rounds: int) -> bool:
-        """Return whether the mask is drawn anew in a round."""
+        """Return whether the mask is redrawn in a round."""
         return round_ % self.adjust_every == 0 and round_ <= self.last(rounds)
 
     def replaced(self, active: int, inactive: int, round_: int, rounds: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs that the explorer starts: one process each, which goes on if the explorer ends."""
+"""Runs that the explorer starts: one process each, which continues if the explorer stops."""
 
 from __future__ import annotations
 

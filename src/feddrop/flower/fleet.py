@@ -112,7 +112,7 @@ class Fleet:
                 self._take(answer)
 
     def hold_to(self, network: str, inputs: str = "") -> None:
-        """From now on, accept only nodes that train the server's network on inputs treated as the server's are.
+        """From now on, accept only nodes with the server's network and the server's treatment of inputs.
 
         RunError if too few connected ones do.
         """
@@ -221,7 +221,7 @@ class Fleet:
         return ""
 
     def grow(self, device: int, frame: bytes) -> None:
-        """Accept more samples from an update, if it says so; what else it says is checked as ever."""
+        """Accept a larger number of samples from an update; everything else is checked as usual."""
         try:
             found = wire.parse(frame).header.num_samples
         except FrameError:
@@ -239,7 +239,7 @@ class Fleet:
         return {"server": self._versions, "nodes": described, "rejected": {str(k): v for k, v in self.rejected.items()}}
 
     def _settle(self, node: FleetNode) -> None:
-        """Assign a node to its device. Another node has it already, unless this one was registered by its name."""
+        """Assign a node to its device; a node registered by the device's name takes precedence over others."""
         device = node.introduction.device
         other = self.nodes.get(device)
         bound = f"{_BOUND}{device}"

@@ -1,7 +1,7 @@
 """The memory of a node between rounds, in local files: only its name travels.
 
-The name is a digest of the content. The server keeps the name and sends it with the next job, so that a server that
-returned to a checkpoint finds the memory of that time, and a node that lost its memory notices.
+The name is a digest of the content. The server keeps the name and sends it with the next job, so a server that
+returned to a checkpoint gets the memory of that round, and a node that lost its memory detects it.
 """
 
 from __future__ import annotations

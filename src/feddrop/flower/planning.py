@@ -51,7 +51,7 @@ HELP = 0.5
 """Dropout helps a node if it saves more than this fraction of the seconds that the saved bytes and FLOPs would if the
 time were proportional to them."""
 _APART = 0.2
-"""Relative difference of two sizes from which on they tell the slope."""
+"""Smallest relative difference of two sizes that determines the slope."""
 _ANCHOR = 0.05
 """Weight of the point known without measuring (no bytes, no FLOPs) relative to that of a round: it decides the slope
 when all rounds have the same size."""
@@ -193,7 +193,7 @@ class NodeRates:
         return min(int(np.searchsorted(self._costs.rate, rate)), STEPS)
 
     def _margin(self, device: int, speed: Speed) -> float:
-        """Return by how much the rounds of the window overran their line at most, relative to it."""
+        """Return the largest relative excess of the rounds in the window over their line."""
         seen = self.history.get(device)
         if self._config.planning != "measured" or not seen:
             return 0.0
@@ -201,7 +201,7 @@ class NodeRates:
         return float(max([MARGIN, *((one.link_s + one.compute_s) / fit - 1.0 for one, fit in lines if fit > 0)]))
 
     def _helps(self, device: int, seconds: Floats) -> bool:
-        """Return whether dropout makes a node faster, as far as rounds of two sizes tell; True if they do not."""
+        """Return whether dropout makes a node faster, judged by rounds of two sizes; True if unknown."""
         sizes = [one.size for one in self.history.get(device, ()) if one.flops]
         if self._config.planning != "measured" or not sizes or min(sizes) > (1.0 - _APART) * max(sizes):
             return True
@@ -213,7 +213,7 @@ class NodeRates:
         return bool(1.0 - seconds[-1] / seconds[0] > HELP * saved)
 
     def _tell(self, helpless: Sequence[int]) -> None:
-        """Log it once if dropout does not help a node, and when it is tried again."""
+        """Log once that dropout does not help a node, and when it is tried again."""
         for device in helpless:
             if device not in self._helpless:
                 text = "%s is no faster with a smaller subnet: it keeps rate %.2f, and is tried again within %d rounds."

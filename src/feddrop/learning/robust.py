@@ -1,7 +1,7 @@
 """Robust means of whole updates: multi-Krum, the geometric median, centered clipping and FLTrust.
 
 Each takes all updates of a round and returns those to merge, with another ``weight`` or other values; the
-method then averages them as always. Devices may hold different entries, so distances and norms are root mean squares
+method then averages them as usual. Devices may hold different entries, so distances and norms are root mean squares
 over the entries that an update holds, in the units of the network: values are divided by the scale of their piece.
 
 All sums over entries are NumPy's, which do not depend on torch's threads: every executor gives the same bits.

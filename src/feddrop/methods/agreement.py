@@ -4,7 +4,7 @@ With Δ_kj the change of entry j by device k, over the n_j devices that hold it,
 
     A_j = |Σ_k sign(Δ_kj)| / n_j,     M_j = 1 if A_j ≥ τ else A_j,     w_j = w_j + M_j · (the method's step)_j.
 
-The method's own mean is inside, so this works around every method. ``docs/around.md`` says what is the paper's.
+The method's own mean is inside, so this works around every method. ``docs/around.md`` says which parts are the paper's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Votes:
             yield job, update
 
     def agreement(self, name: str) -> torch.Tensor:
-        """Return A of every entry, 1 where at most one device holds it: nobody disagrees."""
+        """Return A of every entry, 1 where at most one device holds it."""
         holders = self._holders[name]
         return torch.where(holders > 1, self._signs[name].abs().double() / holders.clamp(min=1), 1.0)
 

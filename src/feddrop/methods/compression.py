@@ -4,7 +4,7 @@ With e_k the error that device k remembers and Δ_k the change of its training, 
 
     c_k = Δ_k + e_k,     sent: the largest entries of every weight tensor of c_k,     e_k = c_k - what was sent.
 
-The server reads entries that were not sent as zeros, so the method inside averages as always. Biases, norms and their
+The server reads entries that were not sent as zeros, so the inner method averages as usual. Biases, norms and their
 statistics are sent whole. ``docs/around.md`` says what is published and what is ours.
 """
 

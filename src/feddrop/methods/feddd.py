@@ -3,7 +3,7 @@
 The score of an output channel is Σ|ΔW| · Σ|W+ΔW| / Σ|W| over its weights; its bias follows. Every few rounds a device
 receives the full network; in the others, only the channels that it sent last, and it continues with its own weights
 elsewhere. These weights are its memory. The server averages every entry over the devices that sent it.
-``docs/rivals.md`` says what is theirs. With rate 0 for every device this is federated averaging.
+``docs/rivals.md`` names its sources. With rate 0 for every device this is federated averaging.
 """
 
 from __future__ import annotations

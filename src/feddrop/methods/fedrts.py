@@ -3,7 +3,7 @@
 Every weight has a Beta distribution at the server. In every round, active weights gain or lose by the votes of the
 averaged network and of the devices: is the weight among the largest, those certain to stay? In adjusting rounds devices
 also vote for inactive weights with large gradients; then one number is drawn from every Beta, and the largest of each
-layer form the new mask. ``docs/rivals.md`` says what is theirs. With sparsity 0 this is federated averaging.
+layer form the new mask. ``docs/rivals.md`` names its sources. With sparsity 0 this is federated averaging.
 """
 
 from __future__ import annotations

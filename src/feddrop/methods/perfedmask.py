@@ -1,7 +1,7 @@
 """PerFedMask: a device trains some layers of the full network; the others stay at their global values.
 
 The server assigns layers such that each device trains at most a share 1-γ of the weights and the holders are spread
-evenly (:func:`spread`). ``docs/rivals.md`` says what is theirs. With rate 0 for every device this is federated
+evenly (:func:`spread`). ``docs/rivals.md`` names its sources. With rate 0 for every device this is federated
 averaging.
 """
 

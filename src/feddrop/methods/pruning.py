@@ -1,7 +1,7 @@
 """Adaptive pruning over wireless links (Liu et al.): a device trains the largest weights of the network.
 
 The mask is that of the broadcast weights at the device's rate; kept weights are not rescaled. Its bound is linear in
-the rates, so in a cell it goes with ``radio.objective = "linear"``. ``docs/rivals.md`` says what is theirs. With rate 0
+the rates, so in a cell it goes with ``radio.objective = "linear"``. ``docs/rivals.md`` names its sources. With rate 0
 for every device this is federated averaging.
 """
 

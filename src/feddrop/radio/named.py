@@ -22,10 +22,10 @@ def function_named(key: str, name: str, settings: Mapping[str, Any], table: Mapp
         table: the functions and classes by name.
     """
     if name == CUSTOM:
-        raise ConfigError(f"{key} is 'custom', so the run needs {key.partition('.')[2]}=... in Python. Give it.")
+        raise ConfigError(f"{key} is 'custom', so the run needs {key.partition('.')[2]}=... in Python. Pass it.")
     found = named_object(name, key) if ":" in name else table[one_of(key, name, table)]
     if settings and not callable(found):
-        raise ConfigError(f"{key}_settings is given, but {name!r} is an object that takes none. Remove it.")
+        raise ConfigError(f"{key}_settings is given, but {name!r} is an object that takes no settings. Remove them.")
     if callable(found):
         _check_arguments(f"{key}_settings", found, settings)
     return partial(found, **settings) if settings else found

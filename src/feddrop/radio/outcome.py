@@ -1,8 +1,8 @@
 """Outcomes as functions: which updates of a round are lost on the way.
 
 An outcome is a function ``f(plan, truth, costs, state) -> (lost, state)``. It is called before anything is merged, with
-the true channels and what the round costs over them. A lost update is not merged; what its device sent and computed is
-billed. The costs are those of frames of the size that the method predicts, which masks that are coded stay below.
+the true channels and the costs of the round over them. A lost update is not merged, but its device is billed for what
+it sent and computed. Costs assume the frame size that the method predicts; frames with coded masks may be smaller.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from feddrop.radio.cost import Cost
 from feddrop.radio.plan import NO_STATE, ArrayState, Plan, arrays
 
 TOLERANCE = 1e-6
-"""A latency exceeds the deadline from this relative excess on: rates are solved to the deadline."""
+"""Smallest relative excess over the deadline that counts as late; rates are solved to meet it exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What a round is really like; arrays are ``[num_devices]``.
+    """The true conditions of a round; arrays are ``[num_devices]``.
 
     Attributes:
         channels: the true conditions, with the powers and clocks that the plan chose.
@@ -45,13 +45,13 @@ class Truth:
 
 
 class Outcome(NamedTuple):
-    """What becomes of the updates of a round.
+    """Which updates of a round are lost, and how often uploads are sent.
 
     Attributes:
         lost: booleans ``[num_devices]``, or the reasons of the lost devices by number.
-        state: what the outcome wants to see in the next round, arrays by name; saved with the checkpoint.
-        transmissions: how often every upload is sent on average, ``[num_devices]``, which multiplies its seconds and
-            joules; None for once.
+        state: arrays by name that the outcome sees in the next round; saved with the checkpoint.
+        transmissions: mean number of times each upload is sent, ``[num_devices]``; multiplies its seconds and joules.
+            None for once.
     """
 
     lost: npt.ArrayLike | Mapping[int, str]

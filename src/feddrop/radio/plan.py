@@ -1,7 +1,7 @@
 """Schemes as functions: what a scheme sees, what it returns, and the check that every plan passes.
 
 A scheme is a function ``f(seen) -> Plan``. It may choose shares only: the run then gives every device the lowest rate
-that its share allows. A plan that breaks a limit is an error that names the device and by how much.
+that its share allows. A plan that breaks a limit raises an error that names the device and the excess.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from feddrop.allocation import Allocation, AnyProblem, PowerProblem, Status
 from feddrop.allocation.feasible import everyone, settle
+from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.problem import FloatArray
-from feddrop.allocation.solution import P1Problem, finish, objective
+from feddrop.allocation.solution import finish, objective
 from feddrop.errors import ConfigError, shortened
 from feddrop.radio.cell import Cell, Channels
 
@@ -35,7 +36,7 @@ class SeenRound:
 
     Attributes:
         problem: costs of the full network, deadline, budgets, θ and the devices that take part (``problem.present``;
-            None for all). It is feasible: what the policy leaves out is absent, a stretched deadline is in force.
+            None for all). It is feasible: the policy has already left out devices or stretched the deadline.
         channels: conditions of the round, as the server estimates them.
         cell: the cell.
         round: number of the round, from 1.
@@ -62,10 +63,10 @@ class Plan:
 
     Attributes:
         share: shares ρ of the band; 0 leaves a device out of the round.
-        rate: dropout rates γ; None for the lowest that the shares allow.
-        tx_power_w: transmit powers P in watts, at most those of the channels; None for those.
-        cpu_hz: clocks f in hertz, at most those of the channels; None for those.
-        state: what the scheme wants to see in the next round, arrays by name; saved with the checkpoint.
+        rate: dropout rates γ; None for the lowest rates that the shares allow.
+        tx_power_w: transmit powers P in watts, at most those of the channels, which None selects.
+        cpu_hz: clocks f in hertz, at most those of the channels, which None selects.
+        state: arrays by name that the scheme sees in the next round; saved with the checkpoint.
 
     Example:
         >>> import feddrop
@@ -108,7 +109,8 @@ def settled(problem: AnyProblem, policy: str) -> P1Problem:
     """Return the problem that a scheme sees: feasible by the policy, as :func:`feddrop.allocate` makes it."""
     if isinstance(problem, PowerProblem):
         raise ConfigError(
-            'a scheme that is a function sees fixed powers and clocks. Set radio.control = ["rate", "share"].'
+            "radio.control includes power or clock, but a scheme function sees both as fixed. Set radio.control = "
+            '["rate", "share"].'
         )
     longer, active = settle(problem, policy)
     return replace(longer, present=None if active.all() else active)

@@ -1,8 +1,8 @@
-"""Schemes, channels and outcomes that are selected by name, one short file each, written as a user's own would be.
+"""Schemes, channels and outcomes that are selected by name, one short file each, written like custom ones.
 
 - A scheme is a function ``f(seen, **settings) -> Plan``.
 - A channel is a class whose first argument is the fading of the ``[radio]`` section. It has ``draw(devices, round,
-  seed)`` and perhaps ``estimate``.
+  seed)`` and optionally ``estimate``.
 - An outcome is a function ``f(plan, truth, costs, state, **settings) -> (lost, state)``.
 
 NumPy only. The tables give their names in TOML; :func:`scheme_of` and :func:`channel_of` find what a cell file names.
@@ -44,7 +44,7 @@ OUTCOME_TABLE: dict[str, Callable[..., Any]] = {"late": late, "none": none, "pac
 
 
 def is_function(name: str) -> bool:
-    """Return whether a scheme is a function by its name in TOML."""
+    """Return whether a name in TOML stands for a scheme function."""
     return name in SCHEME_TABLE or name == CUSTOM or ":" in name
 
 
@@ -60,10 +60,10 @@ def scheme_of(
 
     Args:
         name: the scheme.
-        cell: the cell, which schemes that are functions need.
-        seed: of the scheme ``"random"``.
-        rate: of the scheme ``"fixed"``.
-        objective: of the scheme ``"exact"``.
+        cell: the cell; required by scheme functions.
+        seed: seed for the scheme ``"random"``.
+        rate: rate for the scheme ``"fixed"``.
+        objective: objective of the scheme ``"exact"``.
     """
     if not is_function(name):
         if name == "exact" and rate is None and objective != IMPORTANCE:

@@ -12,7 +12,7 @@ from feddrop.radio.plan import Plan, SeenRound
 
 
 def battery(seen: SeenRound, *, total_j: float, rounds: int, tradeoff: float = 1.0, most: float = 2.0) -> Plan:
-    """Spend at most ``total_j`` joules per device in so many rounds.
+    """Spend at most ``total_j`` joules per device over ``rounds`` rounds.
 
     A virtual queue q grows by what a round costs beyond the mean allowance, total/rounds. Shares are the optimum under
     the energy that is left; each device then keeps the share s of the network that minimises drift plus penalty,
@@ -20,10 +20,10 @@ def battery(seen: SeenRound, *, total_j: float, rounds: int, tradeoff: float = 1
 
     Args:
         seen: the round.
-        total_j: joules of a battery, circuit included.
-        rounds: rounds that it must last.
-        tradeoff: weight of dropout against energy; more lets queues grow longer.
-        most: a round's energy is at most so many times the mean of what is left.
+        total_j: energy of a battery in joules, circuit included.
+        rounds: number of rounds that it must last.
+        tradeoff: weight of dropout against energy; a higher value lets queues grow longer.
+        most: largest energy of a round, as a multiple of the mean energy left per round.
     """
     problem, circuit, devices = seen.problem, seen.cell.circuit_j, seen.cell.devices
     left = seen.state.get("left_j", np.full(devices, float(total_j)))

@@ -22,7 +22,7 @@ class GaussMarkov:
         base: the fading of the section.
         speed_m_s: root mean square σ√2 of the speed.
         memory: α, from 0 (a new velocity in every round) to 1 (a straight line).
-        round_s: seconds from the start of a round to the next.
+        round_s: seconds from the start of one round to the start of the next.
         radius_m: radius of the disc.
         exponent: path loss exponent.
     """

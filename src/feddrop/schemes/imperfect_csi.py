@@ -13,14 +13,14 @@ from feddrop.seeds import derive, generator
 class ImperfectCsi:
     """The gains of the section, and estimates of them.
 
-    The estimate of h is ρ h + √(1-ρ²) e, with e complex normal and as strong as the mean gain of the device. Where it
-    is too good, the device is late over the true channel: an outage. A back-off plans with weaker gains, which trades
-    higher rates for fewer outages.
+    The estimate of h is ρ h + √(1-ρ²) e, with e complex normal and as strong as the mean gain of the device. If it
+    is too optimistic, the device is late over the true channel: an outage. A back-off plans with weaker gains, which
+    causes fewer outages at higher rates.
 
     Args:
         base: the fading of the section.
         correlation: ρ, from 0 (the server knows nothing) to 1 (everything).
-        backoff_db: by how many decibels gains are taken to be weaker than estimated.
+        backoff_db: decibels by which the server lowers every estimate.
     """
 
     def __init__(self, base: Fading, *, correlation: float = 0.95, backoff_db: float = 0.0) -> None:

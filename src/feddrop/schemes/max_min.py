@@ -1,11 +1,11 @@
-"""Max-min fairness: the device with the smallest subnet has the largest one that the cell allows."""
+"""Max-min fairness: maximise the smallest subnet."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from feddrop.allocation.multipliers import loads
 from feddrop.allocation.problem import FloatArray
-from feddrop.allocation.solution import loads
 from feddrop.radio.plan import Plan, SeenRound
 
 
@@ -13,8 +13,8 @@ def max_min(seen: SeenRound) -> Plan:
     """Let every device keep the same share s of the network, the largest for which the band is enough.
 
     A device that cannot keep s, even with the whole band, keeps 99 % of the most that it could: the last percent would
-    take the band from all others. The least shares rise with s, so s follows
-    by bisection; band that nobody needs is split in proportion.
+    take the band from all others. The least shares rise with s, so bisection finds s. Unused band is split in
+    proportion to the shares.
     """
     problem, present = seen.problem, seen.present
     alone = 1.0 / np.maximum(*loads(problem, np.ones(present.shape)))  # kept with the whole band

@@ -30,8 +30,8 @@ def packet_errors(
         costs: costs of the round if every packet arrives at once.
         state: not used.
         waterfall: m, the waterfall threshold, as a ratio.
-        packet_bits: bits of a packet.
-        attempts: how often a packet is sent at most.
+        packet_bits: bits per packet.
+        attempts: largest number of transmissions of a packet.
     """
     share = np.where(np.asarray(plan.share) > 0, plan.share, 1.0)
     per_second = truth.cell.bits_per_second(truth.channels, share)[1]

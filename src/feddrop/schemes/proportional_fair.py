@@ -1,4 +1,4 @@
-"""Proportional fairness: the product of the kept shares of the network is as large as the cell allows."""
+"""Proportional fairness: maximise the product of the kept shares of the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feddrop.radio.plan import Plan, SeenRound
 
 
 class LogKept:
-    """The cost φ(s) = -log s; every device counts the same, however many samples it has."""
+    """The cost φ(s) = -log s; every device counts the same, regardless of its number of samples."""
 
     def value(self, s: FloatArray) -> FloatArray:
         """Return -log s."""
@@ -26,5 +26,5 @@ class LogKept:
 
 
 def proportional_fair(seen: SeenRound) -> Plan:
-    """Maximise Σ log s_k: one percent more for one device weighs as much as one percent for any other."""
+    """Maximise Σ log s_k: a gain of one percent counts the same for every device."""
     return Plan(allocate(seen.problem, Exact(LogKept())).share)

@@ -1,12 +1,12 @@
-"""OFDMA: whole subcarriers in place of a band that can be split at will."""
+"""OFDMA: whole subcarriers instead of an arbitrarily divisible band."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from feddrop.allocation import allocate
+from feddrop.allocation.multipliers import loads
 from feddrop.allocation.problem import FloatArray
-from feddrop.allocation.solution import loads
 from feddrop.errors import InfeasibleError
 from feddrop.radio.plan import Plan, SeenRound
 
@@ -14,13 +14,13 @@ from feddrop.radio.plan import Plan, SeenRound
 def subcarriers(seen: SeenRound, *, count: int = 64) -> Plan:
     """Give every device a whole number of subcarriers, so that Σ w/(1-γ) is the smallest over all such splits.
 
-    Every device starts with the fewest with which it meets its limits at rate θ. The others go, one by one, to the
+    Every device starts with the fewest that meet its limits at rate θ. The rest go, one by one, to the
     device that gains most; since the cost of a device is convex in its share, this greedy order is optimal. The split
     of a divisible band bounds the loss: ``state["gap"]`` is the relative excess over it.
 
     Args:
         seen: the round.
-        count: subcarriers of the band.
+        count: number of subcarriers in the band.
     """
     problem, present = seen.problem, seen.present
     least = np.where(present, problem.least_share(1.0 / (1.0 - problem.max_rate)), 0.0)

@@ -12,18 +12,18 @@ from feddrop.radio.plan import Plan, SeenRound
 
 
 def time_budget(seen: SeenRound, *, total_s: float, rounds: int, tradeoff: float = 1.0, most: float = 2.0) -> Plan:
-    """Spend at most ``total_s`` seconds in so many rounds, each with its own deadline, at most that of the cell.
+    """Spend at most ``total_s`` seconds over ``rounds`` rounds; each has its own deadline, at most that of the cell.
 
     A virtual queue q grows by what a round takes beyond the mean allowance m = total/rounds. Of 24 deadlines T between
-    the shortest feasible one and the longest allowed, the round has the one that minimises drift plus penalty,
+    the shortest feasible one and the longest allowed, the round takes the one that minimises drift plus penalty,
     (q/m) (T/m) + tradeoff Σ w/(1-γ). Once the seconds are spent, rounds pass without training.
 
     Args:
         seen: the round.
-        total_s: seconds of all rounds together.
+        total_s: seconds of all rounds in total.
         rounds: rounds that share them.
-        tradeoff: weight of dropout against time; more lets the queue grow longer.
-        most: a round takes at most so many times the mean of what is left, if its shortest deadline allows.
+        tradeoff: weight of dropout against time; a higher value lets the queue grow longer.
+        most: longest round, as a multiple of the mean time left per round, unless its shortest deadline is longer.
     """
     problem, mean = seen.problem, total_s / rounds
     left = float(seen.state.get("left_s", np.array([total_s]))[0])

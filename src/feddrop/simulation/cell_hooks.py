@@ -19,17 +19,17 @@ from feddrop.simulation.custom import CustomObjects
 from feddrop.subnets.parameters import Params
 
 ObjectiveOf = Callable[[Params], Objective]
-"""Reads an objective off a network."""
+"""Computes an objective from a network."""
 
 
 @dataclass(frozen=True)
 class CellHooks:
-    """What a cell calls in every round. Custom objects replace what the section names.
+    """The functions that a cell calls in every round. Custom objects take precedence over names in the section.
 
     Attributes:
         radio: the section.
         custom: the user's objects.
-        importance: reads V(s) off a network, for the objective ``"importance"``.
+        importance: computes V(s) from a network, for the objective ``"importance"``.
     """
 
     radio: Radio
@@ -55,7 +55,7 @@ class CellHooks:
 
     @cached_property
     def outcome(self) -> OutcomeFunction:
-        """What decides which updates are lost."""
+        """The function that decides which updates are lost."""
         radio, given = self.radio, self.custom.outcome
         if given is None:
             given = function_named("radio.outcome", radio.outcome, radio.outcome_settings, OUTCOME_TABLE)
@@ -67,7 +67,7 @@ class CellHooks:
             return None
         if self.radio.objective == IMPORTANCE:
             if self.importance is None or params is None:
-                raise RunError("the objective 'importance' is read off the network of a run; there is none here.")
+                raise RunError("the objective 'importance' needs the network of a run. Use another radio.objective.")
             return self.importance(params)
         return self._named_objective
 

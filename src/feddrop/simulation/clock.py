@@ -1,7 +1,7 @@
 """When a server step is due: after the first m answers, at the end of a window, or when a buffer is full.
 
-This file decides who starts when and which answers count; it knows neither networks nor bytes. The server side of it is
-a :class:`Crew`, which cuts subnets and trains them. Everything is a function of the seed, so a run that returns to a
+This file decides which devices start when and which answers count; it knows neither networks nor bytes. Its server side
+is a :class:`Crew`, which cuts subnets and trains them. Everything is a function of the seed, so a run that returns to a
 saved state repeats every event.
 """
 
@@ -50,7 +50,7 @@ class Crew(Protocol):
 
 
 def link_for(config: Clock, noise: str) -> Callable[[], SharedBand]:
-    """Return what creates a link of a cell."""
+    """Return the class of the links between devices and server."""
     if config.sharing == "fixed":
         return FixedLink
     return SubbandLink if noise == "subband" else SharedLink
@@ -65,7 +65,7 @@ class VirtualClock:
         seed: the run's root seed.
         link: creates a link.
         window_s: length of a window.
-        least: fewest answers of a step.
+        least: smallest number of answers per step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class VirtualClock:
         self._resting: dict[int, bool] = {}  # devices that ended in this step, and whether they may be asked again
 
     def step(self, crew: Crew) -> list[Ended]:
-        """Let time pass until a server step is due; return the jobs that ended, in the order of their ends."""
+        """Advance the clock until a server step is due; return the jobs that ended, in the order of their ends."""
         return self._buffered(crew) if self._config.kind == "buffered" else self._cohort(crew)
 
     def start(self, device: int, push: Transfer, work_s: float) -> None:
@@ -97,7 +97,7 @@ class VirtualClock:
         self.events.start(device, push, work_s, until_s=until)
 
     def copied(self) -> VirtualClock:
-        """Return a clock that goes on from here on its own."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other.events = Events(self._link)
         other.load(self.save())
@@ -149,7 +149,7 @@ class VirtualClock:
     def _start_cohort(self, crew: Crew, answered: set[int]) -> None:
         """Start the devices that the server chooses among those that are idle, online and have not answered yet.
 
-        Without any, wait until one comes online, or leave it to the devices that are still busy.
+        If there are none, wait until one comes online, unless other devices are still busy.
         """
         now = self.events.now
         idle = [device for device in range(self._devices) if device not in self.events.jobs and device not in answered]
@@ -219,7 +219,7 @@ class VirtualClock:
     # --- both
 
     def _event(self, crew: Crew) -> Ended | None:
-        """Let the next event happen; return its job if it ended."""
+        """Process the next event; return its job if it ended."""
         event, job = self.events.step()
         if event.what == COMPUTED:
             self.events.upload(event.device, crew.upload(event.device))
@@ -231,7 +231,7 @@ class VirtualClock:
         if waves >= _WAVES:
             raise RunError(
                 f"after {_WAVES} attempts, fewer than {self._least} devices have answered by {self.events.now:g} s. "
-                "Are they online for long enough (clock.trace, clock.pattern), and is their work small enough?"
+                "Keep devices online for longer (clock.trace, clock.pattern), or lower server.min_devices."
             )
 
     def _check_wake(self, wake: float) -> None:

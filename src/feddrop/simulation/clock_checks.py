@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ _USE = 'Use clock.kind = "deadline"'
 def clock_has_a_cell(config: RunConfig) -> Iterator[str]:
     """Virtual seconds come from a cell whose band is shared."""
     clock, radio = config.clock, config.radio
-    if clock.kind == "deadline":
-        return
     begin = f'clock.kind is "{clock.kind}"'
     if radio is None:
         yield f"{begin}, which needs to know how long frames take, but there is no [radio] section. Add one."
@@ -38,8 +37,6 @@ def clock_has_a_cell(config: RunConfig) -> Iterator[str]:
 def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
     """A buffered clock draws devices one by one."""
     given = config.participation
-    if config.clock.kind != "buffered":
-        return
     if given.count or given.share:
         yield (
             'clock.kind is "buffered", under which [participation] count and share have no effect: devices are drawn '
@@ -47,7 +44,7 @@ def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
         )
     if given.availability:
         yield (
-            "participation.availability counts rounds, which a buffered clock does not have for a device. Give "
+            "participation.availability counts rounds, but a device has no rounds under a buffered clock. Give "
             "seconds in clock.trace instead."
         )
 
@@ -56,18 +53,21 @@ def ends_can_be_reached(config: RunConfig) -> Iterator[str]:
     """Seconds and joules are known with a cell; accuracy is measured."""
     for name in ("seconds", "joules"):
         value = getattr(config, name)
-        if value != RunConfig().flat()[name] and config.radio is None:
+        if math.isfinite(value) and config.radio is None:
             yield f"{name} is {value:g}, but without a [radio] section none are counted. Add one, or use rounds."
 
 
-CONFIG_CHECKS = (clock_has_a_cell, buffered_has_no_rounds, ends_can_be_reached)
-"""Checks that need the configuration alone."""
+def clock_is_possible(config: RunConfig) -> Iterator[str]:
+    """The checks that need the configuration alone."""
+    yield from ends_can_be_reached(config)
+    if config.clock.kind != "deadline":
+        yield from clock_has_a_cell(config)
+    if config.clock.kind == "buffered":
+        yield from buffered_has_no_rounds(config)
 
 
 def devices_are_simulated(run: Prepared) -> Iterator[str]:
     """Only simulated devices can wait in virtual seconds, and only a cell knows how long."""
-    if run.config.clock.kind == "deadline":
-        return
     if run.custom.samples is not None or not hasattr(run.scheme, "cell"):
         yield (
             f'clock.kind is "{run.config.clock.kind}", which needs simulated devices in a cell; real devices and '
@@ -78,8 +78,6 @@ def devices_are_simulated(run: Prepared) -> Iterator[str]:
 def steps_have_enough_answers(run: Prepared) -> Iterator[str]:
     """A server step can have as many answers as it needs."""
     clock, server, devices = run.config.clock, run.config.server, len(run.samples)
-    if clock.kind == "deadline":
-        return
     most, name = run.roster.most, "devices take part in a round"
     if clock.kind == "buffered":
         for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
@@ -99,11 +97,9 @@ def steps_have_enough_answers(run: Prepared) -> Iterator[str]:
 def devices_come_online(run: Prepared) -> Iterator[str]:
     """Some device is online at some time."""
     clock, devices = run.config.clock, len(run.samples)
-    if clock.kind == "deadline":
-        return
     known = Availability(clock, devices, run.config.seed)
-    if all(known.next_available(device, 0.0) == float("inf") for device in range(devices)):
-        yield "no device is ever online, by clock.trace. Add rows to it."
+    if all(known.next_available(device, 0.0) == math.inf for device in range(devices)):
+        yield "clock.trace has no row for any device, so no device is ever online. Add rows to the file."
 
 
 def stale_updates_fit(run: Prepared) -> Iterator[str]:
@@ -111,13 +107,16 @@ def stale_updates_fit(run: Prepared) -> Iterator[str]:
     if run.config.clock.stale and run.method.settle is not None:
         yield (
             f"method {run.config.method.name!r} moves the mask of the network, so an update that was cut with an older "
-            "mask has no place in the new one, but this clock merges stale updates. Use clock.kind = 'first' or "
+            "mask cannot be merged, but this clock merges stale updates. Use clock.kind = 'first' or "
             "'window' with clock.late = 'drop', or 'deadline'."
         )
 
 
-RUN_CHECKS = (devices_are_simulated, steps_have_enough_answers, devices_come_online, stale_updates_fit)
-"""Checks that need network, data, method and scheme."""
+def clock_fits_the_run(run: Prepared) -> Iterator[str]:
+    """The checks that need network, data, method and scheme."""
+    if run.config.clock.kind != "deadline":
+        for check in (devices_are_simulated, steps_have_enough_answers, devices_come_online, stale_updates_fit):
+            yield from check(run)
 
 
 def first_cohort(run: Prepared) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What happens in the cell, in virtual seconds: downloads, computations and uploads end, and devices vanish.
+"""Events in the cell, in virtual seconds: downloads, computations and uploads end, and devices vanish.
 
 This file knows neither networks nor learning: an event queue over two links (:mod:`feddrop.simulation.link`) and a heap
 of timers. An event costs O(log n) for n devices. Simultaneous events are ordered by device number.
@@ -85,7 +85,7 @@ class Events:
         self._upcoming: tuple[float, int, int] | None = None  # the next event, until something changes
 
     def start(self, device: int, push: Transfer, work_s: float, *, until_s: float = math.inf) -> Transit:
-        """Start a job now: a download, then a computation of so many seconds.
+        """Start a job now: a download, then a computation.
 
         Args:
             device: device number; it must have no job.

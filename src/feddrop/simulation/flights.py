@@ -1,8 +1,8 @@
 """The jobs under way in a virtual clock: what was sent, what will come back, and how they are saved.
 
-A job is cut from the network of its start. It is trained no later than its answer is needed and before the network
-changes, together with all others that wait, so that executors have several at a time; the answer's *arrival* is what
-the clock schedules. A checkpoint holds every job under way with its frame, as tensors and JSON.
+A job is cut from the network at its start. It is trained before its answer is needed and before the network changes,
+together with all other waiting jobs, so that executors get several at a time. The clock schedules the *arrival* of the
+answer. A checkpoint holds every job under way with its frame, as tensors and JSON.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from feddrop.methods.method import Job, Method, Spec, State, Update
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
+from feddrop.simulation.exchange import SentJob, packed
 from feddrop.simulation.job_pace import CellPace, JobPace
 from feddrop.simulation.link import Transfer
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import DeviceRound, SentJob, packed
+from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan
 from feddrop.subnets.parameters import Params
 
@@ -85,7 +86,7 @@ class Flights:
         return chosen
 
     def start(self, devices: Sequence[int]) -> None:
-        """RoundPlan for these devices and all that are busy, cut subnets, and start the downloads."""
+        """Plan for these devices and all that are busy, cut subnets, and start the downloads."""
         ready, config = self._ready, self._ready.config
         with ready.roster.holding({*devices, *self.under_way}):
             plan = ready.scheme.decide(self._round, self.cell, self._params)
@@ -103,7 +104,7 @@ class Flights:
             self._clock.start(job.device, push, work_s if parcel is not None else 0.0)
 
     def upload(self, device: int) -> Transfer:
-        """Return the size of a device's answer; train all that wait, if it is not known yet."""
+        """Return the size of a device's answer; if it is not known yet, train all waiting jobs."""
         if self.under_way[device].reply is None:
             self.train()
         flight = self.under_way[device]
@@ -142,7 +143,7 @@ class Flights:
 
 
 def unanswered(flight: Flight, job: Transit, status: str) -> DeviceRound:
-    """Return what a device did whose answer does not count; it is billed for what was sent until then."""
+    """Return the round of a device whose answer does not count; it is billed for what it has sent."""
     sent, reply = flight.sent, flight.reply
     pull = len(reply.frame) if reply is not None else 0
     return DeviceRound(
@@ -187,13 +188,13 @@ def save_flights(clock: VirtualClock, under_way: Mapping[int, Flight]) -> dict[s
 
 
 def load_flights(clock: VirtualClock, method: Method, saved: Mapping[str, Tensor]) -> dict[int, Flight]:
-    """Return the clock to a saved state; return the jobs under way."""
+    """Restore the clock; return the jobs under way."""
     try:
         text = json.loads(_to_bytes(saved["json"]))
         clock.load(text["clock"])
         return {one["job"]["device"]: _flight(method, one, saved) for one in text["jobs"]}
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the checkpoint holds no state of the clock that can be read ({error}). Start anew.") from None
+        raise RunError(f"the state of the clock in the checkpoint is unreadable ({error}). Start a new run.") from None
 
 
 def _flight(method: Method, one: Mapping[str, Any], saved: Mapping[str, Tensor]) -> Flight:

@@ -1,4 +1,4 @@
-"""The objective ``"importance"``: the variance V(s) of importance draws, read off the network in every round.
+"""The objective ``"importance"``: the variance V(s) of importance draws, computed from the network in every round.
 
 See :mod:`feddrop.subnets.importance` for V. It is taken relative to ‖w‖², so that it can be compared from round to
 round: uniform draws have γ/(1-γ).
@@ -65,6 +65,6 @@ def objective_note(config: RunConfig) -> str:
     if config.radio is None or config.radio.objective != IMPORTANCE or getattr(config.method, "draw", "") == IMPORTANCE:
         return ""
     return (
-        'radio.objective is "importance", the variance of importance draws, but the method does not draw so. Set '
+        'radio.objective is "importance", the variance of importance draws, but the method does not use them. Set '
         'method.draw = "importance", or another objective.'
     )

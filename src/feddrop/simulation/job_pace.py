@@ -1,4 +1,4 @@
-"""Seconds and joules of a job in the cell: how long its frames take with the whole band, and how long it computes."""
+"""Seconds and joules of a job in the cell: how long its frames take with the full band, and how long it computes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from feddrop.radio import Cell
 from feddrop.simulation.events import Transit
+from feddrop.simulation.exchange import SentJob
 from feddrop.simulation.link import Transfer
-from feddrop.simulation.round import SentJob
 from feddrop.simulation.schemes import RoundPlan, Workload
 
 _LN2 = math.log(2.0)
@@ -25,7 +25,7 @@ class JobPace:
         weight: weight of its transfers in the links.
         uplink_bps: bits per second to the server with the whole band.
         uplink_snr: signal-to-noise ratio over the whole band, if the noise shrinks with the share; else 0.
-        pull_bits: bits of the answer by the paper's formula; 0 if the answer itself counts.
+        pull_bits: bits of the answer by the paper's formula; 0 to use the size of the answer.
         compute_w: watts while computing.
         tx_power_w: watts while sending.
         circuit_j: joules for receiving and idling.

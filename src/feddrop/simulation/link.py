@@ -21,7 +21,7 @@ class Transfer(NamedTuple):
 
     Attributes:
         seconds: full-band seconds.
-        weight: the share of the band relative to that of others; under fixed shares, the share itself.
+        weight: share of the band relative to the weights of others; under fixed shares, the share itself.
         snr: signal-to-noise ratio over the full band, if the noise shrinks with the share; 0 if it does not.
     """
 
@@ -52,11 +52,11 @@ class SharedBand(Protocol):
         """Return the state as JSON values, from which :meth:`load` continues to the bit."""
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Return to a saved state."""
+        """Restore a saved state."""
 
 
 class FixedLink:
-    """Every device keeps its share for the whole transfer, whether others send or not."""
+    """Every device keeps its share for the whole transfer, regardless of other devices."""
 
     def __init__(self) -> None:
         self._ends: dict[int, tuple[float, float]] = {}  # time, speed
@@ -134,7 +134,7 @@ class SharedLink:
         self._total -= weight
         self._weight = self._total / _UNITS
         left = (end - self._virtual) * (weight / _UNITS)
-        if not self._ends:  # start anew, so that V never grows large against what is added to it
+        if not self._ends:  # reset V, so that it never grows large against what is added to it
             self._virtual, self._heap = 0.0, []
         return left
 

@@ -36,7 +36,7 @@ class Roster:
         self._held: npt.NDArray[np.int64] | None = None
 
     def first_empty_round(self, rounds: int) -> int | None:
-        """Return the first of so many rounds in which no device is available."""
+        """Return the first of ``rounds`` rounds in which no device is available."""
         if self._spans is None:
             return None
         empty = 1

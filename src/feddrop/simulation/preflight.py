@@ -89,7 +89,7 @@ CONFIG_CHECKS = (
     fixed_scheme_has_a_rate,
     auto_dtype_has_a_cell,
     one_mask_has_one_rate,
-    *clock_checks.CONFIG_CHECKS,
+    clock_checks.clock_is_possible,
 )
 """Checks that need the configuration alone."""
 
@@ -355,7 +355,7 @@ RUN_CHECKS = (
     mistakes.accuracy_is_a_share,
     every_round_has_devices,
     rounds_have_enough_updates,
-    *clock_checks.RUN_CHECKS,
+    clock_checks.clock_fits_the_run,
     metrics_are_not_notes,
     sub_models_can_be_built,
     first_round_can_be_planned,

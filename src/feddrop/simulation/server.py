@@ -1,6 +1,6 @@
-"""What the server holds between rounds, and one round from it to the next.
+"""The server's state between rounds, and the step from one round to the next.
 
-A round is a function of the server's state: it returns a new one, so a round that fails leaves the old one as it was.
+A round is a function of the server's state and returns a new one, so a round that fails leaves the old one unchanged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ServerState:
     under_way: Mapping[int, Flight] = field(default_factory=dict)
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return what a checkpoint holds to continue from."""
+        """Return the tensors that a checkpoint saves, by group."""
         median = {"median": torch.tensor([self.guard.median], dtype=torch.float64)}
         return {
             "params": self.params,
@@ -89,7 +89,7 @@ class ServerState:
         }
 
     def returned_to(self, found: Checkpoint, folder: Path, method: Method) -> ServerState:
-        """Return the state of a checkpoint; ``self`` is that of the start."""
+        """Return the state saved in a checkpoint; ``self`` is the initial state."""
         kept, like = found.groups, self.groups()
         clock = self.clock.copied() if self.clock else None
         names = ("params", "server", "guard", "spent")
@@ -124,7 +124,7 @@ def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: P
     """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
     found, expected = ({name: (t.dtype, t.shape) for name, t in tensors.items()} for tensors in (loaded, like))
     if found != expected:
-        raise RunError(f"the checkpoint in {folder} belongs to another network. Give the same model.")
+        raise RunError(f"the checkpoint in {folder} belongs to another network. Pass the same model.")
     return {name: loaded[name] for name in like}
 
 

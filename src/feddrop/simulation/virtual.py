@@ -1,4 +1,4 @@
-"""A server step under a virtual clock: let time pass until it is due, and merge the answers that count."""
+"""A server step under a virtual clock: advance the clock until it is due, and merge the answers that count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from feddrop.subnets.parameters import Params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualStep:
-    """What happened until a server step.
+    """What happened up to a server step.
 
     Attributes:
         plan: what the scheme chose for the devices that were started first.
@@ -90,7 +90,7 @@ def virtual_step(
     untrained: Untrained,
     frozen: Set[str],
 ) -> VirtualStep:
-    """Let time pass until a server step is due, and merge the answers that count, by job and device."""
+    """Advance the clock until a server step is due, and merge the answers that count, by job and device."""
     clock = clock.copied()
     crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state, cell=cell)
     ended = clock.step(crew)
