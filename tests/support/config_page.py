@@ -72,7 +72,7 @@ def _allowed(option: Any, limits: Limits) -> str:
             return "list of strings" if limits.words else f"list of {_allowed(str, limits)}"
         return f"list of numbers {_range(limits)}"
     if origin is not None and issubclass(origin, Mapping):
-        return f"table of numbers {_allowed(inner[1], limits)}"
+        return f"table of numbers {_allowed(inner[1], limits)}".removesuffix(" number")
     if option is bool:
         return "`true`, `false`"
     if option is str:
