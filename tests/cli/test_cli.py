@@ -591,3 +591,19 @@ def test_a_notebook_shows_the_table_in_one_cell(monkeypatch):
     assert "91.23%" in shown[-1]
     assert "2/2" in shown[-1]
     assert "<script" not in shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("0.01", "Finished after round 1: the accuracy of"),
+        ("0.99", "Finished: all 3 rounds are done; target_accuracy = 0.99 was not reached."),
+    ],
+)
+def test_the_end_of_a_run_says_why_it_ended(here, target, said):
+    small = ["data.train_limit=60", "data.devices=2", "rounds=3", f"target_accuracy={target}"]
+    words = ["run", "--out", "ended", *(word for one in small for word in ("--set", one))]
+    for call, expected in ((words, said), (["resume", "ended"], "ended is finished: ")):
+        code, out, _ = here(*call)
+        assert code == 0
+        assert expected in out

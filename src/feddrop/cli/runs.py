@@ -128,8 +128,8 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     if not as_json:
         say("Preparing data and network ...")
     job = start()
-    if job.round >= job.config.rounds:
-        tell(f"{folder} is finished: all {job.config.rounds} rounds are done.")
+    if job.finished:
+        tell(f"{folder} is finished: {job.end}.")
     stop: list[int] = []
 
     def on_signal(number: int, _: Any) -> None:
@@ -160,6 +160,10 @@ def _finish(job: Run, folder: Path, as_json: bool) -> None:
 
     page = write_report(folder)
     if not as_json:
-        if job.round < job.config.rounds:
+        if not job.finished:
             say(f"Stopped after round {job.round} of {job.config.rounds}. Continue with: feddrop resume {folder}")
+        elif job.round < job.config.rounds:
+            say(f"Finished after round {job.round}: {job.end}.")
+        elif job.config.target_accuracy and "target_accuracy" not in job.end:
+            say(f"Finished: {job.end}; target_accuracy = {job.config.target_accuracy:g} was not reached.")
         say(f"Report: {page}")

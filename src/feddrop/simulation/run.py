@@ -151,7 +151,12 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run has ended: by ``rounds``, ``seconds``, ``joules`` or ``target_accuracy``."""
-        return self._server.ends(self.config)
+        return bool(self.end)
+
+    @property
+    def end(self) -> str:
+        """Why the run has ended, in words; empty if it has not."""
+        return self._server.end(self.config)
 
     @property
     def params(self) -> Params:
@@ -197,7 +202,7 @@ class Run:
             try:
                 with closing(executor):
                     self._callbacks.call("on_start", self)
-                    while not self._server.ends(self.config):
+                    while not self._server.end(self.config):
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record
@@ -214,7 +219,7 @@ class Run:
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
         saved = recording.recorded(record, self.config)
-        self._disk.save(saved, server.groups(), last=server.ends(self.config))
+        self._disk.save(saved, server.groups(), last=bool(server.end(self.config)))
         self._server = server
         self._warn(record)
         return record

@@ -109,15 +109,16 @@ class ServerState:
             under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
         )
 
-    def ends(self, config: RunConfig) -> bool:
-        """Return whether the run ends here: by its rounds, seconds or joules, or because it reached its target."""
+    def end(self, config: RunConfig) -> str:
+        """Return why the run ends here: by its rounds, seconds or joules, or by its target; empty if it continues."""
         seconds, joules, accuracy = self.spent
-        return (
-            self.round >= config.rounds
-            or seconds >= config.seconds
-            or joules >= config.joules
-            or 0 < config.target_accuracy <= accuracy
-        )
+        if 0 < config.target_accuracy <= accuracy:
+            return f"the accuracy of {accuracy:.4g} reached target_accuracy = {config.target_accuracy:g}"
+        if seconds >= config.seconds:
+            return f"{seconds:.4g} virtual seconds reached seconds = {config.seconds:g}"
+        if joules >= config.joules:
+            return f"{joules:.4g} J reached joules = {config.joules:g}"
+        return f"all {config.rounds} rounds are done" if self.round >= config.rounds else ""
 
 
 def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: Path) -> Params:
@@ -193,7 +194,7 @@ def _evaluated(
         seconds = server.clock.events.now
     spent = Totals(seconds, server.spent.joules + (record.energy_j or 0.0), server.spent.accuracy)
     server = replace(server, spent=spent)
-    due = record.round % ready.config.eval_every == 0 or server.ends(ready.config)
+    due = record.round % ready.config.eval_every == 0 or server.end(ready.config)
     measured = executor.evaluate(server.params) if due else {}
     notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
     notes |= measure_sizes(ready, server.state, server.params, record.round) if due else {}
