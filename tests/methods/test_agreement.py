@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from feddrop.config import METHODS, RunConfig, Server
-from feddrop.methods import build_run_method, factory_of
+from feddrop.methods import build_method, build_run_method
 from feddrop.methods.agreement import AGREEMENT, Votes
 from feddrop.methods.method import Job, Setup, Update
 from feddrop.simulation.run import Run
@@ -29,7 +29,7 @@ def step(changes, held=None, threshold=0.6):
     """Merge changes of one tensor of four entries with FedDrop's mean over holders; return the step."""
     model = nn.Linear(4, 1, bias=False)
     setup = Setup(model=model, example=torch.zeros(1, 4), rounds=1, server=Server(agreement=threshold))
-    method = build_run_method(factory_of(METHODS["feddrop"](rule="holders")), setup)
+    method = build_run_method(partial(build_method, METHODS["feddrop"](rule="holders")), setup)
     params = {"weight": torch.zeros(1, 4)}
     updates = []
     for device, change in enumerate(changes):

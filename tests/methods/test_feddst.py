@@ -29,10 +29,10 @@ from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
 from feddrop.simulation.exchange import pull, push
 from feddrop.simulation.memory import Forgetful
-from feddrop.simulation.reference import update as train_plainly
 from feddrop.simulation.round import run_round
 from feddrop.simulation.run import Run, resume, run
 from feddrop.subnets import parameters
+from support.plain_dropout import update as train_plainly
 from support.simulation import answered, few, method_of, rewritten
 from support.simulation import task_for as simulated
 

@@ -257,7 +257,7 @@ def test_a_radio_or_gains_besides_custom_rates_have_no_effect_and_are_reported(t
     ("setting", "said"),
     [
         ("server.min_devices=4", "server.min_devices is 4, but at most 3 devices take part"),
-        ("server.krum=1", "server.krum is 1, which needs at least 5 updates per round, but at most 3"),
+        ("server.krum=1", "server.krum is 1, which needs at least 5 updates, but at most 3"),
     ],
 )
 def test_rounds_that_can_never_be_are_an_error_before_the_first(tmp_path, setting, said):

@@ -6,8 +6,8 @@ from torch import nn
 
 from feddrop.config import RunConfig
 from feddrop.models import lenet
-from feddrop.simulation.reference import train_reference
 from feddrop.simulation.run import Run
+from support.plain_dropout import train_reference
 from support.reference import fedavg
 from support.simulation import few
 

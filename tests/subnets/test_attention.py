@@ -16,7 +16,7 @@ from feddrop.models import lstm, resnet18, transformer
 from feddrop.models.flops import count_flops
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.coupling import _CUSTOM, register_rule, rule_of
-from feddrop.subnets.cut import cutter, shrinker, sizer
+from feddrop.subnets.cut import cutter, kept_sizes, shrinker
 from feddrop.subnets.rules import elementwise
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import Axis, shrink
@@ -240,7 +240,7 @@ def test_the_networks_that_come_with_the_package():
 def test_token_networks_are_cut_at_the_rate_that_is_asked(level):
     model = transformer(vocabulary=65, num_classes=65, length=6, width=64, heads=8, feed=256, layers=2)
     blueprint, config = Blueprint(model, TOKENS), Subnets(level=level)
-    subnet, sizes = cutter(blueprint, config)(1, 0.4), sizer(blueprint, config)(0.4)
+    subnet, sizes = cutter(blueprint, config)(1, 0.4), kept_sizes(blueprint, config, 0.4)
     assert {name: piece.size for name, piece in subnet.items()} == sizes
     cut = {n for n, p in model.named_parameters() if p.ndim > 1 and (level == "weight" or blueprint.units.axes[n])}
     assert sum(sizes[n] for n in cut) == pytest.approx(0.6 * sum(model.get_parameter(n).numel() for n in cut), rel=0.02)
@@ -275,7 +275,7 @@ def test_a_network_is_traced_once(monkeypatch):
     assert not calls
     for _ in range(2):
         cutter(blueprint, Subnets(level="unit"))(1, 0.5)
-        sizer(blueprint, Subnets(level="unit"))(0.5)
+        kept_sizes(blueprint, Subnets(level="unit"), 0.5)
     assert len(calls) == 1
     assert pickle.loads(pickle.dumps(blueprint)).units == blueprint.units  # workers do not trace again
     assert len(calls) == 1

@@ -19,7 +19,7 @@ from feddrop.models import alexnet, lenet
 from feddrop.simulation.exchange import push
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import cutter, kept_units, sizer
+from feddrop.subnets.cut import cutter, kept_sizes, kept_units
 from feddrop.subnets.piece import Piece, from_device_shape, gather, scaled, scaled_values, scatter, to_device_shape
 
 
@@ -257,8 +257,8 @@ def test_a_higher_rate_never_leaves_more_units():
         nn.ReLU(),
     )
     net.append(nn.Linear(25, 10))
-    sizes = sizer(Blueprint(net, (9,)), Subnets(level="unit"))
-    kept = [sum(sizes(1.0 - 0.1 ** (i / 256)).values()) for i in range(257)]
+    blueprint, config = Blueprint(net, (9,)), Subnets(level="unit")
+    kept = [sum(kept_sizes(blueprint, config, 1.0 - 0.1 ** (i / 256)).values()) for i in range(257)]
     assert kept == sorted(kept, reverse=True)
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from feddrop.config import Subnets
 from feddrop.models import lstm
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import cutter, sizer
+from feddrop.subnets.cut import cutter, kept_sizes
 from feddrop.subnets.modules import CutAttention
 from feddrop.subnets.trace import trace
 from feddrop.subnets.units import Axis, shrink
@@ -311,7 +311,7 @@ def test_an_lstm_keeps_the_share_of_its_rate(rate, share):
     """The language model of Shakespeare: 96 characters. Only the table of its embedding is kept whole."""
     model = lstm(vocabulary=96, num_classes=96)
     blueprint, config = Blueprint(model, TOKENS), Subnets(level="unit")
-    sizes, subnet = sizer(blueprint, config)(rate), cutter(blueprint, config)(1, rate)
+    sizes, subnet = kept_sizes(blueprint, config, rate), cutter(blueprint, config)(1, rate)
     assert sizes == {name: piece.size for name, piece in subnet.items()}
     total = sum(p.numel() for p in model.parameters())
     assert sum(sizes.values()) / total == pytest.approx(share, abs=0.01)

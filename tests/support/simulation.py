@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from feddrop import wire
 from feddrop.config import Server, Train, method_named
 from feddrop.data import Dataset, from_arrays
 from feddrop.executors import Serial
-from feddrop.methods import factory_of
+from feddrop.methods import build_method
 from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
 from feddrop.simulation.exchange import push
@@ -53,7 +54,7 @@ def task_for(
     sizes = [third + 7, third, len(data.train_y) - 2 * third - 7]
     return Task(
         setup=setup,
-        factory=factory_of(method_named(method, **settings)),
+        factory=partial(build_method, method_named(method, **settings)),
         samples=Samples(data.train_x, data.train_y, data.test_x, data.test_y),
         parts=parts or list(torch.arange(len(data.train_y)).split(sizes)),
     )

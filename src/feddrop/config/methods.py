@@ -14,7 +14,18 @@ import tomli_w
 from feddrop.config.conversion import from_table, plain
 from feddrop.config.fields import setting
 from feddrop.config.method_base import MethodSettings
-from feddrop.config.rivals import LAYER_SPARSITIES, THRESHOLDS, Caldas, FedDD, FedRTS, PerFedMask, Pruning, Wen
+from feddrop.config.rivals import (
+    LAYER_SPARSITIES,
+    THRESHOLDS,
+    Caldas,
+    FedDD,
+    FedRTS,
+    PerFedMask,
+    Pruning,
+    Wen,
+    idle_mask,
+    last_move,
+)
 from feddrop.errors import ConfigError, one_of, shortened
 
 LEVELS = ("weight", "unit")
@@ -155,27 +166,17 @@ class FedDST(MethodSettings):
 
     def readjusts(self, round_: int, rounds: int) -> bool:
         """Return whether devices move their masks in a round."""
-        return round_ % self.readjust_every == 0 and round_ <= self._last(rounds)
+        return round_ % self.readjust_every == 0 and round_ <= last_move(self.readjust_until, rounds)
 
     def alpha_at(self, round_: int, rounds: int) -> float:
         """Return the fraction of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""
         if self.as_released:
             return self.alpha
-        return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / self._last(rounds)))
+        return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / last_move(self.readjust_until, rounds)))
 
     def effect_notices(self, rounds: int) -> list[str]:
         """Report a mask that never moves, unless that was asked for."""
-        last = self._last(rounds)
-        if not self.alpha or not self.readjust_until or self.readjust_every <= last:
-            return []
-        return [
-            f"method.alpha has no effect: the mask never moves. The first readjustment would be in round "
-            f"{self.readjust_every} (method.readjust_every), and the last one can be in round {last} "
-            f"(method.readjust_until = {self.readjust_until:g} of {rounds} rounds)."
-        ]
-
-    def _last(self, rounds: int) -> int:
-        return math.floor(self.readjust_until * rounds + 1e-9)
+        return idle_mask("readjust", self.readjust_every, self.readjust_until, rounds) if self.alpha else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

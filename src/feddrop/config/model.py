@@ -36,7 +36,3 @@ class Model(Settings):
     init: str = setting("torch", choices=INITS, only_with={"name": ("lenet", "alexnet", "resnet18", "mlp")})
     norm: str = setting("batch", choices=NORMS, only_with={"name": ("resnet18",)})
     layers: int = setting(0, ge=0, le=100, only_with={"name": ("mlp", "lstm", "transformer")})
-
-    def scaled(self, *counts: int) -> list[int]:
-        """Return hidden widths times the factor, rounded, at least 1."""
-        return [max(1, round(self.width * count)) for count in counts]

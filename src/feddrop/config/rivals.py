@@ -13,6 +13,23 @@ LAYER_SPARSITIES = ("erk", "er", "uniform")
 THRESHOLDS = ("network", "layer")
 
 
+def last_move(until: float, rounds: int) -> int:
+    """Return the last round in which a mask may move, if it is fixed after this fraction of the rounds."""
+    return math.floor(until * rounds + 1e-9)
+
+
+def idle_mask(key: str, every: int, until: float, rounds: int) -> list[str]:
+    """Return one line if a mask never moves, unless that was asked for; ``key`` begins the names of the settings."""
+    last = last_move(until, rounds)
+    if not until or every <= last:
+        return []
+    return [
+        f"method.alpha has no effect: the mask never moves. The first {key}ment would be in round {every} "
+        f"(method.{key}_every), and the last one can be in round {last} (method.{key}_until = {until:g} of {rounds} "
+        "rounds)."
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FedDD(MethodSettings):
     """FedDD: devices train the full network and send the channels with the highest scores.
@@ -53,7 +70,7 @@ class FedRTS(MethodSettings):
 
     def last(self, rounds: int) -> int:
         """Return the last round in which the mask may move."""
-        return math.floor(self.adjust_until * rounds + 1e-9)
+        return last_move(self.adjust_until, rounds)
 
     def adjusts(self, round_: int, rounds: int) -> bool:
         """Return whether the mask is redrawn in a round."""
@@ -68,13 +85,7 @@ class FedRTS(MethodSettings):
 
     def effect_notices(self, rounds: int) -> list[str]:
         """Report a mask that never moves, unless that was asked for."""
-        if not self.alpha or not self.adjust_until or self.adjust_every <= self.last(rounds):
-            return []
-        return [
-            f"method.alpha has no effect: the mask never moves. The first adjustment would be in round "
-            f"{self.adjust_every} (method.adjust_every), and the last one can be in round {self.last(rounds)} "
-            f"(method.adjust_until = {self.adjust_until:g} of {rounds} rounds)."
-        ]
+        return idle_mask("adjust", self.adjust_every, self.adjust_until, rounds) if self.alpha else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -69,6 +69,9 @@ def from_arrays(
     last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
+    for what, parts in (("x", train), ("test_x", test)) if normalise else ():
+        for note in filter(None, (outlier(part) for part in parts if part.dtype.kind == "f")):
+            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=2)
     numbers = targets.dtype.kind == "f"
     if class_names is None:
         class_names = [] if numbers else [str(label) for label in range(int(targets.max()) + 1)]
@@ -114,9 +117,6 @@ def assemble(
     import torch  # here, so that importing this module stays fast
 
     inputs, test_inputs = as_tuple(train), as_tuple(test)
-    for what, parts in (("x", inputs), ("test_x", test_inputs)) if normalise else ():
-        for note in filter(None, (outlier(part) for part in parts if part.dtype.kind == "f")):
-            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=3)
     pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
     for a, b, last in zip(inputs, test_inputs, channels_last, strict=True):
         if is_tokens(a):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,6 @@ class Preprocessing:
     image_size: int = 0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the steps as ``run.json`` holds them; floats are exact."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Preprocessing:

@@ -128,6 +128,7 @@ def train(
         outcome: a custom outcome.
         callbacks: objects called after every round.
     """
+    given = {name: one for name, one in locals().items() if name not in ("grid", "settings")}
     config, nodes = read_settings(settings)
     if nodes.planning != "given" and scheme is not None:
         raise ConfigError(f"scheme=... has no effect with flower.planning = {nodes.planning!r}. Remove one.")
@@ -146,25 +147,11 @@ def train(
         planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
         return planners[-1]
 
-    run = Run(
-        config,
-        nodes.out,
-        resume=bool(counts),
-        model=model,
-        dataset=dataset,
-        method=method,
-        executor=lambda task: Messenger(cast(Task, task), fleet),
-        loss=loss,
-        metrics=metrics,
-        gains=gains,
-        samples=samples,
-        scheme=scheme if nodes.planning == "given" else PlannedBy(planner),
-        channel=channel,
-        outcome=outcome,
-        callbacks=callbacks,
-        command=_COMMAND,
-        report=False,  # written below, also if the run was stopped
-    )
+    if nodes.planning != "given":
+        given["scheme"] = PlannedBy(planner)
+    given["executor"] = lambda task: Messenger(cast(Task, task), fleet)
+    # the report is written below, also if the run was stopped
+    run = Run(config, nodes.out, resume=bool(counts), samples=samples, command=_COMMAND, report=False, **given)
     samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model), treatment(run.prepared.dataset))

@@ -87,11 +87,6 @@ def build_run_method(factory: MethodFactory, setup: Setup) -> Method:
     return with_agreement(method, setup) if setup.server.agreement else method
 
 
-def factory_of(settings: MethodSettings) -> MethodFactory:
-    """Return the function ``setup -> Method`` of these settings; it can be pickled."""
-    return partial(build_method, settings)
-
-
 def checked_method(made: Any, what: str) -> Method:
     """Return the result of a factory if it is a method; otherwise raise a ConfigError."""
     if not isinstance(made, Method):

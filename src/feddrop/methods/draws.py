@@ -21,7 +21,7 @@ from feddrop.errors import FrameError
 from feddrop.methods.method import Job, Sizes
 from feddrop.seeds import derive
 from feddrop.subnets.blueprint import Blueprint
-from feddrop.subnets.cut import cutter, layer_rates, sizer, unit_shares
+from feddrop.subnets.cut import cutter, kept_sizes, layer_rates, unit_shares
 from feddrop.subnets.importance import Magnitudes, draw, probabilities
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
@@ -65,9 +65,9 @@ class UniformDraw:
     """Every weight or unit is kept with the same probability; the seed decides which."""
 
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
-        self._cut, kept = cutter(blueprint, config), sizer(blueprint, config)
+        self._cut = cutter(blueprint, config)
         promised = config.count == "exact" and not (config.level == "unit" and config.layer_rates)
-        self.sizes: SizesAt = (lambda rate: Sizes(kept=kept(rate))) if promised else None
+        self.sizes: SizesAt = (lambda rate: Sizes(kept=kept_sizes(blueprint, config, rate))) if promised else None
 
     def plan(self, params: Params, jobs: list[Job]) -> list[Job]:  # noqa: ARG002
         """Return the jobs: the seed says everything."""
@@ -88,7 +88,7 @@ class ImportantWeights:
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
         self._exponent = config.exponent
         self._shapes, self._by_layer = blueprint.shapes, config.threshold == "layer"
-        self._rate_of, sizes = layer_rates(blueprint, config), sizer(blueprint, config)
+        self._rate_of = layer_rates(blueprint, config)
         able = blueprint.weights | blueprint.biases if config.biases else blueprint.weights
         self._layer_of = {name: layer for name, layer in able.items() if self._rate_of(layer, 0.5) > 0.0}
         self._bits = sum(math.prod(self._shapes[name]) for name in self._layer_of)
@@ -96,7 +96,7 @@ class ImportantWeights:
         self._sent = {"mask": ("bool", (self._bits,)), "threshold": ("float32", (self._thresholds,))}
         self.sizes: SizesAt = None
         if self._by_layer:
-            self.sizes = lambda rate: self._sizes(sizes(rate))
+            self.sizes = lambda rate: self._sizes(kept_sizes(blueprint, config, rate))
 
     def _sizes(self, kept: dict[str, int]) -> Sizes:
         marked = sum(kept[name] for name in self._layer_of)
@@ -179,11 +179,12 @@ class ImportantUnits:
 
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
         self._blueprint, self._graph = blueprint, blueprint.units
-        self._rate_of, sizes = layer_rates(blueprint, config), sizer(blueprint, config)
+        self._rate_of = layer_rates(blueprint, config)
         self._sent = {"units": ("float32", (sum(self._graph.groups.values()),))}
         self.sizes: SizesAt = None
         if not config.layer_rates:
-            self.sizes = lambda rate: Sizes(kept=sizes(rate), push_bytes=sections_bytes(self._sent))
+            push_bytes = sections_bytes(self._sent)
+            self.sizes = lambda rate: Sizes(kept=kept_sizes(blueprint, config, rate), push_bytes=push_bytes)
 
     def plan(self, params: Params, jobs: list[Job]) -> list[Job]:
         """Draw the units of every job."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from feddrop.config import FedDST
 from feddrop.errors import FrameError, TrainingError
-from feddrop.methods.masking import Floats, Mask, MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
+from feddrop.methods.masking import Floats, Mask, Masks, apply_masks, mark_largest, mask_jobs, mask_state
 from feddrop.methods.method import (
     Batches,
     Job,
@@ -26,13 +26,14 @@ from feddrop.methods.method import (
     Method,
     Payload,
     Setup,
+    Sizes,
     Spec,
     State,
     Update,
     tensor_change,
     train_subnet,
 )
-from feddrop.methods.sparse import LastBatch, SparseLayout, batch_gradients
+from feddrop.methods.sparse import LastBatch, SharedMask, SparseLayout, batch_gradients, fold_in, shared_mask_method
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
@@ -41,26 +42,14 @@ from feddrop.subnets.piece import Subnet, from_device_shape
 
 def build_feddst(setup: Setup, config: FedDST) -> Method:
     """Build FedDST; its sparsity S is the rate of all devices."""
-    it = _FedDST(setup, config)
-    return Method(
-        it.init,
-        it.plan,
-        it.layout.cut,
-        it.local,
-        it.merge,
-        sizes=lambda rate: it.at(rate).sizes(answers=bool(config.alpha)),
-        answer=it.answer,
-        settle=it.settle,
-        notes=it.notes,
-    )
+    return shared_mask_method(_FedDST(setup, config))
 
 
-class _FedDST:
-    """The functions of FedDST; its attributes never change."""
-
+class _FedDST(SharedMask):
     def __init__(self, setup: Setup, config: FedDST) -> None:
-        self.setup, self.config, self.rounds = setup, config, setup.rounds
-        self.layout, self.at = MaskLayout(setup.model), cache(lambda rate: Layout(setup.model, rate, config))
+        super().__init__(setup)
+        self.config, self.rounds = config, setup.rounds
+        self.at = cache(lambda rate: Layout(setup.model, rate, config))
         if setup.rates is not None:
             self.at(setup.one_rate("feddst"))
 
@@ -68,9 +57,10 @@ class _FedDST:
         return self.setup.loss(outputs.softmax(1) if self.config.as_released else outputs, targets)
 
     def init(self, start: Params) -> State:
-        kept = self.at(self.setup.one_rate("feddst")).kept
-        masks = {name: mark_largest(np.abs(start[name].numpy()), kept[name]) for name in self.layout.weights}
-        return mask_state(self.layout.joined(masks), informed=(), moved=0)
+        return mask_state(self.at(self.setup.one_rate("feddst")).first_mask(start), informed=(), moved=0)
+
+    def sizes(self, rate: float) -> Sizes:
+        return self.at(rate).sizes(answers=bool(self.config.alpha))
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         asks = {"mask": Spec("bool", (self.layout.size,))} if self.config.readjusts(round_, self.rounds) else {}
@@ -101,16 +91,10 @@ class _FedDST:
         return self.layout.pieces(after)
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        layout = self.layout
-        masks, informed = layout.split(state["mask"]), set(state["informed"].tolist())
-        before = apply_masks(before, masks)
-        mean = self.setup.mean_of(before, over="holders")
+        masks, informed, before, mean = self.opened(state, before, "holders")
         readjusted, moved = False, 0
-        for _, update in updates:
-            for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.weight)
+        for _, update in fold_in(mean, informed, updates):
             readjusted |= "mask" in update.payload
-            informed.add(update.device)  # it replied, so it has the mask
         after = {name: before[name] + step for name, step in mean.mean().items()}
         if readjusted:
             kept = {name: int(mask.sum()) for name, mask in masks.items()}
@@ -118,13 +102,7 @@ class _FedDST:
             moved = sum(int((new[name] & ~masks[name]).sum()) for name in masks)
             if moved:
                 masks, informed = new, set()
-        return apply_masks(after, masks), mask_state(layout.joined(masks), informed, moved=moved)
-
-    def settle(self, state: State, held: Params) -> Params:
-        return apply_masks(held, self.layout.split(state["mask"]))
-
-    def notes(self, state: State) -> dict[str, float]:
-        return {"mask_moved": float(state["moved"])}
+        return apply_masks(after, masks), mask_state(self.layout.joined(masks), informed, moved=moved)
 
 
 class Layout(SparseLayout):

@@ -18,9 +18,21 @@ import torch
 
 from feddrop.config import FedRTS
 from feddrop.errors import FrameError
-from feddrop.methods.masking import MaskLayout, Masks, apply_masks, mark_largest, mask_jobs, mask_state
-from feddrop.methods.method import Batches, Job, Memory, Method, Payload, Setup, Spec, State, Update, train_subnet
-from feddrop.methods.sparse import LastBatch, SparseLayout, batch_gradients
+from feddrop.methods.masking import Masks, apply_masks, mark_largest, mask_jobs, mask_state
+from feddrop.methods.method import (
+    Batches,
+    Job,
+    Memory,
+    Method,
+    Payload,
+    Setup,
+    Sizes,
+    Spec,
+    State,
+    Update,
+    train_subnet,
+)
+from feddrop.methods.sparse import LastBatch, SharedMask, SparseLayout, batch_gradients, fold_in, shared_mask_method
 from feddrop.seeds import derive, generator
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, scatter
@@ -30,33 +42,23 @@ Doubles = npt.NDArray[np.float64]
 
 def build_fedrts(setup: Setup, config: FedRTS) -> Method:
     """Build FedRTS; its sparsity is the rate of all devices."""
-    it = _FedRTS(setup, config)
-    return Method(
-        it.init,
-        it.plan,
-        it.layout.cut,
-        it.local,
-        it.merge,
-        sizes=lambda rate: it.at(rate).sizes(answers=bool(config.alpha)),
-        answer=it.answer,
-        settle=it.settle,
-        notes=it.notes,
-    )
+    return shared_mask_method(_FedRTS(setup, config))
 
 
-class _FedRTS:
-    """The functions of FedRTS; its attributes never change."""
-
+class _FedRTS(SharedMask):
     def __init__(self, setup: Setup, config: FedRTS) -> None:
-        self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
+        super().__init__(setup)
+        self.config = config
         self.at = cache(lambda rate: SparseLayout(setup.model, rate, config.layer_sparsity))
         if setup.rates is not None:
             self.at(setup.one_rate("fedrts"))
 
     def init(self, start: Params) -> State:
-        kept, ones = self.at(self.setup.one_rate("fedrts")).kept, torch.ones(self.layout.size)
-        masks = {name: mark_largest(np.abs(start[name].numpy()), kept[name]) for name in self.layout.weights}
-        return {**mask_state(self.layout.joined(masks), (), moved=0), "gains": ones, "losses": ones.clone()}
+        mask, ones = self.at(self.setup.one_rate("fedrts")).first_mask(start), torch.ones(self.layout.size)
+        return {**mask_state(mask, (), moved=0), "gains": ones, "losses": ones.clone()}
+
+    def sizes(self, rate: float) -> Sizes:
+        return self.at(rate).sizes(answers=bool(self.config.alpha))
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
         due = self.config.adjusts(round_, self.setup.rounds)
@@ -94,15 +96,12 @@ class _FedRTS:
         return self.layout.cut(job)
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        masks, informed = self.layout.split(state["mask"]), set(state["informed"].tolist())
-        before = apply_masks(before, masks)
-        mean, votes, total, round_ = self.setup.mean_of(before, over="holders"), np.zeros(self.layout.size), 0.0, 0
-        for job, update in updates:
-            for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.weight)
-            informed.add(update.device)  # it replied, so it has the mask
+        masks, informed, before, mean = self.opened(state, before, "holders")
+        votes, round_ = np.zeros(self.layout.size), 0
+        for job, update in fold_in(mean, informed, updates):
             votes += update.weight * self._votes(before, masks, job, update)
-            total, round_ = total + update.weight, job.round
+            round_ = job.round
+        total = mean.weight
         after = {name: before[name] + step for name, step in mean.mean().items()}
         new = dict(state)
         if total and round_ <= self.config.last(self.setup.rounds):
@@ -150,9 +149,3 @@ class _FedRTS:
         drawn = draw.beta(state["gains"].numpy().astype(np.float64), state["losses"].numpy().astype(np.float64))
         parts = self.layout.parted(drawn)
         return {name: mark_largest(parts[name], int(mask.sum())) for name, mask in masks.items()}
-
-    def settle(self, state: State, held: Params) -> Params:
-        return apply_masks(held, self.layout.split(state["mask"]))
-
-    def notes(self, state: State) -> dict[str, float]:
-        return {"mask_moved": float(state["moved"])}

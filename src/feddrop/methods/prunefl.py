@@ -45,6 +45,7 @@ from feddrop.methods.method import (
     Update,
     train_subnet,
 )
+from feddrop.methods.sparse import SharedMask, fold_in, shared_mask_method
 from feddrop.models import flops
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import kept_count
@@ -75,25 +76,13 @@ def build_prunefl(setup: Setup, config: PruneFL) -> Method:
         setup.blueprint().droppable_layer(layer, "a layer of method.layer_costs")
     for problem in _problems(setup, config):
         raise ConfigError(problem)
-    it = _Prunefl(setup, config)
-    return Method(
-        it.init,
-        it.plan,
-        it.layout.cut,
-        it.local,
-        it.merge,
-        sizes=it.sizes,
-        answer=it.answer,
-        settle=it.settle,
-        notes=it.notes,
-    )
+    return shared_mask_method(_Prunefl(setup, config))
 
 
-class _Prunefl:
-    """The functions of PruneFL; its attributes never change."""
-
+class _Prunefl(SharedMask):
     def __init__(self, setup: Setup, config: PruneFL) -> None:
-        self.setup, self.config, self.layout = setup, config, MaskLayout(setup.model)
+        super().__init__(setup)
+        self.config = config
         self._asked = {"scores": Spec("float32", (self.layout.size,)), "others": Spec("float32", (1,))}
         self._counted = cache(lambda: flops.count_flops(setup.model, setup.example))  # only the server needs it
 
@@ -166,15 +155,9 @@ class _Prunefl:
         return self.layout.cut(job)
 
     def merge(self, state: State, before: Params, updates: Iterable[tuple[Job, Update]]) -> tuple[Params, State]:
-        masks, informed = self.layout.split(state["mask"]), set(state["informed"].tolist())
-        before = apply_masks(before, masks)
-        mean = self.setup.mean_of(before, over="all")
+        masks, informed, before, mean = self.opened(state, before, "all")
         found = _Found(np.zeros(self.layout.size))
-        for job, update in updates:
-            for name, piece in update.subnet.items():
-                mean.add(name, update.values[name], piece, update.weight)
-            mean.count(update.weight)
-            informed.add(update.device)  # it replied, so it has the mask
+        for job, update in fold_in(mean, informed, updates):
             found.add(job, update)
         after = {name: before[name] + step for name, step in mean.mean().items()}
         adjusts = self.config.adjusts(found.round, int(state["began"])) and bool(found.scores.any())
@@ -210,9 +193,6 @@ class _Prunefl:
         if began < 0 and (round_ >= self.config.first_rounds or steady >= STEADY_ADJUSTMENTS):
             began = round_
         return {"began": began, "steady": steady, "grown": grown, "pruned": pruned}
-
-    def settle(self, state: State, held: Params) -> Params:
-        return apply_masks(held, self.layout.split(state["mask"]))
 
     def notes(self, state: State) -> dict[str, float]:
         density = float(state["mask"].double().mean())

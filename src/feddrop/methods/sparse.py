@@ -1,21 +1,60 @@
-"""One sparse network for all devices: how many weights each layer keeps, and gradients of those it does not."""
+"""One sparse network for all devices: what such methods share, how many weights each layer keeps, and gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from feddrop.learning.batches import Inputs
 from feddrop.learning.local import Loss, call_model
-from feddrop.methods.masking import MaskLayout
-from feddrop.methods.method import Batches, Sizes
+from feddrop.learning.means import Mean
+from feddrop.methods.masking import MaskLayout, Masks, apply_masks, mark_largest
+from feddrop.methods.method import Batches, Job, Method, Setup, Sizes, State, Update
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import check_rate, kept_count
 from feddrop.subnets.parameters import Params
 from feddrop.wire.sections import sections_bytes
+
+
+class SharedMask:
+    """What methods with one mask for all devices have in common; their attributes never change."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.layout = setup, MaskLayout(setup.model)
+
+    def opened(self, state: State, before: Params, over: str) -> tuple[Masks, set[int], Params, Mean]:
+        """Return what a merge begins with: the masks, the devices that have them, the masked network, an empty mean."""
+        masks = self.layout.split(state["mask"])
+        before = apply_masks(before, masks)
+        return masks, set(state["informed"].tolist()), before, self.setup.mean_of(before, over=over)
+
+    def settle(self, state: State, held: Params) -> Params:
+        """Mask the network after a server step."""
+        return apply_masks(held, self.layout.split(state["mask"]))
+
+    def notes(self, state: State) -> dict[str, float]:
+        """Return how many weights of the mask moved in a round."""
+        return {"mask_moved": float(state["moved"])}
+
+
+def shared_mask_method(it: Any) -> Method:
+    """Return a method from an object with its functions."""
+    return Method(it.init, it.plan, it.layout.cut, it.local, it.merge, it.sizes, it.answer, it.settle, it.notes)
+
+
+def fold_in(mean: Mean, informed: set[int], updates: Iterable[tuple[Job, Update]]) -> Iterator[tuple[Job, Update]]:
+    """Pass updates on after adding each to the mean, and its device to those that have the mask, since it replied."""
+    for job, update in updates:
+        for name, piece in update.subnet.items():
+            mean.add(name, update.values[name], piece, update.weight)
+        mean.count(update.weight)
+        informed.add(update.device)
+        yield job, update
 
 
 class SparseLayout(MaskLayout):
@@ -32,6 +71,10 @@ class SparseLayout(MaskLayout):
         self.kept = {
             name: kept_count(math.prod(shape), 1.0 - self._sparsities[name]) for name, shape in self.weights.items()
         }
+
+    def first_mask(self, start: Params) -> Tensor:
+        """Return the mask of the largest weights of every layer."""
+        return self.joined({name: mark_largest(np.abs(start[name].numpy()), self.kept[name]) for name in self.weights})
 
     def sizes(self, *, answers: bool) -> Sizes:
         """Return the largest cost of a round: the kept values, and the mask down and, if it ``answers``, up."""

@@ -23,7 +23,7 @@ from feddrop.errors import SubnetError
 from feddrop.methods.method import Batches, Job, Memory, Method, Setup, Sizes, State, Update, plan_jobs, train_subnet
 from feddrop.methods.sizes import device_network
 from feddrop.subnets.coupling import place
-from feddrop.subnets.cut import kept_units, shrinker, sizer, unit_cutter
+from feddrop.subnets.cut import kept_sizes, kept_units, shrinker, unit_cutter
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.modules import CutAttention
 from feddrop.subnets.parameters import Params, is_statistic
@@ -47,7 +47,7 @@ def build_fedrolex(setup: Setup, config: Windows) -> Method:
 def _windows(setup: Setup, config: Windows, *, moves: bool) -> Method:
     """Build a method whose window starts at the first unit and may move by one unit per round."""
     blueprint, subnet = setup.blueprint(), config.subnets()
-    cut_at, sizes_at = unit_cutter(blueprint, subnet), sizer(blueprint, subnet)
+    cut_at, sizes_at = unit_cutter(blueprint, subnet), partial(kept_sizes, blueprint, subnet)
     graph = blueprint.units
     scale = _scaler(setup, moves=moves)
     network_for = shrinker(setup.model, blueprint, scale)

@@ -102,31 +102,36 @@ class NetworkKind:
     builder: Callable[[Model, Shaped], Builder]
 
 
+def _scaled(config: Model, *counts: int) -> list[int]:
+    """Return hidden widths times ``model.width``, rounded, at least 1."""
+    return [max(1, round(config.width * count)) for count in counts]
+
+
 def _lenet(config: Model, data: Shaped) -> Builder:
-    channels, hidden = (config.scaled(*counts) for counts in LENET)
+    channels, hidden = (_scaled(config, *counts) for counts in LENET)
     return partial(lenet, **_dense_sizes(data), channels=channels, hidden=hidden)
 
 
 def _alexnet(config: Model, data: Shaped) -> Builder:
-    channels, hidden = (config.scaled(*counts) for counts in ALEXNET)
+    channels, hidden = (_scaled(config, *counts) for counts in ALEXNET)
     return partial(alexnet, **_dense_sizes(data), channels=channels, hidden=hidden)
 
 
 def _resnet18(config: Model, data: Shaped) -> Builder:
-    return partial(resnet18, **_dense_sizes(data), channels=config.scaled(*RESNET18), norm=config.norm)
+    return partial(resnet18, **_dense_sizes(data), channels=_scaled(config, *RESNET18), norm=config.norm)
 
 
 def _mlp(config: Model, data: Shaped) -> Builder:
-    return partial(mlp, **_dense_sizes(data), hidden=config.scaled(*[MLP] * (config.layers or 2)))
+    return partial(mlp, **_dense_sizes(data), hidden=_scaled(config, *[MLP] * (config.layers or 2)))
 
 
 def _lstm(config: Model, data: Shaped) -> Builder:
-    embedding, hidden = config.scaled(64, 256)
+    embedding, hidden = _scaled(config, 64, 256)
     return partial(lstm, **_token_sizes(data), embedding=embedding, hidden=hidden, layers=config.layers or 1)
 
 
 def _transformer(config: Model, data: Shaped) -> Builder:
-    head, feed = config.scaled(128 // _HEADS, 512)
+    head, feed = _scaled(config, 128 // _HEADS, 512)
     sizes = _token_sizes(data) | {"length": data.input_shapes[0][0], "layers": config.layers or 2}
     return partial(transformer, **sizes, width=_HEADS * head, heads=_HEADS, feed=feed)
 

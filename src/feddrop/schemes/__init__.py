@@ -11,14 +11,13 @@ NumPy only. The tables give their names in TOML; :func:`scheme_of` and :func:`ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from feddrop.allocation import SCHEMES, Exact, Scheme, scheme_named
 from feddrop.config import Radio
 from feddrop.config.radio import CUSTOM, IMPORTANCE
 from feddrop.errors import ConfigError, one_of
 from feddrop.radio.fading import Channel
-from feddrop.radio.files import CellFile
 from feddrop.radio.named import function_named, objective_named
 from feddrop.radio.outcome import late, none
 from feddrop.radio.plan import FunctionScheme, Plan
@@ -31,6 +30,9 @@ from feddrop.schemes.proportional_fair import proportional_fair
 from feddrop.schemes.subcarriers import subcarriers
 from feddrop.schemes.time_budget import time_budget
 from feddrop.seeds import derive
+
+if TYPE_CHECKING:
+    from feddrop.radio.files import CellFile
 
 SCHEME_TABLE: dict[str, Callable[..., Plan]] = {
     "max-min": max_min,

@@ -1,10 +1,9 @@
-"""Can the clock work? Checks of ``[clock]`` and of the ends of a run; ``preflight.py`` calls them."""
+"""Can a virtual clock work? Checks of ``[clock]``; ``preflight.py`` calls them if the clock is not ``"deadline"``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from feddrop.config import RunConfig
@@ -49,19 +48,9 @@ def buffered_has_no_rounds(config: RunConfig) -> Iterator[str]:
         )
 
 
-def ends_can_be_reached(config: RunConfig) -> Iterator[str]:
-    """Seconds and joules are known with a cell; accuracy is measured."""
-    for name in ("seconds", "joules"):
-        value = getattr(config, name)
-        if math.isfinite(value) and config.radio is None:
-            yield f"{name} is {value:g}, but without a [radio] section none are counted. Add one, or use rounds."
-
-
-def clock_is_possible(config: RunConfig) -> Iterator[str]:
+def check_clock(config: RunConfig) -> Iterator[str]:
     """The checks that need the configuration alone."""
-    yield from ends_can_be_reached(config)
-    if config.clock.kind != "deadline":
-        yield from clock_has_a_cell(config)
+    yield from clock_has_a_cell(config)
     if config.clock.kind == "buffered":
         yield from buffered_has_no_rounds(config)
 
@@ -75,23 +64,14 @@ def devices_are_simulated(run: Prepared) -> Iterator[str]:
         )
 
 
-def steps_have_enough_answers(run: Prepared) -> Iterator[str]:
-    """A server step can have as many answers as it needs."""
-    clock, server, devices = run.config.clock, run.config.server, len(run.samples)
-    most, name = run.roster.most, "devices take part in a round"
-    if clock.kind == "buffered":
-        for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
-            if value > devices:
-                yield f"clock.{key} is {value}, but there are only {devices} devices, each with one job at a time."
-        most, name = clock.buffer, "answers are merged per step (clock.buffer)"
-    elif clock.kind == "first":
-        if clock.count > most:
-            yield f"clock.count is {clock.count}, but at most {most} devices take part in a round. Lower it."
-        most, name = clock.count, "answers are merged per step (clock.count)"
-    if server.min_devices > most:
-        yield f"server.min_devices is {server.min_devices}, but at most {most} {name}."
-    if server.krum and most < 2 * server.krum + 3:
-        yield f"server.krum is {server.krum}, which needs {2 * server.krum + 3} answers, but at most {most} {name}."
+def clock_has_enough_devices(run: Prepared) -> Iterator[str]:
+    """There are as many devices as the clock waits for."""
+    clock, devices, most = run.config.clock, len(run.samples), run.roster.most
+    for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
+        if value > devices and clock.kind == "buffered":
+            yield f"clock.{key} is {value}, but there are only {devices} devices, each with one job at a time."
+    if clock.kind == "first" and clock.count > most:
+        yield f"clock.count is {clock.count}, but at most {most} devices take part in a round. Lower it."
 
 
 def devices_come_online(run: Prepared) -> Iterator[str]:
@@ -112,14 +92,7 @@ def stale_updates_fit(run: Prepared) -> Iterator[str]:
         )
 
 
-def clock_fits_the_run(run: Prepared) -> Iterator[str]:
+def check_run(run: Prepared) -> Iterator[str]:
     """The checks that need network, data, method and scheme."""
-    if run.config.clock.kind != "deadline":
-        for check in (devices_are_simulated, steps_have_enough_answers, devices_come_online, stale_updates_fit):
-            yield from check(run)
-
-
-def first_cohort(run: Prepared) -> AbstractContextManager[None]:
-    """Return a context in which as many devices take part as are busy at a time, to try a plan."""
-    busy = run.config.clock.concurrency
-    return run.roster.holding(range(busy)) if 0 < busy < len(run.samples) else nullcontext()
+    for check in (devices_are_simulated, clock_has_enough_devices, devices_come_online, stale_updates_fit):
+        yield from check(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -28,6 +29,8 @@ from feddrop.radio.outcome import OutcomeFunction
 from feddrop.radio.plan import SchemeFunction
 from feddrop.simulation.fingerprints import qualified_name
 from feddrop.simulation.schemes import PlannedBy
+
+log = logging.getLogger("feddrop")
 
 Network = nn.Module | Callable[[int], nn.Module]
 """A custom network, or a function from a seed to one."""
@@ -106,11 +109,15 @@ def takes(given: Any, count: int) -> bool:
 def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfig | None = None) -> RunConfig:
     """Return a configuration that names the user's method, scheme, channel and outcome, not those that they replace.
 
+    Log which changed settings they leave without effect, unless the run is resumed.
+
     Args:
         config: the configuration.
         custom: the user's objects.
         before: the configuration at the start, if the run is resumed: it has the names.
     """
+    for line in custom.notices(config, named=True) if before is None else ():
+        log.warning(line)
     config = with_method(config, custom.method, before)
     given = {name: one for name in RADIO_HOOKS if (one := getattr(custom, name)) is not None}
     if config.radio is None or not given or isinstance(custom.scheme, PlannedBy):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from feddrop.data.dataset import as_tuple
 from feddrop.data.values import outlier
 from feddrop.learning.local import Loss, call_model
-from feddrop.learning.losses import LOSSES
 from feddrop.learning.metrics import Accumulator
 from feddrop.subnets import probe
 
@@ -29,8 +28,6 @@ _SAMPLES = 8
 def loss_is_a_mean(run: Prepared) -> Iterator[str]:
     """A custom loss is the mean over the samples: it does not grow with the batch."""
     loss = run.task.setup.loss
-    if loss in LOSSES.values():
-        return
     outputs, targets = _trial(run)
     once, twice = (_number(loss, outputs, targets), _number(loss, _repeated(outputs), _repeated(targets)))
     if once and math.isclose(twice, 2 * once, rel_tol=1e-3):
@@ -56,11 +53,8 @@ def accuracy_is_a_share(run: Prepared) -> Iterator[str]:
 
 def notices(run: Prepared) -> Iterator[str]:
     """Yield one line per thing about network and data that is probably not intended."""
-    custom = run.custom
-    if custom.dataset is not None:
-        yield from _outliers(custom.dataset)
-    if not (custom.model or custom.dataset or custom.loss):
-        return
+    if run.custom.dataset is not None:
+        yield from _outliers(run.custom.dataset)
     outputs, targets = _trial(run)
     if _classifies(outputs, targets):
         yield from _surplus_outputs(outputs, run.dataset)

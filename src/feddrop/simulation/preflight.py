@@ -7,7 +7,9 @@ message is raised. Checks of a single setting are declared with the setting, in 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from feddrop.simulation import clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects, takes
 from feddrop.simulation.importance import objective_note
-from feddrop.simulation.schemes import PlannedBy
+from feddrop.simulation.schemes import GivenRates, PlannedBy
 from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
 from feddrop.storage import RoundRecord
 from feddrop.storage.records import UNTRAINED, WORST
@@ -84,12 +86,22 @@ def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
 
 
+def clock_is_possible(config: RunConfig) -> Iterator[str]:
+    """Seconds and joules are counted in a cell, and a virtual clock fits the other sections."""
+    for name in ("seconds", "joules"):
+        value = getattr(config, name)
+        if math.isfinite(value) and config.radio is None:
+            yield f"{name} is {value:g}, but without a [radio] section none are counted. Add one, or use rounds."
+    if config.clock.kind != "deadline":
+        yield from clock_checks.check_clock(config)
+
+
 CONFIG_CHECKS = (
     rate_has_an_effect,
     fixed_scheme_has_a_rate,
     auto_dtype_has_a_cell,
     one_mask_has_one_rate,
-    clock_checks.clock_is_possible,
+    clock_is_possible,
 )
 """Checks that need the configuration alone."""
 
@@ -255,7 +267,7 @@ def every_round_has_devices(run: Prepared) -> Iterator[str]:
     wanted, devices, rounds = run.config.participation.count, len(run.samples), run.config.rounds
     if wanted > devices:
         yield f"participation.count is {wanted}, but there are only {devices} devices."
-    if empty := run.roster.first_empty_round(rounds):
+    if run.config.participation.availability and (empty := run.roster.first_empty_round(rounds)):
         yield (
             f"no device is available in round {empty}, by participation.availability. Run fewer rounds, or add rows "
             "for it and start a new run."
@@ -269,14 +281,21 @@ def every_round_has_devices(run: Prepared) -> Iterator[str]:
 
 def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
     """A round can have as many updates as the server needs."""
-    server, most = run.config.server, run.roster.most
+    server, clock = run.config.server, run.config.clock
+    most, what = run.roster.most, "devices take part in a round"
+    if clock.kind in ("first", "buffered"):
+        key = "buffer" if clock.kind == "buffered" else "count"
+        most, what = getattr(clock, key), f"updates are merged per step (clock.{key})"
     if server.min_devices > most:
-        yield f"server.min_devices is {server.min_devices}, but at most {most} devices take part in a round."
-    if server.krum and most < 2 * server.krum + 3:
-        yield (
-            f"server.krum is {server.krum}, which needs at least {2 * server.krum + 3} updates per round, but at most "
-            f"{most} devices take part. Lower it, or let more take part."
-        )
+        yield f"server.min_devices is {server.min_devices}, but at most {most} {what}."
+    if server.krum and most < (needed := 2 * server.krum + 3):
+        yield f"server.krum is {server.krum}, which needs at least {needed} updates, but at most {most} {what}."
+
+
+def clock_fits_the_run(run: Prepared) -> Iterator[str]:
+    """A virtual clock fits the devices, the scheme and the method."""
+    if run.config.clock.kind != "deadline":
+        yield from clock_checks.check_run(run)
 
 
 def network_fits_the_data(run: Prepared) -> Iterator[str]:
@@ -284,6 +303,14 @@ def network_fits_the_data(run: Prepared) -> Iterator[str]:
     descends = run.custom.method is None and not isinstance(run.config.method, CustomMethod)
     try_network(run.task.setup, run.dataset, run.task.metrics, descends=descends)
     yield from ()
+
+
+def custom_objects_return_means(run: Prepared) -> Iterator[str]:
+    """A custom loss is a mean, and a metric called accuracy a share."""
+    if run.custom.loss is not None:
+        yield from mistakes.loss_is_a_mean(run)
+    if run.custom.metrics:
+        yield from mistakes.accuracy_is_a_share(run)
 
 
 def devices_have_an_accuracy(run: Prepared) -> Iterator[str]:
@@ -312,7 +339,10 @@ def sub_models_can_be_built(run: Prepared) -> Iterator[str]:
 
 def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
-    with clock_checks.first_cohort(run):
+    if isinstance(run.scheme, GivenRates):
+        return
+    busy = run.config.clock.concurrency  # devices with a job at a time, if the clock limits them
+    with run.roster.holding(range(busy)) if 0 < busy < len(run.samples) else nullcontext():
         plan = run.scheme.decide(1, params=run.params)
     if run.config.execution.dtype == AUTO and not plan.dtypes:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
@@ -351,11 +381,10 @@ RUN_CHECKS = (
     gains_have_a_radio,
     network_fits_the_data,
     devices_have_an_accuracy,
-    mistakes.loss_is_a_mean,
-    mistakes.accuracy_is_a_share,
+    custom_objects_return_means,
     every_round_has_devices,
     rounds_have_enough_updates,
-    clock_checks.clock_fits_the_run,
+    clock_fits_the_run,
     metrics_are_not_notes,
     sub_models_can_be_built,
     first_round_can_be_planned,
@@ -374,17 +403,17 @@ def check(run: Prepared) -> None:
 
 def notices(run: Prepared) -> list[str]:
     """Return one line per thing that works but is probably not intended."""
-    setup, gains = run.task.setup, run.gains
-    lines = [
-        *run.config.notices(),
-        *run.custom.notices(run.config, getattr(run.scheme, "takes", ())),
-        gains.note(run.config.rounds) if gains else "",
-        setup.blueprint().note(),
-        single_sample_notice(setup, run.samples),
-        run.flops.note() if run.config.radio else "",
-        objective_note(run.config),
-        *mistakes.notices(run),
-    ]
+    custom, setup = run.custom, run.task.setup
+    lines = [*run.config.notices(), *custom.notices(run.config, getattr(run.scheme, "takes", ()))]
+    lines.append(setup.blueprint().note())
+    if setup.train.batch_size == 1 or 1 in run.samples:
+        lines.append(single_sample_notice(setup, run.samples))
+    if run.gains:
+        lines.append(run.gains.note(run.config.rounds))
+    if run.config.radio:
+        lines += [run.flops.note(), objective_note(run.config)]
+    if custom.model or custom.dataset or custom.loss:
+        lines += mistakes.notices(run)
     return [line for line in lines if line]
 
 

@@ -18,7 +18,7 @@ from feddrop.data import Dataset
 from feddrop.executors import EXECUTORS, Executor
 from feddrop.learning.losses import loss_named, measures_for
 from feddrop.learning.metrics import copied
-from feddrop.methods import build_run_method, factory_of
+from feddrop.methods import build_method, build_run_method
 from feddrop.methods.method import Method, Setup, Sizes, State, checked_state
 from feddrop.models import flops
 from feddrop.models.flops import Flops
@@ -146,7 +146,7 @@ def device_task(
         network = models.build_model(config.model, dataset, config.seed)
     else:
         network = models.copy_model(custom.model, config.seed)
-    parameters.check_learnable(network)
+        parameters.check_learnable(network)
     setup = Setup(
         model=network,
         example=dataset.example,
@@ -165,7 +165,7 @@ def device_task(
         held = torch.from_numpy(data.validation_samples(dataset, config.data, seed=derive(config.seed, "partition")))
     return Task(
         setup=setup,
-        factory=partial(build_run_method, custom.method or factory_of(config.method)),
+        factory=partial(build_run_method, custom.method or partial(build_method, config.method)),
         samples=Samples(dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y),
         parts=[torch.from_numpy(part) for part in parts],
         validation=held,

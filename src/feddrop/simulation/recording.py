@@ -6,7 +6,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
 
@@ -196,10 +196,9 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
             "num_classes": classes,
             "vocabulary": dataset.vocabulary,
         },
-        "preprocessing": [step and step.to_json() for step in dataset.preprocessing],
+        "preprocessing": [step and asdict(step) for step in dataset.preprocessing],
         "parameters": parameters.count_parameters(model),
         "full_bytes": _full_bytes(run),
-        "weights": sum(p.numel() for p in parameters.weights(model).values()),
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
         "validation_samples": len(run.task.validation),

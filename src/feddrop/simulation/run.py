@@ -120,8 +120,6 @@ class Run:
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
             preflight.check_resumed(custom, self._disk.begun())
-        for line in () if resume else custom.notices(config, named=True):
-            log.warning(line)
         self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)

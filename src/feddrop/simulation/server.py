@@ -131,16 +131,17 @@ def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: P
 
 def first_state(ready: Prepared) -> ServerState:
     """Return what the server holds before the first round."""
+    config, server, radio = ready.config, ready.config.server, ready.config.radio
     params = _settled(ready, ready.params, ready.state)
     sparse = ready.method.settle is not None  # what no device holds is not part of the network
     return ServerState(
         round=0,
         params=params,
         state=ready.state,
-        step=optimizers.first_state(ready.config.server, params),
-        guard=Guard(ready.config.server, seed=ready.config.seed, root=Root(ready.task)),
+        step=optimizers.first_state(server, params),
+        guard=Guard(server, seed=config.seed, root=Root(ready.task) if server.mean == "fltrust" else None),
         untrained=Untrained({}, 0) if sparse else Untrained.of(ready.task.setup.model),
-        clock=first_clock(ready),
+        clock=first_clock(config, radio, len(ready.samples)) if radio and config.clock.kind != "deadline" else None,
     )
 
 
@@ -149,7 +150,7 @@ def next_round(
 ) -> tuple[ServerState, RoundRecord]:
     """Run the round after ``server``: plan, exchange, merge, step, evaluate; return the new state and the record."""
     config, started, round_ = ready.config, time.perf_counter(), server.round + 1
-    guard, untrained, means = copy.copy(server.guard), server.untrained.copy(), ready.task.setup.means
+    guard, untrained = copy.copy(server.guard), copy.deepcopy(server.untrained)
     shared: dict[str, Any] = {"round_": round_, "guard": guard, "untrained": untrained, "frozen": ready.frozen}
     step: VirtualStep | None = None
     if server.clock is not None:
@@ -173,7 +174,7 @@ def next_round(
             **shared,
         )
     merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
-    if round_ == 1 and merged and config.server.weighs and ready.task.setup.means == means:
+    if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means:
         raise RunError(preflight.unused_mean(config))
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
     after = replace(after, guard=guard, untrained=untrained, cell=plan.state)

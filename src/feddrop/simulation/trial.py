@@ -76,8 +76,6 @@ def _zero_update(method: Method, job: Job) -> Update:
 def single_sample_notice(setup: Setup, samples: Sequence[int]) -> str:
     """Return one line if devices train on single samples and the network's norms cannot; otherwise nothing."""
     failing = len(samples) if setup.train.batch_size == 1 else sum(count == 1 for count in samples)
-    if not failing:
-        return ""
     try:
         with torch.no_grad(), probe.running(setup.model, setup.example, 1) as (model, inputs):
             call_model(model.train(), inputs)

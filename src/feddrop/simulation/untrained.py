@@ -30,10 +30,6 @@ class Untrained:
         sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
         return cls({name: np.ones(size, bool) for name, size in sizes.items()}, sum(sizes.values()))
 
-    def copy(self) -> Untrained:
-        """Return a copy."""
-        return Untrained({name: left.copy() for name, left in self.left.items()}, self.total)
-
     def add(self, subnet: Subnet) -> None:
         """Remove what a device holds."""
         for name in [name for name in self.left if name in subnet]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from feddrop.config import Radio, RunConfig
 from feddrop.executors import Executor
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import State
@@ -60,14 +61,11 @@ class VirtualStep:
         )
 
 
-def first_clock(ready: Prepared) -> VirtualClock | None:
-    """Return the clock of a run at its start; None under the clock ``"deadline"``."""
-    config, radio = ready.config, ready.config.radio
-    if config.clock.kind == "deadline" or radio is None:
-        return None
+def first_clock(config: RunConfig, radio: Radio, devices: int) -> VirtualClock:
+    """Return the virtual clock of a run at its start."""
     return VirtualClock(
         config.clock,
-        len(ready.samples),
+        devices,
         config.seed,
         link_for(config.clock, radio.noise),
         window_s=config.clock.window_s or radio.deadline_s,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from feddrop.config.parsing import json_value
 from feddrop.errors import RunError, clean
 from feddrop.storage.files import os_errors, read_whole, write_atomically
-from feddrop.storage.records import DeviceRecord, RoundRecord, kinds
+from feddrop.storage.records import COLUMNS, DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,9 +31,6 @@ BLOCK = 4096
 
 DEVICES = "devices"
 """The folder of the files, and the group of a checkpoint that holds the rows of the open block."""
-
-COLUMNS = {"round": "int", **kinds(DeviceRecord)}
-"""The type of each column of the table."""
 
 _NAME = re.compile(r"rounds-(\d{6,10})-(\d{6,10})\.parquet")
 

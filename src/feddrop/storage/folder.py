@@ -55,10 +55,13 @@ class RunFolder(RunReader):
         self.path = Path(path)
         self._size = 0  # of the metrics
         self._digest = hashlib.blake2b(digest_size=16)
-        self._devices = DeviceWriter(self.path / DEVICES)
         self._best: tuple[float, int] | None = None
         self._inode: tuple[int, int] | None = None
         self._manifest: tuple[int, int] | None = None
+
+    @cached_property
+    def _devices(self) -> DeviceWriter:
+        return DeviceWriter(self.path / DEVICES)
 
     @cached_property
     def memories(self) -> Memories:

@@ -359,6 +359,10 @@ def kinds(cls: Any) -> dict[str, str]:
     return {one.name: str(one.type).removesuffix(" | None") for one in dataclasses.fields(cls)}
 
 
+COLUMNS = {"round": "int", **kinds(DeviceRecord)}
+"""The type of each column of the table of devices."""
+
+
 def _values(cls: Any, item: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the numbers and words of a record except its round, converted to their types."""
     found: dict[str, Any] = {}

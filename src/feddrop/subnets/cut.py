@@ -105,26 +105,18 @@ def unit_shares(blueprint: Blueprint, graph: UnitGraph, rates: Mapping[str, floa
     return shares(min((low, high), key=lambda factor: abs(size(factor) - target)))
 
 
-def sizer(blueprint: Blueprint, config: Subnets) -> Callable[[float], dict[str, int]]:
-    """Return the function from a rate to the number of values kept of every tensor.
-
-    With ``count="bernoulli"`` these are the expected numbers, rounded.
-    """
-    rate_of = layer_rates(blueprint, config)
-
-    def sizes(rate: float) -> dict[str, int]:
-        if config.level == "unit":
-            rates = {layer: rate_of(layer, rate) for layer in blueprint.layers}
-            return _unit_sizes(blueprint, blueprint.units, unit_shares(blueprint, blueprint.units, rates))
-        droppable = _droppable(blueprint, config)
-        return {
-            name: kept_count(math.prod(shape), 1.0 - rate_of(droppable[name], rate))
-            if name in droppable
-            else math.prod(shape)
-            for name, shape in blueprint.shapes.items()
-        }
-
-    return sizes
+def kept_sizes(blueprint: Blueprint, config: Subnets, rate: float) -> dict[str, int]:
+    """Return the number of values kept of every tensor at a rate; with ``count="bernoulli"``, the expected, rounded."""
+    rate_of, droppable = layer_rates(blueprint, config), _droppable(blueprint, config)
+    if config.level == "unit":
+        rates = {layer: rate_of(layer, rate) for layer in blueprint.layers}
+        return _unit_sizes(blueprint, blueprint.units, unit_shares(blueprint, blueprint.units, rates))
+    return {
+        name: kept_count(math.prod(shape), 1.0 - rate_of(droppable[name], rate))
+        if name in droppable
+        else math.prod(shape)
+        for name, shape in blueprint.shapes.items()
+    }
 
 
 def _unit_sizes(blueprint: Blueprint, graph: UnitGraph, shares: Mapping[str, float]) -> dict[str, int]:
