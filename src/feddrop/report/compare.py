@@ -39,7 +39,7 @@ from feddrop.report.runlog import RunLog
 from feddrop.report.tables import setting_text
 
 MOST_COLUMNS = 8
-"""Measures of one table; with more, what runs spent by their end has a table of its own."""
+"""Measures of one table; with more, a second table shows what runs spent by their end."""
 TITLES: dict[Against, str] = {
     "round": "by round",
     "bytes": "by traffic",

@@ -164,7 +164,7 @@ def resources_of(runs: Sequence[RunLog]) -> list[str]:
 
 
 def scores(runs: Sequence[RunLog], budget: Mapping[str, float]) -> Iterator[Measure]:
-    """Yield the score at each amount of a budget, or at the end if there is none."""
+    """Yield the score at each amount of a budget, or at the end without a budget."""
     score = score_of(runs)
     look = {"scale": _percent, "digits": 1} if score.better > 0 else {}
     made = partial(Measure, better=score.better, **look)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Availability:
         return math.inf if span is None else span.end
 
     def _span(self, device: int, time: float) -> Span | None:
-        """Return the span that holds a time, or else the next one; None if there is none."""
+        """Return the span that holds a time, or the next one; None after the last."""
         if self._spans is None:
             return Span(0.0, math.inf)
         spans = self._spans[device]

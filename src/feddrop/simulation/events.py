@@ -123,7 +123,7 @@ class Events:
         self._upcoming = None
 
     def next_s(self) -> float:
-        """Return when the next event is; infinity if there is none."""
+        """Return when the next event is; infinity without events."""
         return self._next()[0]
 
     def step(self) -> tuple[Event, Transit]:

@@ -206,7 +206,7 @@ def check_text(text: str, before: str, folder: object) -> None:
     """Raise if ``config.toml`` differs from the copy in ``run.json`` in a setting that shapes the run."""
     try:
         same = text == before or flat(tomllib.loads(text)) == flat(tomllib.loads(before))
-    except (ValueError, RecursionError):  # reported by whoever parses it
+    except (ValueError, RecursionError):  # the parser reports it
         return
     if not same:
         from feddrop.config import RunConfig

@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 def read_saved(reader: RunReader, *, verify: bool = True) -> Saved:
     """Read all saved rounds of a run; RunError if anything differs from what was written.
 
-    Without ``verify``, only what cannot be read is an error. A last round that has no checkpoint yet is skipped: its
+    Without ``verify``, only unreadable files are an error. A last round that has no checkpoint yet is skipped: its
     devices are not saved, and a resumed run repeats it.
     """
     saved, problem, changed = _read_lines(reader)
