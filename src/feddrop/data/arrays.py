@@ -65,13 +65,10 @@ def from_arrays(
         channels: layout of images with four dimensions: channels ``"first"`` or ``"last"``; ``"auto"`` goes by the
             shape.
     """
-    train, test = _inputs("x", x), _inputs("test_x", test_x)
+    train, test = _inputs("x", x, warn=normalise), _inputs("test_x", test_x, warn=normalise)
     last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
-    for what, parts in (("x", train), ("test_x", test)) if normalise else ():
-        for note in filter(None, (outlier(part) for part in parts if part.dtype.kind == "f")):
-            warnings.warn(f"{what}: {note}", FeddropWarning, stacklevel=2)
     numbers = targets.dtype.kind == "f"
     if class_names is None:
         class_names = [] if numbers else [str(label) for label in range(int(targets.max()) + 1)]
@@ -169,13 +166,15 @@ def _array(given: Any) -> Array:
         raise DataError(f"The samples differ in shape ({error}). Pad, crop or resize them to one shape.") from None
 
 
-def _inputs(what: str, given: Any) -> tuple[Array, ...]:
-    """Return the inputs of samples as ``[N, C, ...]`` each; images without channels get one."""
+def _inputs(what: str, given: Any, *, warn: bool) -> tuple[Array, ...]:
+    """Return the inputs of samples as ``[N, C, ...]`` each; images without channels get one. Warn of outliers."""
     parts = given if isinstance(given, tuple) else (given,)
     arrays = [_array(part) for part in parts]
     names = [f"{what}[{i}]" if isinstance(given, tuple) else what for i in range(len(parts))]
     for name, x in zip(names, arrays, strict=True):
         _raise_first(_input_problems(name, x))
+        if warn and x.dtype.kind == "f" and (note := outlier(x)):
+            warnings.warn(f"{name}: {note}", FeddropWarning, stacklevel=3)
     if len({len(x) for x in arrays}) != 1:
         counts = [len(x) for x in arrays]
         raise DataError(f"The inputs of {what} have {counts} samples; give one input or more, all of the same length.")
