@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from feddrop.errors import RunError, one_of
-from feddrop.simulation.preflight import check_torch_device
+from feddrop.simulation.trial import try_torch_device
 from feddrop.storage.files import write_atomically
 from reproduction import findings
 from reproduction.experiments import EXPERIMENTS
@@ -80,7 +80,7 @@ def reproduce(
     failure: RunError | None = None
     if train:
         if ray is None:
-            check_torch_device(torch_device)
+            try_torch_device(torch_device)
         configs = [
             replace(config, execution=replace(config.execution, torch_device=torch_device))
             for experiment in picked

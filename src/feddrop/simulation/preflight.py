@@ -13,8 +13,6 @@ from contextlib import nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO
 from feddrop.config.radio import GIVEN_RATES
@@ -28,7 +26,7 @@ from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects, takes
 from feddrop.simulation.importance import objective_note
 from feddrop.simulation.schemes import GivenRates, PlannedBy
-from feddrop.simulation.trial import single_sample_notice, try_network, uses_server_mean
+from feddrop.simulation.trial import single_sample_notice, try_network, try_torch_device, unused_mean, uses_server_mean
 from feddrop.storage import RoundRecord
 from feddrop.storage.records import UNTRAINED, WORST
 
@@ -231,24 +229,9 @@ def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
 
 def torch_device_computes(run: Prepared) -> Iterator[str]:
     """Torch can compute on the device; workers of a Ray cluster check theirs."""
-    if run.config.execution.executor != "ray":
-        yield from _torch_device_problems(run.config.execution.torch_device)
-
-
-def check_torch_device(name: str) -> None:
-    """Raise a ConfigError unless torch can compute on a device of this name."""
-    _raise_first(_torch_device_problems(name))
-
-
-def _torch_device_problems(name: str) -> Iterator[str]:
-    try:
-        torch.zeros(1, device=name).add_(1).item()  # read back: the device "meta" computes nothing
-    except Exception as error:  # backends raise errors of various types
-        reason = str(error).partition("\n")[0].rstrip(".")
-        yield (
-            f"execution.torch_device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device "
-            "of this machine."
-        )
+    if run.config.execution.executor != "ray" and run.config.execution.torch_device != "cpu":
+        try_torch_device(run.config.execution.torch_device)
+    yield from ()
 
 
 def gains_have_a_radio(run: Prepared) -> Iterator[str]:
@@ -354,7 +337,7 @@ def method_uses_the_mean(run: Prepared) -> Iterator[str]:
     if custom and run.config.server.weighs:
         rates = dict(sorted(run.scheme.decide(1, params=run.params).rates.items())[:2])
         if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
-            yield unused_mean(run.config)
+            yield unused_mean(run.config.server)
 
 
 def fltrust_has_samples(run: Prepared) -> Iterator[str]:
@@ -364,16 +347,6 @@ def fltrust_has_samples(run: Prepared) -> Iterator[str]:
             'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
             "share that the server keeps, such as 0.05."
         )
-
-
-def unused_mean(config: RunConfig) -> str:
-    """Return the message for a method that ignores ``server.mean`` and the weights of updates."""
-    given = f"mean is {config.server.mean!r}" if config.server.mean != "mean" else "max_samples is set"
-    default = 'mean = "mean"' if config.server.mean != "mean" else "max_samples = 0"
-    return (
-        f"server.{given}, which has no effect: the method's merge averages by itself. Average with "
-        f"setup.average(params, updates) or setup.mean_of(params, over=...), or set server.{default}."
-    )
 
 
 RUN_CHECKS = (

@@ -22,7 +22,7 @@ from feddrop.learning import server as optimizers
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import Method, State
 from feddrop.radio.plan import ArrayState
-from feddrop.simulation import preflight, recording
+from feddrop.simulation import recording
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.device import Root
 from feddrop.simulation.flights import Flight, load_flights, save_flights
@@ -30,6 +30,7 @@ from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import run_round
 from feddrop.simulation.sizes import measure_sizes
+from feddrop.simulation.trial import unused_mean
 from feddrop.simulation.untrained import Untrained
 from feddrop.simulation.virtual import VirtualStep, first_clock, virtual_step
 from feddrop.storage import RoundRecord
@@ -175,7 +176,7 @@ def next_round(
         )
     merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
     if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means:
-        raise RunError(preflight.unused_mean(config))
+        raise RunError(unused_mean(config.server))
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
     after = replace(after, guard=guard, untrained=untrained, cell=plan.state)
     costs = ready.scheme.costs(plan, result.devices) if step is None else {}

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrop.config import Server
 from feddrop.data import Dataset
+from feddrop.errors import ConfigError
 from feddrop.learning.local import call_model
 from feddrop.learning.losses import LOSSES, check_custom_loss, check_fit
 from feddrop.learning.metrics import Metric, check_metrics
@@ -46,6 +48,18 @@ def try_outputs(setup: Setup, dataset: Dataset) -> tuple[Any, Tensor]:
         return None, dataset.train_y[:1]
 
 
+def try_torch_device(name: str) -> None:
+    """Raise a ConfigError unless torch can compute on a device of this name."""
+    try:
+        torch.zeros(1, device=name).add_(1).item()  # read back: the device "meta" computes nothing
+    except Exception as error:  # backends raise errors of various types
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(
+            f"execution.torch_device is {name!r}, which torch cannot compute on here: {reason}. Use 'cpu', or a device "
+            "of this machine."
+        ) from None
+
+
 def uses_server_mean(setup: Setup, method: Method, state: State, params: Params, rates: Mapping[int, float]) -> bool:
     """Return whether a method merges with ``setup.mean_of``; True also if it cannot be tried on updates of zeros.
 
@@ -64,6 +78,16 @@ def uses_server_mean(setup: Setup, method: Method, state: State, params: Params,
     except Exception:  # the method refuses such updates; the first round tells
         return True
     return setup.means > before
+
+
+def unused_mean(server: Server) -> str:
+    """Return the message for a method that ignores ``server.mean`` and the weights of updates."""
+    given = f"mean is {server.mean!r}" if server.mean != "mean" else "max_samples is set"
+    default = 'mean = "mean"' if server.mean != "mean" else "max_samples = 0"
+    return (
+        f"server.{given}, which has no effect: the method's merge averages by itself. Average with "
+        f"setup.average(params, updates) or setup.mean_of(params, over=...), or set server.{default}."
+    )
 
 
 def _zero_update(method: Method, job: Job) -> Update:
