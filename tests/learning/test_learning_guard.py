@@ -12,8 +12,8 @@ import torch
 from feddrop.config import RunConfig, Server
 from feddrop.errors import RunError
 from feddrop.executors import Serial
-from feddrop.learning.guard import Guard, size_of
-from feddrop.learning.robust import distances
+from feddrop.learning.guard import Guard
+from feddrop.learning.robust import distances, size_of, unscaled_values
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
 from feddrop.subnets.piece import Piece, Subnet, full_piece
@@ -51,21 +51,21 @@ def watched(guard: Guard, *sizes: float):
     """Let updates of these sizes pass; return what passed, by device, and what was marked."""
     notes = Notes()
     updates = [(None, Sent(device, {"w": torch.full((4,), size)})) for device, size in enumerate(sizes)]
-    passed = {one.device: size_of(one) for _, one in guard.watch(iter(updates), BEFORE, 1, notes)}
+    passed = {one.device: size_of(unscaled_values(one)) for _, one in guard.watch(iter(updates), BEFORE, 1, notes)}
     return passed, notes.of("suspicious")
 
 
 def test_size_is_a_root_mean_square():
     values = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0, 0.0])}
     subnet = {"a": full_piece((2,)), "b": full_piece((2,))}
-    assert size_of(Sent(0, values, subnet)) == pytest.approx(math.sqrt(25 / 4))
-    assert size_of(Sent(0, {}, {})) == size_of(Sent(0, {"a": torch.empty(0)}, {"a": full_piece((0,))})) == 0.0
+    assert size_of(unscaled_values(Sent(0, values, subnet))) == pytest.approx(math.sqrt(25 / 4))
+    assert size_of({}) == size_of(unscaled_values(Sent(0, {"a": torch.empty(0)}, {"a": full_piece((0,))}))) == 0.0
 
 
 def test_size_is_in_the_units_of_the_network():
     """A subnet of rate 0.9 is sent ten times as large, and moves so."""
     scaled = {"w": Piece(shape=(4,), index=np.array([0, 2]), sub_shape=(4,), scale=10.0)}
-    assert size_of(Sent(0, {"w": torch.tensor([10.0, 10.0])}, scaled)) == pytest.approx(1.0)
+    assert size_of(unscaled_values(Sent(0, {"w": torch.tensor([10.0, 10.0])}, scaled))) == pytest.approx(1.0)
 
 
 def test_what_stands_out_is_marked_and_used():

@@ -178,7 +178,7 @@ def test_a_sketch_is_a_plain_sum_of_signed_values_in_buckets():
             values[name] = torch.from_numpy(chance.normal(size=pieces[name].size).astype(np.float32))
         seen = Seen(5, 2)
         for _ in range(2):  # the second time, the buffer holds the values of the first
-            seen.add(Update(device=0, num_samples=1, loss=0.0, subnet=pieces, values=values), 1.0)
+            seen.add(Update(device=0, num_samples=1, loss=0.0, subnet=pieces, values=values))
         wanted, held, whole = np.zeros(1024), 0, 0
         for at, (name, piece) in enumerate(pieces.items()):
             start, signs = seen._window(name, piece.shape)
@@ -223,7 +223,7 @@ def test_sketches_keep_inner_products():
         kept = np.flatnonzero(chance.random(size) < 0.7)
         piece = Piece(shape=(700, 100), index=kept, sub_shape=(700, 100), scale=2.0)
         values = ((-1 if device == 3 else 1) * base[kept] + chance.normal(size=len(kept))).astype(np.float32)
-        seen.add(Sent(device, {"w": torch.from_numpy(values * 2)}, {"w": piece}), 1.0)
+        seen.add(Sent(device, {"w": torch.from_numpy(values * 2)}, {"w": piece}))
         row = np.zeros(size)
         row[kept] = values
         full.append(row)

@@ -37,16 +37,6 @@ class Note(Protocol):
         """Record ``size``, ``suspicious`` or ``status``."""
 
 
-def size_of(update: Any) -> float:
-    """Return the root mean square of an update's values, in the units of the network's weights."""
-    count, total = 0, 0.0
-    for name, value in update.values.items():
-        kept = robust.unscaled(value, update.subnet[name]).float().numpy().reshape(-1)
-        total += robust.square(kept)
-        count += len(kept)
-    return math.sqrt(total) / math.sqrt(max(1, count))
-
-
 class Guard:
     """Watches the updates of a round as they arrive.
 
@@ -83,8 +73,7 @@ class Guard:
         """
         seen, last, waiting = Seen(self._seed, round_), self.median, list[tuple[Any, U]]()
         for job, update in updates:
-            size = size_of(update)
-            seen.add(update, size)
+            size = seen.add(update)
             note(update.device, size=size)
             update = self._weighed(update)
             if (

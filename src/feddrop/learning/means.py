@@ -15,7 +15,7 @@ from feddrop.config import Server
 from feddrop.config.server import BY_ENTRY
 from feddrop.errors import one_of
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, scatter
+from feddrop.subnets.piece import Piece, scatter, scatter_flat
 
 USUAL = 3.0
 """Values of entries with few holders are clipped to this multiple of the usual size of the tensor's values."""
@@ -56,9 +56,9 @@ class Mean:
         if self._by_entry:
             self._votes[name].append((values.clone(), piece))
         else:
-            self._total[name].add_(scatter(values, piece), alpha=weight)
+            self._total[name].view(-1).add_(scatter_flat(values, piece), alpha=weight)
         if self._needs_held:
-            self.held[name].add_(scatter(torch.ones_like(values), piece), alpha=weight)
+            self.held[name].view(-1).add_(scatter_flat(torch.ones_like(values), piece), alpha=weight)
 
     def count(self, weight: float) -> None:
         """Count a contributor with this weight."""

@@ -44,6 +44,21 @@ def unscaled(values: Tensor, piece: Piece) -> Tensor:
     return values / torch.from_numpy(piece.scale)
 
 
+def unscaled_values(update: Any) -> dict[str, npt.NDArray[np.float32]]:
+    """Return all values of an update in the units of the network's weights, flat."""
+    found = {}
+    for name, value in update.values.items():
+        kept, scale = value.float().numpy().reshape(-1), update.subnet[name].scale
+        found[name] = kept if isinstance(scale, float) and scale == 1.0 else kept / scale
+    return found
+
+
+def size_of(unscaled: Mapping[str, npt.NDArray[np.float32]]) -> float:
+    """Return the root mean square of all values of an update, given by :func:`unscaled_values`."""
+    count = sum(map(len, unscaled.values()))
+    return math.sqrt(sum(map(square, unscaled.values()))) / math.sqrt(max(1, count))
+
+
 def norm(values: Iterable[Tensor]) -> float:
     """Return the norm of several tensors together."""
     return math.sqrt(sum(square(value.float().numpy().reshape(-1)) for value in values))

@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from feddrop.learning import robust
 from feddrop.seeds import derive
+from feddrop.subnets.piece import Subnet
 
 Floats = npt.NDArray[np.float64]
+Sketch = npt.NDArray[np.float32]
 
 STANDS_OUT = 7.0
 """Times the median from which a size or distance is marked. Honest updates of rates from 0 to 0.9 were up to 5 times as
@@ -37,8 +41,17 @@ A_FEW, ENOUGH = 3, 5
 _BUCKETS, _WINDOW = 1024, 2**15
 _COMPARED = 256
 """The most updates that each one's direction is compared with."""
-_ROWS, _COLUMNS = 1024, 64
+_ROWS, _COLUMNS = 1024, 128
 """Sketches, and buckets of all sketches, that are compared at a time."""
+
+
+class _Window(NamedTuple):
+    """The part of a tensor that is sketched: its first value, its length, its place in the buffer; and the shape."""
+
+    start: int
+    length: int
+    part: Sketch
+    shape: tuple[int, ...]
 
 
 @dataclass
@@ -56,43 +69,65 @@ class Seen:
     round: int
     sizes: dict[int, float] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
-    _sketches: list[Floats] = field(default_factory=list)
+    _sketches: list[Sketch] = field(default_factory=list)
     _shares: list[float] = field(default_factory=list)
-    _buffer: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(_WINDOW, np.float32))
-    _signs: dict[str, tuple[int, npt.NDArray[np.float32]]] = field(default_factory=dict)
+    _windows: dict[str, _Window] = field(default_factory=dict)
+    _signs: Sketch = field(default_factory=lambda: np.empty(0, np.float32))
+    _buffer: Sketch = field(default_factory=lambda: np.empty(0, np.float32))
 
-    def add(self, update: Any, size: float) -> None:
-        """Keep what is needed of an update."""
-        sketch, held, all_ = np.zeros(_BUCKETS), 0, 0
-        for at, (name, piece) in enumerate(update.subnet.items()):
-            start, signs = self._window(name, piece.shape)
-            buffer = self._buffer[: -(-len(signs) // _BUCKETS) * _BUCKETS]
-            buffer.fill(0.0)
-            low, high, places = start, start + len(signs), slice(0, len(signs))
-            if piece.index is not None:
-                low, high = np.searchsorted(piece.index, (low, high)).tolist()
-                places = piece.index[low:high] - start
-            scale = piece.scale if isinstance(piece.scale, float) else piece.scale[low:high]
-            buffer[places] = update.values[name].numpy()[low:high] / scale
-            buffer[: len(signs)] *= signs
-            sums, turn = buffer.reshape(-1, _BUCKETS).sum(axis=0), 331 * at % _BUCKETS  # spreads small tensors
-            sketch[turn:] += sums[: _BUCKETS - turn]
-            sketch[:turn] += sums[_BUCKETS - turn :]
+    def add(self, update: Any) -> float:
+        """Keep what is needed of an update, and return its size."""
+        unscaled = robust.unscaled_values(update)
+        size = self.sizes[update.device] = robust.size_of(unscaled)
+        self.samples[update.device] = update.num_samples
+        if not self._windows.keys() >= update.subnet.keys():
+            self._lay_out(update.subnet)
+        held = all_ = 0
+        self._buffer.fill(0.0)
+        for name, piece in update.subnet.items():
+            start, length, part, _ = self._windows[name]
+            low, high, index = start, start + length, piece.index
+            if index is None:
+                part[:] = unscaled[name][low:high]
+            else:
+                if length < math.prod(piece.shape):
+                    low, high = index.searchsorted((low, high)).tolist()
+                    index = index[low:high] - start
+                else:
+                    low, high = 0, piece.size
+                part[index] = unscaled[name][low:high]
             held += high - low
-            all_ += len(signs)
-        self.sizes[update.device], self.samples[update.device] = size, update.num_samples
-        self._sketches.append(sketch / max(1, held) ** 0.5)
+            all_ += length
+        np.multiply(self._buffer, self._signs, out=self._buffer)
+        sketch = self._buffer.reshape(-1, _BUCKETS).sum(axis=0)
+        sketch /= np.float32(max(1, held) ** 0.5)
+        self._sketches.append(sketch)
         self._shares.append(held / max(1, all_))
+        return size
 
-    def _window(self, name: str, shape: tuple[int, ...]) -> tuple[int, npt.NDArray[np.float32]]:
+    def _lay_out(self, subnet: Subnet) -> None:
+        """Place the windows of all tensors in one buffer with rows of one value per bucket, and draw their signs."""
+        shapes = {name: window.shape for name, window in self._windows.items()}
+        shapes |= {name: piece.shape for name, piece in subnet.items()}
+        at, drawn = 0, list[tuple[str, int, int, Sketch]]()
+        for number, (name, shape) in enumerate(shapes.items()):
+            first = at + 331 * number % _BUCKETS  # spreads small tensors
+            start, signs = self._window(name, shape)
+            drawn.append((name, first, start, signs))
+            at = -(-(first + len(signs)) // _BUCKETS) * _BUCKETS
+        self._buffer, self._signs = np.zeros(at, np.float32), np.zeros(at, np.float32)
+        for name, first, start, signs in drawn:
+            places = slice(first, first + len(signs))
+            self._signs[places] = signs
+            self._windows[name] = _Window(start, len(signs), self._buffer[places], shapes[name])
+
+    def _window(self, name: str, shape: tuple[int, ...]) -> tuple[int, Sketch]:
         """Return where a tensor's window starts, and a random sign for each of its values."""
-        if name not in self._signs:
-            size = math.prod(shape)
-            chance = np.random.Generator(np.random.Philox(derive(self.seed, "sketch", name, self.round)))
-            start = int(chance.integers(max(1, size - _WINDOW + 1)))
-            bits = np.unpackbits(np.frombuffer(chance.bytes(min(size, _WINDOW) // 8 + 1), np.uint8))
-            self._signs[name] = start, 2 * bits[: min(size, _WINDOW)].astype(np.float32) - 1
-        return self._signs[name]
+        size = math.prod(shape)
+        chance = np.random.Generator(np.random.Philox(derive(self.seed, "sketch", name, self.round)))
+        start = int(chance.integers(max(1, size - _WINDOW + 1)))
+        bits = np.unpackbits(np.frombuffer(chance.bytes(min(size, _WINDOW) // 8 + 1), np.uint8))
+        return start, 2 * bits[: min(size, _WINDOW)].astype(np.float32) - 1
 
     def suspicious(self, usual: float, whose: str) -> dict[int, str]:
         """Return why and how surely updates are suspicious, by device; ``usual`` is the size to compare with."""
@@ -131,13 +166,13 @@ def _verdict(reasons: list[tuple[float, str]]) -> str:
     return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))
 
 
-def median_cosines(sketches: Sequence[Floats], seed: int) -> Floats:
+def median_cosines(sketches: Sequence[Sketch], seed: int) -> Floats:
     """Return every update's median cosine with the others, or with 256 of them, drawn by the seed; ``[K]``."""
     count = len(sketches)
     few = np.sort(np.random.Generator(np.random.Philox(seed)).permutation(count)[:_COMPARED])
     compared, found = _unit_rows([sketches[n] for n in few]), []
     for first in range(0, count, _ROWS):
-        cosines = _unit_rows(sketches[first : first + _ROWS]) @ compared.T
+        cosines = _product(_unit_rows(sketches[first : first + _ROWS]), compared.T)
         own = np.flatnonzero((few >= first) & (few < first + len(cosines)))
         cosines[few[own] - first, own] = np.inf  # with itself: sorted to the end and not counted
         others = np.isfinite(cosines).sum(axis=1)
@@ -147,13 +182,13 @@ def median_cosines(sketches: Sequence[Floats], seed: int) -> Floats:
     return np.concatenate(found)
 
 
-def _unit_rows(sketches: Sequence[Floats]) -> Floats:
+def _unit_rows(sketches: Sequence[Sketch]) -> Sketch:
     rows = np.stack(sketches)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
 
-def distances_from_others(sketches: Sequence[Floats]) -> Floats:
+def distances_from_others(sketches: Sequence[Sketch]) -> Floats:
     """Return every sketch's distance from the median of the others, bucket by bucket; ``[K]``, K at least 2.
 
     The median of all but one follows from the sorted values around the middle: those above the place are the others'
@@ -170,9 +205,19 @@ def distances_from_others(sketches: Sequence[Floats]) -> Floats:
     found = []
     for first in range(0, count, _ROWS):
         rows = np.stack(sketches[first : first + _ROWS])
-        middle = (np.where(rows > at_low, at_low, after_low) + np.where(rows > at_high, at_high, after_high)) / 2
+        middle = (_other_end(rows, at_low, after_low) + _other_end(rows, at_high, after_high)) / 2
         found.append(np.linalg.norm(rows - middle, axis=1))
     return np.concatenate(found)
+
+
+def _other_end(rows: Sketch, low: Sketch, high: Sketch) -> Sketch:
+    """Return ``low`` for values above it and ``high`` for others; there are none in between."""
+    return low + high - np.minimum(np.maximum(rows, low), high)
+
+
+def _product(left: Sketch, right: Sketch) -> Sketch:
+    """Return a matrix product by torch, whose threads a run limits; those of NumPy stall beside busy workers."""
+    return np.asarray(torch.from_numpy(left) @ torch.from_numpy(right))
 
 
 def _deviation(values: Floats) -> float:

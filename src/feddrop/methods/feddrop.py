@@ -67,4 +67,6 @@ def _term(config: FedDrop, full: Tensor, piece: Piece, moved: Tensor) -> Tensor:
     factors = piece.factors(kept)
     if config.rule == "model":
         return moved + kept * factors
+    if isinstance(factors, float) and factors == 1.0:
+        return moved
     return moved / factors if config.rule == "holders" else moved * factors

@@ -69,8 +69,8 @@ def smallest(key: int, size: int, kept: int) -> Index:
     chosen, at = np.empty(size, bool), 0
     places, found = [], []
     for words in (philox_words(key, size),) if size <= _CHUNK else philox_chunks(key, size, _CHUNK):
-        np.less(words, low, out=chosen[at : at + len(words)])
-        near = np.flatnonzero(words - np.uint32(low) < high - low)  # unsigned: words below the window wrap around
+        below = np.less(words, low, out=chosen[at : at + len(words)])
+        near = np.flatnonzero((words < high) ^ below)
         found.append(words[near])
         places.append(near + at if at else near)
         at += len(words)

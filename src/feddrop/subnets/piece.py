@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ class Piece:
         sub_shape: shape on the device: ``shape`` at the weight level, a smaller dense one at the unit level.
         scale: factor on the kept values: one number (1/(1-γ) at the weight level) or one per kept value, ``[size]``.
         floor: smallest magnitude of a sent value; smaller kept ones are raised to it (τ of importance draws).
+        size: number of values kept and sent.
     """
 
     shape: tuple[int, ...]
@@ -35,11 +36,10 @@ class Piece:
     sub_shape: tuple[int, ...]
     scale: float | npt.NDArray[np.float32] = 1.0
     floor: float = 0.0
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Number of values kept and sent."""
-        return math.prod(self.shape) if self.index is None else len(self.index)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape) if self.index is None else len(self.index))
 
     def factors(self, kept: Tensor) -> Tensor | float:
         """Return the factors 1/q on kept values ``[size]`` of the full network: one number, or one per value."""
@@ -83,15 +83,16 @@ def scaled_values(params: Mapping[str, Tensor], subnet: Subnet) -> Tensor:
     joined = torch.from_numpy(values)
     with np.errstate(over="ignore"):  # infinite values are refused when they are sent
         for name, piece in subnet.items():
-            tensor, part = params[name].detach(), values[at : at + piece.size]
-            at += piece.size
+            tensor, start, at = params[name].detach(), at, at + piece.size
             if tensor.dtype != torch.float32 or piece.floor or not isinstance(piece.scale, float):
-                joined[at - piece.size : at] = scaled(tensor, piece)
-            elif piece.index is None:
-                np.multiply(tensor.reshape(-1).numpy(), piece.scale, out=part)
-            else:
-                # The positions are in range; "clip" avoids NumPy's slow path with range checks.
-                np.take(tensor.reshape(-1).numpy(), piece.index, out=part, mode="clip")
+                joined[start:at] = scaled(tensor, piece)
+                continue
+            full, part = tensor.numpy().reshape(-1), values[start:at]
+            if piece.index is None:
+                part[:] = full
+            else:  # the positions are in range; "clip" avoids NumPy's slow path with range checks
+                full.take(piece.index, out=part, mode="clip")
+            if piece.scale != 1.0:
                 np.multiply(part, piece.scale, out=part)
     return joined
 
@@ -103,10 +104,15 @@ def without(subnet: Subnet, names: Set[str]) -> Subnet:
 
 def scatter(values: Tensor, piece: Piece) -> Tensor:
     """Put kept values back into a tensor of the full shape, zero elsewhere (the paper's zero padding)."""
+    return scatter_flat(values, piece).reshape(piece.shape)
+
+
+def scatter_flat(values: Tensor, piece: Piece) -> Tensor:
+    """Return :func:`scatter` as a vector; the values themselves if the piece keeps everything."""
     if piece.index is None:
-        return values.reshape(piece.shape)
+        return values.reshape(-1)
     full = torch.zeros(math.prod(piece.shape), dtype=values.dtype)
-    return full.scatter_(0, torch.from_numpy(piece.index), values).reshape(piece.shape)
+    return full.scatter_(0, torch.from_numpy(piece.index), values)
 
 
 def to_device_shape(values: Tensor, piece: Piece) -> Tensor:
