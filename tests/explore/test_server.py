@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import socket
 import threading
+import time
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -98,6 +100,30 @@ def test_bad_requests_are_told_why(server):
     link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     link.request("POST", "/api/cell", headers={**JSON, "Content-Length": str(10**9)})
     assert link.getresponse().status == 413
+
+
+def test_a_client_that_goes_away(server, capfd, monkeypatch):
+    """Its curve is no longer computed, and the terminal of the explorer shows no traceback."""
+    asked, solved = threading.Event(), []
+
+    def slow(name, found):
+        solved.append(name)
+        asked.set()
+        time.sleep(0.05)
+        return {"name": name, "charged": 1.0}
+
+    monkeypatch.setattr("feddrop.explore.cell._scheme", slow)
+    values = [1.0 + n for n in range(33)]
+    body = json.dumps({"state": START, "key": "radio.deadline_s", "values": values}).encode()
+    head = f"POST /api/settle HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.server_port)) as link:
+        link.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert asked.wait(60)
+    end = time.monotonic() + 60
+    while threading.active_count() > 2 and time.monotonic() < end:  # this thread and the server's
+        time.sleep(0.02)
+    assert len(solved) < 8 * len(values) / 2
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_token_is_needed_off_loopback(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -24,7 +24,7 @@ from feddrop.allocation.problem import FloatArray
 from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
 from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
-from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean, one_of
+from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, RunError, clean, one_of
 from feddrop.explore.sliders import NAMES, as_tables
 from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
@@ -58,6 +58,7 @@ NEAR_M, NEAR_GAIN, EXPONENT, DISC_M = 100.0, 1e-3, 3.0, 220.0
 _FILES = ("gains_csv", "gains_array", "devices_csv")
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _ONE = Lock()
+Gone = Callable[[], bool]
 
 
 def choices() -> dict[str, Any]:
@@ -244,13 +245,14 @@ def _lacks(error: InfeasibleError, found: CellFile, rate: float) -> dict[str, An
     return {"text": short.text(), "needs": needs} | enough | {"least_share": np.asarray(short.least_share)}
 
 
-def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
+def settle(state: Mapping[str, Any], key: str, values: Any, gone: Gone = lambda: False) -> dict[str, Any]:
     """Return what need not follow a moving slider: files, calls, the smallest bandwidth, and a curve.
 
     Args:
         state: the state.
         key: the setting that the curve of the objective varies, such as ``"radio.deadline_s"``.
         values: its values.
+        gone: returns whether the answer is no longer wanted.
     """
     with _quiet():
         found = read_cell(tables_of(state), channel_of=channel_of)
@@ -258,10 +260,10 @@ def settle(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
         if not found.radio.chooses and "lacks" in _scheme(SHOWN[0], found):
             lowest = smallest_bandwidth(found.cell, found.channels, **found.costs)
     files = {"toml": to_toml(state), "run": to_run(state)} | calls(state, found)
-    return {"bandwidth_hz": lowest, "curve": curve(state, key, values)} | files
+    return {"bandwidth_hz": lowest, "curve": curve(state, key, values, gone)} | files
 
 
-def curve(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
+def curve(state: Mapping[str, Any], key: str, values: Any, gone: Gone = lambda: False) -> dict[str, Any]:
     """Return the charged objective of every scheme at these values of one setting; NaN where it is infeasible."""
     section, _, name = key.partition(".")
     one_of("the curve's table", section, ("cell", "model", "radio", "shape"))
@@ -269,6 +271,8 @@ def curve(state: Mapping[str, Any], key: str, values: Any) -> dict[str, Any]:
         raise ConfigError(f"a curve has 1 to {POINTS} values.")
     lines: dict[str, list[float]] = {}
     for n, value in enumerate(values):
+        if gone():
+            raise RunError("the page no longer asks for this curve.")
         table = state.get(section, {})
         varied = {**state, section: {**(table if isinstance(table, Mapping) else {}), name: value}}
         with suppress(ConfigError), _quiet():  # a value that this cell cannot have, such as a radius beyond the model

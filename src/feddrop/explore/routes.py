@@ -76,8 +76,8 @@ def _login(app: App, _: Mapping[str, Any]) -> Response:
     return Response(b"{}", headers={"Set-Cookie": kept} if app.token else {})
 
 
-def _settle(_: App, given: Mapping[str, Any]) -> Response:
-    return _json(cell.settle(given["state"], str(given["key"]), given["values"]))
+def _settle(given: Mapping[str, Any], gone: Callable[[], bool]) -> Response:
+    return _json(cell.settle(given["state"], str(given["key"]), given["values"], gone))
 
 
 def _curves(app: App, given: Mapping[str, Any]) -> Response:
@@ -150,7 +150,6 @@ GET: dict[str, Route] = {
 POST: dict[str, Route] = {
     "/api/login": _login,
     "/api/cell": lambda _, given: _json(cell.solve(given["state"])),
-    "/api/settle": _settle,
     "/api/load": lambda _, given: _json({"state": cell.from_toml(str(given["toml"]))}),
     "/api/curves": _curves,
     "/api/compare": _compare,
@@ -158,3 +157,5 @@ POST: dict[str, Route] = {
     "/api/resume": _resume,
     "/api/stop": _stop,
 }
+SLOW: dict[str, Callable[[Mapping[str, Any], Callable[[], bool]], Response]] = {"/api/settle": _settle}
+"""Posted questions that stop working once the client has gone."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ipaddress
 import logging
 import secrets
+import select
 import socket
+import sys
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +24,7 @@ from feddrop.config.parsing import json_line, parse_json
 from feddrop.errors import ConfigError, FeddropError
 from feddrop.explore.jobs import Jobs
 from feddrop.explore.paper import Paper
-from feddrop.explore.routes import GET, POST, Response, Route
+from feddrop.explore.routes import GET, POST, SLOW, Response, Route
 from feddrop.explore.runs import Runs
 
 log = logging.getLogger("feddrop")
@@ -61,6 +63,11 @@ class Explorer(ThreadingHTTPServer):
         self.runs, self.jobs = Runs(root), Jobs(Path(root).resolve(), allowed=allow_run)
         self.token, self.host, self.paper = token, host, Paper(paper)
         super().__init__((host, port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an unexpected error; a client that closed its connection is none."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def cookie(self) -> str:
@@ -113,11 +120,11 @@ class Handler(BaseHTTPRequestHandler):
         return "feddrop"
 
     def do_GET(self) -> None:
-        """Response a question."""
+        """Answer a question."""
         self._send(self._answer(GET, b""))
 
     def do_POST(self) -> None:
-        """Response a question with a body, or do something."""
+        """Answer a question with a body, or do something."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > LARGEST:
             self.close_connection = True
@@ -131,12 +138,13 @@ class Handler(BaseHTTPRequestHandler):
             self._check(parts.path, routes is POST)
             if routes is GET and parts.path in ("/", *_STATIC):
                 return _static(parts.path)
-            if parts.path not in routes:
+            slow = SLOW.get(parts.path) if routes is POST else None
+            if not slow and parts.path not in routes:
                 raise RefusedError(404, "there is no such page.")
             given = parse_json(body.decode(), "the request") if body else parse_qs(parts.query)
             if not isinstance(given, dict):
                 raise ConfigError("the request must be a JSON object.")
-            return routes[parts.path](self.server, given)
+            return slow(given, self._gone) if slow else routes[parts.path](self.server, given)
         except RefusedError as refused:
             return _error(*refused.args)
         except FeddropError as error:
@@ -168,6 +176,11 @@ class Handler(BaseHTTPRequestHandler):
         except CookieError:
             pass
         return any(secrets.compare_digest(one.encode(), self.server.token.encode()) for one in shown)
+
+    def _gone(self) -> bool:
+        """Return whether the client has closed the connection: its question is outdated."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def _send(self, reply: Response) -> None:
         headers = {

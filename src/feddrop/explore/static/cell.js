@@ -125,7 +125,6 @@ function listen() {
   for (const name of ["noise", "objective", "policy"]) $(name).addEventListener("change", () => put(`radio.${name}`, $(name).value));
   for (const name of ["power", "cpu"]) $(name).addEventListener("change", () => {
     const control = ["rate", "share", ...["power", "cpu"].filter((one) => $(one).checked)];
-    if (control.length > 2) delete page.state.radio.objective; // only the paper's objective can choose them
     put("radio.control", control);
   });
   $("against").addEventListener("change", settle);

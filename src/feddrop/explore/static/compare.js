@@ -1,9 +1,9 @@
 // The comparison of chosen runs: results, verdicts, curves and what differs. It follows runs under way.
 import { onWidth } from "./chart.js";
 import { $, ask, el, options, query, say } from "./dom.js";
-import { AXES, chosen, plot } from "./runs.js";
+import { AXES, chosen, pause, plot } from "./runs.js";
 
-const EVERY = 2000, MEGA = 1e6;
+const MEGA = 1e6;
 const RESOURCES = { rounds: 1, bytes: MEGA, seconds: 1, joules: 1 };
 const WAYS = { round: "rounds", bytes: "bytes", time: "seconds", energy: "joules" };
 let state = { runs: [], budget: {} }, rows = [], found = null, curves = [], shown = false, timer = null, before = "", asked = 0;
@@ -11,6 +11,7 @@ let state = { runs: [], budget: {} }, rows = [], found = null, curves = [], show
 async function poll() {
   clearTimeout(timer);
   if (!shown) return;
+  const began = performance.now();
   if (!document.hidden) try {
     rows = (await ask("/api/runs")).runs.filter((row) => !row.error);
     if (!state.runs.length) state.runs = [...chosen].filter((name) => rows.some((row) => row.name === name));
@@ -18,7 +19,7 @@ async function poll() {
     const now = JSON.stringify([rows.map(({ name, round, accuracy, loss }) => [name, round, accuracy, loss]), state]);
     if (now !== before) { before = now; list(); await update(); }
   } catch (error) { say(error.message); }
-  if (shown) timer = setTimeout(poll, EVERY);
+  if (shown) timer = setTimeout(poll, pause(began));
 }
 
 function list() {

@@ -1,13 +1,14 @@
 // The devices around the base station: drawn, chosen and dragged.
 import { mark } from "./bars.js";
+import { ticks } from "./chart.js";
 import { $, digits, measure, set, svg } from "./dom.js";
 import { page, scheme } from "./model.js";
 
-const GOLDEN = Math.PI * (Math.sqrt(5) - 1);
+const TURN = 2 * Math.PI * Math.SQRT2; // between neighbours; path losses follow the golden ratio, so both together fill the disc
 let dragged = null;
 
 function at(device, metres) {
-  const angle = page.state.angles?.[device] ?? device * GOLDEN, r = 100 * metres / page.seen.places.radius_m;
+  const angle = page.state.angles?.[device] ?? device * TURN, r = 100 * metres / page.seen.places.radius_m;
   return [r * Math.cos(angle), r * Math.sin(angle)];
 }
 
@@ -15,8 +16,9 @@ export function disc() {
   const box = $("disc"), { m, radius_m: radius } = page.seen.places, { rate, lacks, binding } = scheme();
   if (box.dataset.radius !== String(radius)) {
     box.dataset.radius = radius;
-    box.replaceChildren(...[1 / 3, 2 / 3, 1].flatMap((part) => [svg("circle", { class: "ring", r: 100 * part }),
-      svg("text", { y: 100 * part + 7 }, measure(part * radius, "m"))]), svg("path", { class: "base", d: "M0-6L5 4H-5Z" }));
+    const rings = ticks(0, 0.95 * radius, 3).filter((metres) => metres > 0).map((metres) => [metres, measure(metres, "m")]);
+    box.replaceChildren(...[...rings, [radius, ""]].flatMap(([metres, text]) => [svg("circle", { class: "ring", r: 100 * metres / radius }),
+      svg("text", { y: 100 * metres / radius - 2 }, text)]), svg("path", { class: "base", d: "M0-6L5 4H-5Z" }));
   }
   const old = [...box.querySelectorAll(".device")], size = m.length > 150 ? 2.2 : m.length > 40 ? 3.6 : 6;
   old.slice(m.length).forEach((one) => one.remove());
@@ -33,10 +35,15 @@ export function disc() {
     set(one.children[1], { r: ((size - 0.5) * Math.sqrt(kept)).toFixed(2) });
     if (one.children[2].textContent !== text) one.children[2].textContent = text;
   });
-  $("device").textContent = describe(page.chosen);
+  tell();
 }
 
-export function describe(k) {
+/** Say what the chosen device does, below the disc and above the bars. */
+function tell() {
+  for (const id of ["device", "device-at-bars"]) $(id).textContent = describe(page.chosen);
+}
+
+function describe(k) {
   const found = scheme(), { m, moves, sight, indoor } = page.seen.places;
   const where = `Device ${k}, ${measure(m[k], "m")}${moves === "path_loss" ? ` (${digits(10 * Math.log10(page.seen.places.path_loss[k]))} dB)` : ""}`
     + `${sight?.[k] ? ", line of sight" : ""}${indoor?.[k] ? ", indoors" : ""}`;
@@ -49,8 +56,8 @@ export function describe(k) {
   if (found.rate[k] === null) return `${where}: ${found.binding[k]}.`;
   const seconds = ["push_s", "compute_s", "pull_s"].map((key) => found[key][k]), sum = seconds.reduce((a, b) => a + b);
   const paced = found.tx_power_w ? ` Power ${measure(found.tx_power_w[k], "W")}, clock ${measure(found.cpu_hz[k], "Hz")}.` : "";
-  return `${where}: rate ${digits(found.rate[k])}, share ${measure(found.share[k], "%")}. ${measure(sum, "s", 4)} (push ${measure(seconds[0], "s")}, `
-    + `compute ${measure(seconds[1], "s")}, pull ${measure(seconds[2], "s")}), ${measure(found.energy_j[k], "J")}. Binds: ${found.binding[k]}.${paced}`;
+  return `${where}: rate ${digits(found.rate[k])}, share ${measure(found.share[k], "%")}. It takes ${measure(sum, "s", 4)} (push ${measure(seconds[0], "s")}, `
+    + `compute ${measure(seconds[1], "s")}, pull ${measure(seconds[2], "s")}) and ${measure(found.energy_j[k], "J")}. Binds: ${found.binding[k]}.${paced}`;
 }
 
 export function choose(k, focus = false) {
@@ -59,7 +66,7 @@ export function choose(k, focus = false) {
   all.forEach((one, n) => { one.classList.toggle("chosen", n === page.chosen); one.setAttribute("tabindex", n === page.chosen ? 0 : -1); });
   all[page.chosen].setAttribute("aria-valuetext", describe(page.chosen));
   if (focus) all[page.chosen].focus();
-  $("device").textContent = describe(page.chosen);
+  tell();
   mark();
 }
 

@@ -5,7 +5,9 @@ import { look } from "./subnet.js";
 import { timeline } from "./timeline.js";
 
 export const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
-const EVERY = 1000;
+const EVERY = 1000; // ms
+/** How long to wait before asking again: long enough that large folders do not keep the server busy. */
+export const pause = (began) => Math.max(EVERY, 3 * (performance.now() - began));
 export const chosen = new Set();
 const met = new Set();
 let words, picked = null, rows = [], timer = null, drawn = "", listed = "", shown = false;
@@ -15,6 +17,7 @@ const link = (text, href, name) => el("a", { href, target: "_blank", rel: "noope
 async function poll() {
   clearTimeout(timer);
   if (!shown) return;
+  const began = performance.now();
   if (!document.hidden) try {
     const answer = await ask("/api/runs");
     rows = answer.runs;
@@ -25,7 +28,7 @@ async function poll() {
     const now = JSON.stringify([rows, answer.pages, [...chosen], $("filter").value]);
     if (now !== listed) { listed = now; list(answer.pages); await draw(); }
   } catch (error) { say(error.message); }
-  if (shown) timer = setTimeout(poll, EVERY);
+  if (shown) timer = setTimeout(poll, pause(began));
 }
 
 function list(pages) {
@@ -117,7 +120,7 @@ async function grid() {
   const name = field.replaceAll("_", " ");
   canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);
   $("grid-note").textContent = known.length ? `Rounds ${rounds[0]} to ${rounds.at(-1)} from left to right, devices ${devices[0]} to ${devices.at(-1)} from top to bottom; `
-    + `${name} from ${digits(low)} (light) to ${digits(high)} (dark). Blank: not in the round. Click to see the timeline of the round and the subnet of the device.` : `This run has no ${name}.`;
+    + `${name} from ${digits(low)} (faint) to ${digits(high)} (strong). Blank: not in the round. Click to see the timeline of the round and the subnet of the device.` : `This run has no ${name}.`;
 }
 
 export function start(given) {
