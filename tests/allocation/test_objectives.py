@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from statistics import NormalDist
 
 import cvxpy as cp
 import numpy as np
 import pytest
 
 from feddrop.allocation import (
+    OBJECTIVES,
     CustomCost,
     Exact,
     InverseKept,
@@ -22,6 +24,7 @@ from feddrop.allocation import (
 )
 from feddrop.allocation.pace import pace
 from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.subnets.importance import Magnitudes
 from support.power_cases import KINDS, feasible, power_problems, worst_breach
 
 GRID = np.linspace(0.05, 1.0, 300)
@@ -70,6 +73,18 @@ def reference(p, objective, cost):
         warnings.simplefilter("ignore", UserWarning)  # Clarabel warns where it stops short of 1e-10
         found.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
     return found.value if found.status in ("optimal", "optimal_inaccurate") else None
+
+
+def test_the_variance_of_normal_weights():
+    """V(s) in closed form is that of many drawn weights, and far below γ/(1-γ) of uniform draws."""
+    cost, count = OBJECTIVES["importance-normal"], 200_000
+    drawn = Magnitudes([NormalDist().inv_cdf((n + 0.5) / count) for n in range(count)])
+    s = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+    found = np.array([drawn.variance(one * drawn.size) for one in s]) / count
+    np.testing.assert_allclose(cost.value(s), found, rtol=2e-3)
+    slopes = np.array([drawn.slope(one * drawn.size) for one in s]) / count
+    np.testing.assert_allclose(cost.slope(s), slopes, rtol=2e-3)
+    assert (cost.value(s) < (1 - s) / s).all()
 
 
 @pytest.mark.parametrize("name", COSTS)

@@ -128,6 +128,21 @@ def test_every_scheme_and_the_curve(page):
     assert page.js("document.querySelectorAll('#curve svg path[stroke]').length") >= 3
 
 
+def test_any_objective_with_power_and_clock(page):
+    for objective in page.js("[...document.querySelector('#objective').options].map((one) => one.value)"):
+        page.put("#objective", objective)
+        state = settled(page)
+        np.testing.assert_allclose(shown(page), answer(state), rtol=1e-4, atol=1e-5)
+    page.click("#power")
+    page.click("#cpu")
+    page.until("document.querySelectorAll('#schemes tbody tr').length === 3")
+    state = settled(page)
+    assert state["radio"]["objective"] == objective
+    assert state["radio"]["control"] == ["rate", "share", "power", "cpu"]
+    np.testing.assert_allclose(shown(page), answer(state), rtol=1e-4, atol=1e-5)
+    assert "clock" in page.text("#device")
+
+
 def test_a_device_is_dragged(page):
     place = page.js("document.querySelectorAll('.device')[3].getAttribute('transform')")
     page.drag(".device[data-device='3']", 90, 60)

@@ -31,6 +31,8 @@ STATES = {
     "skewed": {**START, "shape": {"skew": 20.0, "spread_db": 6.0}, "radio": {"noise": "subband", "deadline_s": 20.0}},
     "linear": {**START, "radio": {"objective": "linear", "energy_budget_j": "inf"}},
     "power": {**START, "radio": {"control": ["rate", "share", "power", "cpu"], "energy_budget_j": 300.0}},
+    "linear, power": {**START, "radio": {"control": ["rate", "share", "power"], "objective": "linear"}},
+    "importance": {**START, "radio": {"objective": "importance-normal", "energy_budget_j": 300.0}},
     "equal": {**START, "scheme": "equal"},
     "random": {**START, "scheme": "random"},
     "no dropout": {**START, "scheme": "no-dropout", "radio": {"policy": "stretch"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,83 @@ def test_the_stored_notebook_names_no_machine(quickstart):
     assert "/home/" not in text
     assert "/tmp/" not in text
     assert len(text) < 500_000
+
+
+class Kernel:
+    """A Jupyter kernel that runs one cell at a time.
+
+    Args:
+        folder: its current folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        jupyter = pytest.importorskip("jupyter_client.manager")
+        self.manager, self.client = jupyter.start_new_kernel(cwd=str(folder), env=dict(os.environ))
+
+    def run(self, code: str, interrupt_after: str = "") -> list[dict]:
+        """What a cell displays; the kernel is interrupted once a display contains a text."""
+        number, found = self.client.execute(code), []
+        while True:
+            message = self.client.get_iopub_msg(timeout=300)
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            content = message["content"]
+            if content.get("execution_state") == "idle":
+                return found
+            found.append(content)
+            if interrupt_after and interrupt_after in str(content):
+                self.manager.interrupt_kernel()
+                interrupt_after = ""
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    one = Kernel(tmp_path)
+    yield one
+    one.close()
+
+
+def test_an_interrupted_run_is_kept_and_resumed(kernel, tmp_path):
+    kernel.run(
+        "import feddrop\n"
+        'data = feddrop.Data("digits", devices=2, train_limit=60)\n'
+        "config = feddrop.RunConfig(rounds=2000, data=data)"
+    )
+    cell = "records = feddrop.run(config, 'runs/a', overwrite=True)"
+    told = kernel.run(cell, interrupt_after="2/2000")[-1]
+    kept = len(feddrop.load_run(tmp_path / "runs" / "a").rounds)
+    assert 2 <= kept < 2000
+    assert told["ename"] == "StoppedError"
+    assert told["traceback"] == [  # one line, without our code
+        f"Interrupted. Stopped after round {kept} of 2000. Continue with feddrop.resume('runs/a'). "
+        "Report: runs/a/report.html"
+    ]
+    assert (tmp_path / "runs" / "a" / "report.html").is_file()
+
+    told = kernel.run("feddrop.resume('runs/a')", interrupt_after=f"{kept + 2}/2000")[-1]
+    more = len(feddrop.load_run(tmp_path / "runs" / "a").rounds)
+    assert more >= kept + 2
+    assert f"Stopped after round {more} of" in told["evalue"]
+
+    told = kernel.run(cell, interrupt_after="1/2000")[-1]  # the cell can be run again: from the start
+    again = len(feddrop.load_run(tmp_path / "runs" / "a").rounds)
+    assert f"Stopped after round {again} of" in told["evalue"]
+    assert again < more
+
+
+def test_widgets_in_a_kernel(kernel):
+    kernel.run("import feddrop\nbox = feddrop.explore_cell()")
+    (shown,) = [one["data"] for one in kernel.run("box") if "data" in one]
+    assert "application/vnd.jupyter.widget-view+json" in shown
+    (model,) = [one["text"] for one in kernel.run("print(box.children[0].children[2].model_id)") if "text" in one]
+    moved = {"method": "update", "state": {"value": 0.01}, "buffer_paths": []}  # as the browser sends it
+    message = kernel.client.session.msg("comm_msg", {"comm_id": model.strip(), "data": moved})
+    kernel.client.shell_channel.send(message)
+    assert "Infeasible" in str(kernel.run("print(box.children[1].value)"))
 
 
 def test_a_moved_slider_allocates_anew():

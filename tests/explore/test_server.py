@@ -115,7 +115,9 @@ def test_a_client_that_goes_away(server, capfd, monkeypatch):
     monkeypatch.setattr("feddrop.explore.cell._scheme", slow)
     values = [1.0 + n for n in range(33)]
     body = json.dumps({"state": START, "key": "radio.deadline_s", "values": values}).encode()
-    head = f"POST /api/settle HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST /api/settle HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
     with socket.create_connection(("127.0.0.1", server.server_port)) as link:
         link.sendall(head.encode() + b"\r\n\r\n" + body)
         assert asked.wait(60)

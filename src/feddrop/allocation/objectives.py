@@ -6,6 +6,7 @@ share s that meets the deadline and the budget is concave in the band (:mod:`fed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,6 +149,19 @@ def _cost_problems(s: FloatArray, values: FloatArray, slopes: FloatArray) -> lis
     return []
 
 
+def normal_weights() -> TabulatedCost:
+    """Return V(s) of importance draws (:mod:`feddrop.subnets.importance`) from normally distributed weights.
+
+    Relative to ‖w‖², as in a run. With q = min(1, |w|/τ) and w ~ N(0, 1), the kept share and the slope are
+
+        s(τ) = E min(1, |w|/τ) = √(2/π) (1 - exp(-τ²/2))/τ + 1 - erf(τ/√2),    V'(s) = -τ².
+    """
+    tau = np.geomspace(1e3, 1e-3, 1000)
+    tail = 1.0 - np.array([math.erf(one / math.sqrt(2.0)) for one in tau])
+    s = math.sqrt(2.0 / math.pi) * -np.expm1(-(tau**2) / 2.0) / tau + tail
+    return TabulatedCost(np.append(s, 1.0), np.append(-(tau**2), 0.0))
+
+
 PAPER = InverseKept()
 """The paper's objective."""
 
@@ -155,5 +169,6 @@ OBJECTIVES: dict[str, Objective] = {
     "inverse": PAPER,
     "inverse-squared": InverseKept(squared=True),
     "linear": LinearKept(),
+    "importance-normal": normal_weights(),
 }
 """Objectives by their names in TOML."""

@@ -23,7 +23,7 @@ WITHOUT_DROPOUT = ("no-dropout", IDEAL)
 GIVEN_RATES = ("fixed", *WITHOUT_DROPOUT)
 """Schemes whose rates do not depend on the cell."""
 IMPORTANCE = "importance"
-OBJECTIVES = ("inverse", "inverse-squared", "linear", IMPORTANCE)
+OBJECTIVES = ("inverse", "inverse-squared", "linear", IMPORTANCE, "importance-normal")
 POLICIES = ("error", "leave-out", "stretch")
 CONTROLS = ("rate", "share", "power", "cpu")
 COSTS = ("measured", "formula")
@@ -49,7 +49,8 @@ class Radio(Settings):
         scheme_settings: keyword arguments of a scheme that is a function, such as ``{ total_j = 50.0 }``.
         objective: what ``"exact"`` minimises, over the kept shares s = 1-γ: ``"inverse"`` Σ w/s (the paper),
             ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning), ``"importance"`` Σ w V(s), where the
-            variance V of importance draws is read off the network in every round.
+            variance V of importance draws is read off the network in every round, ``"importance-normal"`` the same with
+            V of normally distributed weights, which needs no network.
         channel: what draws the gains, and what the server estimates; empty for the fading of this section.
         channel_settings: keyword arguments of the channel.
         outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel, ``"none"``

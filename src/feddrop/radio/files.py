@@ -241,7 +241,10 @@ def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(value, dict):
             yield f"{key} is {brief(value)}; it must be a table of keys and values."
     if table["radio"].get("objective") == IMPORTANCE:
-        yield "radio.objective is 'importance', which is read off the network of a run; a cell has none. Change it."
+        yield (
+            "radio.objective is 'importance', which is read off the network of a run; a cell has none. Use "
+            "'importance-normal' instead."
+        )
     if table["radio"].get("costs") == "measured":
         yield (
             "radio.costs is 'measured', but allocate uses the paper's formula. Remove it, or set costs = \"formula\"; "

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _ARGUMENTS = {"network": "model=...", "data": "dataset=..."}
 
 
+class StoppedError(KeyboardInterrupt):
+    """An interrupt that says what was kept and how to resume."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message, without the traceback."""
+        return [f"Interrupted. {self}"]
+
+
 def finish(job: Run) -> list[RoundRecord]:
     """Run all remaining rounds, write the report and return all records; a notebook shows rounds, then figures.
 
@@ -30,7 +38,7 @@ def finish(job: Run) -> list[RoundRecord]:
         for _ in show_run(job) if notebook else job:
             pass
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_stopped(job)) from None
+        raise StoppedError(_stopped(job)) from None
     write_report(job.folder)
     if notebook:
         show_figures(job.folder)

@@ -180,7 +180,7 @@ export function start(given) {
   options("preset", page.words.presets);
   options("network", [...Object.keys(page.words.networks), "other"]);
   options("noise", page.words.noises);
-  options("objective", page.words.objectives, (name) => ({ inverse: "inverse: Σ w/(1-γ)", "inverse-squared": "inverse-squared: Σ w²/(1-γ)", linear: "linear: Σ w γ" })[name] ?? name);
+  options("objective", page.words.objectives, (name) => ({ inverse: "inverse: Σ w/(1-γ)", "inverse-squared": "inverse-squared: Σ w²/(1-γ)", linear: "linear: Σ w γ", "importance-normal": "importance: Σ w V(1-γ), normal weights" })[name] ?? name);
   options("policy", page.words.policies, (name) => ({ error: "say what is lacking", "leave-out": "leave devices out", stretch: "stretch the deadline" })[name] ?? name);
   options("against", page.words.sliders.map(({ key }) => key), (key) => page.words.sliders.find((one) => one.key === key).label);
   $("against").value = "radio.deadline_s";
