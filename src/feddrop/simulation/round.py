@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -111,94 +111,105 @@ def run_round(
     merges = len(rates) - len(lost) >= min_devices or bool(rates and not lost)
     unmerged = {k: f"lost: {lost[k]}" if k in lost else TOO_FEW for k in (lost if merges else rates)}
     memories = memories if memories is not None else Forgetful()
-    return fold(
-        method,
-        exchange(method, executor, params, jobs, dtype, memories, frozen),
-        params,
-        state,
-        round_=round_,
-        num_samples=num_samples,
-        memories=memories,
-        guard=guard,
-        min_devices=min_devices,
-        frozen=frozen,
-        untrained=untrained,
-        lost=unmerged,
-        merges=merges,
+    intake = Intake(
+        method, params, round_, memories, num_samples=num_samples, frozen=frozen, untrained=untrained, lost=unmerged
     )
 
-
-def fold(
-    method: Method,
-    replies: Iterable[tuple[SentJob, Reply]],
-    params: Params,
-    state: State,
-    *,
-    round_: int,
-    num_samples: Sequence[int] | None,
-    memories: MemoryStore,
-    guard: Guard | None = None,
-    min_devices: int = 1,
-    frozen: Set[str] = frozenset(),
-    untrained: Untrained | None = None,
-    discount: Discount | None = None,
-    lost: Mapping[int, str] = MappingProxyType({}),
-    merges: bool = True,
-) -> RoundResult:
-    """Check each reply and merge it into the network before the next one is read.
-
-    Args:
-        method: the learning method.
-        replies: jobs and replies, at most one per device; jobs may be of earlier rounds.
-        params: the full network.
-        state: the method's state.
-        round_: round, from 1.
-        num_samples: samples per device; None to accept the devices' own figures.
-        memories: what devices remember.
-        guard: watches the updates.
-        min_devices: fewest usable updates; fewer are a RunError.
-        frozen: names of parameters that are not sent.
-        untrained: the parameters that no device has held so far; those of every usable update are removed.
-        discount: changes each update after the guard, for example by its staleness.
-        lost: the statuses of devices whose updates are not merged.
-        merges: whether anything is; if not, the network and the state stay as they are.
-    """
-    devices = dict[int, DeviceRound]()
-
     def updates() -> Iterator[tuple[Job, Update]]:
-        for sent, reply in replies:
-            number = sent.job.device
-            update, error = checked_update(method, sent, reply, num_samples, frozen)
-            if update is not None and number in lost:
-                update, error = None, lost[number]
-            devices[number] = _summary(sent, reply, update, error)
-            if update is not None or reply.forgot:
-                memories.put(round_, number, reply.memory if update else b"")
+        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, frozen):
+            update = intake.checked(sent, reply)
             if update is not None:
-                if method.returns_weights:
-                    update = replace(update, values=_changes(update, params))
-                if untrained is not None:
-                    untrained.add(update.subnet)
                 yield sent.job, update  # merge folds it in before the next reply is read
-        if merges:
-            _check_enough(list(devices.values()), min_devices, round_)
-
-    def note(device: int, **found: Any) -> None:
-        refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
-        devices[device] = replace(devices[device], **found, **refused)
 
     if not merges:
         for _ in updates():  # devices train and send, but nothing arrives that could be merged
             pass
-        return RoundResult(params, state, [devices[number] for number in sorted(devices)])
-    watched = (guard or Guard()).watch(updates(), params, round_, note)
-    if discount is not None:
-        watched = ((job, discount(job, update)) for job, update in watched)
-    merged, new_state = method.merge(state, params, watched)
-    _check_merged(watched, params, merged)
-    _check_enough(list(devices.values()), min_devices, round_)  # again: the guard may have refused some
-    done = [devices[number] for number in sorted(devices)]
-    return RoundResult(without_negative_variances(params, merged), checked_state(new_state, "merge"), done)
+        return RoundResult(params, state, intake.done)
+    return intake.merged(updates(), state, guard=guard, min_devices=min_devices)
+
+
+@dataclass(slots=True)
+class Intake:
+    """Checks the replies of a round one by one, keeps what each device did, and merges the updates.
+
+    Attributes:
+        method: the learning method.
+        params: the full network before the round.
+        round: round, from 1.
+        memories: what devices remember.
+        num_samples: samples per device; None to accept the devices' own figures.
+        frozen: names of parameters that are not sent.
+        untrained: the parameters that no device has held so far; those of every usable update are removed.
+        lost: the statuses of devices whose updates are not merged.
+        devices: what each device did, by its number.
+    """
+
+    method: Method
+    params: Params
+    round: int
+    memories: MemoryStore
+    num_samples: Sequence[int] | None = None
+    frozen: Set[str] = frozenset()
+    untrained: Untrained | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
+    devices: dict[int, DeviceRound] = field(default_factory=dict)
+
+    @property
+    def done(self) -> list[DeviceRound]:
+        """What each device did, in the order of their numbers."""
+        return [self.devices[number] for number in sorted(self.devices)]
+
+    def checked(self, sent: SentJob, reply: Reply) -> Update | None:
+        """Return the update in a reply, if it is usable, and keep what the device did."""
+        number = sent.job.device
+        update, error = checked_update(self.method, sent, reply, self.num_samples, self.frozen)
+        if update is not None and number in self.lost:
+            update, error = None, self.lost[number]
+        self.devices[number] = _summary(sent, reply, update, error)
+        if update is not None or reply.forgot:
+            self.memories.put(self.round, number, reply.memory if update else b"")
+        if update is not None and self.untrained is not None:
+            self.untrained.add(update.subnet)
+        if update is not None and self.method.returns_weights:
+            update = replace(update, values=_changes(update, self.params))
+        return update
+
+    def merged(
+        self,
+        updates: Iterable[tuple[Job, Update]],
+        state: State,
+        *,
+        guard: Guard | None = None,
+        min_devices: int = 1,
+        discount: Discount | None = None,
+    ) -> RoundResult:
+        """Merge updates as they arrive.
+
+        Args:
+            updates: jobs and checked updates, at most one per device.
+            state: the method's state.
+            guard: watches the updates.
+            min_devices: fewest usable updates; fewer are a RunError.
+            discount: changes each update after the guard, for example by its staleness.
+        """
+
+        def arrived() -> Iterator[tuple[Job, Update]]:
+            yield from updates
+            _check_enough(list(self.devices.values()), min_devices, self.round)
+
+        watched = (guard or Guard()).watch(arrived(), self.params, self.round, self._note)
+        if discount is not None:
+            watched = ((job, discount(job, update)) for job, update in watched)
+        merged, new_state = self.method.merge(state, self.params, watched)
+        _check_merged(watched, self.params, merged)
+        _check_enough(list(self.devices.values()), min_devices, self.round)  # again: the guard may have refused some
+        after = without_negative_variances(self.params, merged)
+        return RoundResult(after, checked_state(new_state, "merge"), self.done)
+
+    def _note(self, device: int, **found: Any) -> None:
+        """Keep what the guard found about an update; one with another status is not used."""
+        refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
+        self.devices[device] = replace(self.devices[device], **found, **refused)
 
 
 def _changes(update: Update, params: Params) -> Mapping[str, Tensor]:

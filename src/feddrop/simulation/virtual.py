@@ -16,7 +16,7 @@ from feddrop.simulation.clock import Ended, VirtualClock, link_for
 from feddrop.simulation.flights import Flight, Flights, unanswered
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import DeviceRound, RoundResult, fold
+from feddrop.simulation.round import DeviceRound, Intake, RoundResult
 from feddrop.simulation.schemes import RoundPlan
 from feddrop.simulation.untrained import Untrained
 from feddrop.storage import DeviceRecord, RoundRecord
@@ -100,20 +100,16 @@ def virtual_step(
     stale = {n for n, one in enumerate(ended) if one.what == "arrived" and crew.is_stale(flights[n].sent.job)}
     arrived = {n for n, one in enumerate(ended) if one.what == "arrived"} - stale
     order = sorted(arrived, key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
-    result = fold(
-        ready.method,
-        [(flight.sent, flight.reply) for n in order if (flight := flights[n]).reply is not None],
-        params,
-        state,
-        round_=round_,
-        num_samples=ready.samples,
-        memories=memories,
-        guard=guard,
-        min_devices=ready.config.server.min_devices,
-        frozen=frozen,
-        untrained=untrained,
-        discount=crew.discounted,
+    intake = Intake(
+        ready.method, params, round_, memories, num_samples=ready.samples, frozen=frozen, untrained=untrained
     )
+    updates = (
+        (flight.sent.job, update)
+        for flight in (flights[n] for n in order)
+        if flight.reply is not None and (update := intake.checked(flight.sent, flight.reply)) is not None
+    )
+    least = ready.config.server.min_devices
+    result = intake.merged(updates, state, guard=guard, min_devices=least, discount=crew.discounted)
     done = {device.device: device for device in result.devices}
     entries = [
         _entry(one, flight, done[one.job.device] if n in arrived else None, STALE if n in stale else one.what, round_)
