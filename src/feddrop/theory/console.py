@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,13 @@ from rich.text import Text
 from torch import nn
 
 from feddrop import models
-from feddrop.config import RunConfig, Subnets
-from feddrop.config.parsing import load_json
+from feddrop.config import Subnets
 from feddrop.data import Dataset, load_dataset
 from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
 from feddrop.seeds import derive, permutation
 from feddrop.storage import RunFolder
-from feddrop.storage.files import read_whole
 from feddrop.subnets import parameters
 from feddrop.theory.bounds import Theta
 from feddrop.theory.estimators import EstimatePoint
@@ -100,9 +98,8 @@ def new_subject(model: str, data: str, devices: int, rounds: int, seed: int) -> 
 
 def subject_of_run(folder: Path, seed: int) -> Subject:
     """Return the newest checkpoint of a run with its data, samples per device and rounds."""
-    config = RunConfig.from_file(folder / "config.toml")
-    loaded = RunFolder(folder).checkpoint()
-    about = _about(folder / "run.json")
+    run = RunFolder(folder)
+    config, loaded, about = run.config(), run.checkpoint(), run.about()
     for custom in sorted({"data", "loss"} & {*(about.get("custom") or ())}):
         raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
     model, limit = config.model.name, config.data.train_limit or None
@@ -115,7 +112,7 @@ def subject_of_run(folder: Path, seed: int) -> Subject:
         network=network,
         dataset=dataset,
         loss=loss_named(config.train.loss or dataset.loss),
-        samples=[count for count in about["samples"] if count],
+        samples=_samples(about, folder),
         rounds=config.rounds,
         title=f"{model} on {dataset.name}, after {loaded.round} rounds",
         notes=_notes(config.method) if isinstance(config.method, Subnets) else (),
@@ -129,16 +126,14 @@ def _numbers(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _about(path: Path) -> dict[str, Any]:
-    """Read ``run.json`` and validate the samples per device."""
-    try:
-        about = dict(load_json(read_whole(path)))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path} cannot be read: {error}. Restore it, or run again.") from None
+def _samples(about: Mapping[str, Any], folder: Path) -> list[int]:
+    """Return the samples of every device that has any, as ``run.json`` lists them."""
     samples = about.get("samples")
     if not isinstance(samples, list) or not any(samples) or not all(type(n) is int and n >= 0 for n in samples):
-        raise RunError(f"{path}: 'samples' is {samples!r}; it must list the samples per device. Restore the file.")
-    return about
+        raise RunError(
+            f"run.json of {folder}: 'samples' is {samples!r}; it must list the samples per device. Restore the file."
+        )
+    return [count for count in samples if count]
 
 
 def _notes(subnet: Subnets) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError
-from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure
+from feddrop.report.style import GRID, INK, MUTED, SERIES, TEXT, blank_figure, soften
 from feddrop.theory.bounds import Floats, odds
 from feddrop.theory.variance import NAMES
 
@@ -42,7 +42,9 @@ def draw(study: Study, title: str = "") -> Figure:
         _squares(panels[0, column], x, law, study.bound(law))
         _ratios(panels[1, column], x, law)
         for axes in panels[:, column]:
-            _soften(axes)
+            soften(axes)
+            axes.grid(axis="x", color=GRID, linewidth=0.8)
+            axes.tick_params(which="minor", length=0)
         _rate_ticks(panels[1, column], x)
     top = max(float((curve.ratio + 2 * curve.ratio_error).max()) for law in study.laws for _, curve in _curves(law))
     panels[1, 0].set_ylim(0.4, 1.2 * max(top, 2))
@@ -97,12 +99,3 @@ def _rate_ticks(axes: Axes, x: Floats) -> None:
     axes.xaxis.set_ticks(odds(shown).tolist(), [f"{rate:g}" for rate in shown])
     axes.xaxis.set_ticks([], minor=True)
     axes.set_xlabel("rate γ, placed at γ/(1-γ)", fontsize=TEXT, color=MUTED)
-
-
-def _soften(axes: Axes) -> None:
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(which="both", length=0, labelsize=TEXT, labelcolor=MUTED)
