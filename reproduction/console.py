@@ -13,7 +13,7 @@ from rich.table import Table
 from feddrop.comparison import FAILS, HOLDS, UNDECIDED
 from reproduction.experiments import EXPERIMENTS
 from reproduction.framework.experiment import Experiment
-from reproduction.framework.page import Judged
+from reproduction.framework.judged import Judged
 from reproduction.framework.published import CLAIMS, Claim
 from reproduction.framework.scales import scale
 from reproduction.reproduce import progress_of, reproduce, store_for

@@ -25,7 +25,7 @@ from feddrop.errors import RunError
 from reproduction import changes
 from reproduction.experiments import accuracy, deadline, explain, objective, remark
 from reproduction.framework.experiment import Lookup, mean_of, percents
-from reproduction.framework.page import Judged, counts
+from reproduction.framework.judged import Judged, counts
 from reproduction.framework.published import RATES, TABLE
 from reproduction.framework.scales import SCENARIOS, Scale
 
@@ -63,12 +63,14 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
 
 
 def _wrapped(text: str) -> str:
-    """Wrap paragraphs, but never before a %; leave tables, pictures and headings alone."""
+    """Wrap paragraphs and list items, but never before a %; leave tables, pictures, headings and HTML alone."""
     wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    parts = [
-        part if part.startswith(("|", "#", "!")) else wrapper.fill(part)
-        for part in text.replace(" %", "\u00a0%").strip().split("\n\n")
-    ]
+    item = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
+    parts = []
+    for part in text.replace(" %", "\u00a0%").strip().split("\n\n"):
+        if part.startswith("- "):
+            part = "\n".join(map(item.fill, part.splitlines()))
+        parts.append(part if part.startswith(("|", "#", "[!", "<", "- ")) else wrapper.fill(part))
     return "\n\n".join(parts) + "\n"
 
 

@@ -14,7 +14,8 @@ from reproduction import findings
 from reproduction.experiments import EXPERIMENTS
 from reproduction.framework.claims import as_json
 from reproduction.framework.experiment import Experiment, Page
-from reproduction.framework.page import Judged, judge, write_pages
+from reproduction.framework.judged import Judged, judge
+from reproduction.framework.page import write_pages
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Store, key_of
 from reproduction.framework.stored import describe

@@ -2,6 +2,7 @@
 
 from reproduction.experiments import (
     accuracy,
+    allocator,
     bias,
     converge,
     deadline,
@@ -29,6 +30,7 @@ EXPERIMENTS = (
     deadline.EXPERIMENT,
     dynamic.EXPERIMENT,
     energy.EXPERIMENT,
+    allocator.EXPERIMENT,
     power.EXPERIMENT,
     weak.EXPERIMENT,
     objective.EXPERIMENT,

@@ -61,6 +61,7 @@ RIVALS = {
 one of FedDST's paper, which is the more accurate of the two here."""
 MODELS = {"underfitting": "lenet", "overfitting": "alexnet"}
 TITLES = {"lenet": "LeNet", "alexnet": "AlexNet", "iid": "IID", "dirichlet": "non-IID"}
+FC_ONLY = "with dropout in AlexNet's fully-connected layers only"
 STILL, NEVER = 0.01, "none"
 """The α of FedDST's paper; and the entry for a mask that never moved."""
 FIRST, CROSSING, PEAK, END = 0.1, 0.3, 0.15, 0.4
@@ -222,7 +223,7 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
     tuned = "FedDST has the learning rate that was chosen without dropout"
     return [
         verdict("underfit-falls", falls),
-        verdict("overfit-peaks", peaks),
+        verdict("overfit-peaks", peaks, "", FC_ONLY),
         verdict(
             "beats-feddst", [_feddst_point(row, rate, pair) for (row, rate), pair in beats.items()], f"{asked}; {tuned}"
         ),

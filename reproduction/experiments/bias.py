@@ -1,25 +1,26 @@
 """Lemma 1: is the gradient of a subnet unbiased? With max pooling, as in the paper, and with average pooling.
 
-The lemma expands the gradient to first order, so that its bias is of second order in the mask. Max pooling has kinks:
+The lemma expands the gradient to first order in ŵ-w, so that its bias is of second order. Max pooling has kinks:
 a dropped weight may change which input is the largest, however small the rate. Average pooling has none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from feddrop import data, models
-from feddrop.comparison import Comparison
+from feddrop.comparison import YES, Comparison
 from feddrop.config import RunConfig
 from feddrop.seeds import derive, permutation
 from feddrop.theory import EstimatePoint as Place
 from feddrop.theory import measure_law
 from reproduction.framework.experiment import Experiment, Lookup, Page, markdown_table
 from reproduction.framework.scales import Scale
-from reproduction.framework.verdicts import verdict
+from reproduction.framework.verdicts import Verdict, verdict
 
 RATES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
 POOLINGS = {"max": "max pooling", "average": "average pooling"}
@@ -81,8 +82,9 @@ def make(scale: Scale, _: Lookup, facts: dict[str, Any]) -> Page:
         "per rate; weights of all layers dropped.*\n\n"
         "‖bias‖² is the squared distance between the mean gradient of the subnets and the gradient of the full "
         "network, ± one standard error. Unbiased means that it is at most "
-        f"{TOLERANCE:.0%} of ‖g‖², a bias of a tenth of the gradient. The lemma predicts a bias of second order in the "
-        "rate. Average pooling leaves such a bias only; max pooling, which the paper uses, adds kinks: at rate "
+        f"{TOLERANCE:.0%} of ‖g‖², a bias of a tenth of the gradient. The lemma neglects terms of second order in "
+        "ŵ-w, whose mean is proportional to γ/(1-γ). Average pooling leaves such a bias only; max pooling, which the "
+        "paper uses, adds kinks: at rate "
         f"{facts['rate'][0]:g} ‖bias‖² is {first['max']:.1e} with max and {first['average']:.1e} with average "
         "pooling.\n\n" + markdown_table(["", "γ", "‖bias‖²", "of ‖g‖²", "of the spread"], rows) + "\n"
     )
@@ -90,7 +92,17 @@ def make(scale: Scale, _: Lookup, facts: dict[str, Any]) -> Page:
         f"unbiased means ‖bias‖² of at most {TOLERANCE:.0%} of ‖g‖²; it is at most {max(shares):.0%} of the spread; at "
         "small rates it comes from the kinks of max pooling, not from the second order"
     )
-    return Page(text=text, verdicts=[verdict("unbiased", points, note)])
+    return Page(text=text, verdicts=[_up_to(verdict("unbiased", points, note), facts["rate"])])
+
+
+def _up_to(found: Verdict, rates: Sequence[float]) -> Verdict:
+    """Add the condition: with each pooling, up to which rate all answers are yes."""
+    words = []
+    for i, title in enumerate(POOLINGS.values()):
+        says = [answer.says == YES for answer in found.answers[i * len(rates) : (i + 1) * len(rates)]]
+        good = says.index(False) if False in says else len(says)
+        words.append(f"{title}: up to rate {rates[good - 1]:g}" if good else f"{title}: at no rate")
+    return found._replace(condition="; ".join(words))
 
 
 EXPERIMENT = Experiment("unbiased", "The bias of a subnet's gradient", "Lemma 1", runs, make, measure)

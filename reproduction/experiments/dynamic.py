@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feddrop.comparison import Comparison, matched
+from feddrop.comparison import Comparison, Spent, matched, spent_differences
 from feddrop.config import RunConfig
 from reproduction.experiments.cells import deadline_for, radio
 from reproduction.experiments.curves import CONVERGED, SHARES, convergence_round, plateau_of
@@ -17,6 +17,7 @@ from reproduction.framework.experiment import Experiment, Lookup, Page, by_seed,
 from reproduction.framework.scales import SCENARIOS, Scale
 from reproduction.framework.settings import of_runs
 from reproduction.framework.store import Result
+from reproduction.framework.traced import Traced
 from reproduction.framework.verdicts import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -126,9 +127,7 @@ def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
         for pair in pairs:
             at = f"{scenario}, {pair.deadline_s:g} s"
             above.append(Comparison(at, differences=matched(percents(pair.iid), percents(pair.skewed)), pool=at))
-            later = [_later(one, other) for one, other in zip(pair.iid, pair.skewed, strict=True)]
-            known = tuple(value for value in later if value is not None)
-            faster.append(Comparison(at, differences=known, unit="rounds", pool=at, step=1.0))
+            faster.append(_later(at, pair))
         gaps = [
             [_minus(a, b) for a, b in zip(percents(p.iid), percents(p.skewed), strict=True)]
             for p in (pairs[-1], pairs[0])
@@ -147,13 +146,19 @@ def _verdicts(found: dict[str, list[Pair]]) -> list[Verdict]:
     ]
 
 
-def _later(iid: Result | None, skewed: Result | None) -> float | None:
-    """Return how many more rounds non-IID data need for the same accuracy."""
-    if iid is None or skewed is None:
-        return None
-    level = plateau_of(skewed)
-    first, second = (convergence_round(result, level, SHARES[CONVERGED]) for result in (iid, skewed))
-    return min(second, len(skewed.series["test_accuracy"]) + 1.0) - min(first, len(iid.series["test_accuracy"]) + 1.0)
+def _later(at: str, pair: Pair) -> Comparison:
+    """Compare the rounds that non-IID and IID data need for the same accuracy; a level never reached gives a bound."""
+
+    def rounds(result: Result | None, level: float | None) -> Spent | None:
+        if result is None or level is None:
+            return None
+        reached = Traced(convergence_round(result, level, SHARES[CONVERGED]), [result.key])
+        return Spent(reached, len(result.series["test_accuracy"]) + 1.0)
+
+    levels = [skewed and plateau_of(skewed) for skewed in pair.skewed]
+    iid, skewed = (list(map(rounds, results, levels)) for results in (pair.iid, pair.skewed))
+    found = spent_differences(skewed, iid)
+    return Comparison(at, found.values, bounds=found.bounds, unit="rounds", pool=at, step=1.0, ran=found.ran)
 
 
 def _minus(a: float | None, b: float | None) -> float | None:

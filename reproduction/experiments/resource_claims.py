@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from feddrop.comparison import LEAST_SEEDS, Comparison, matched
-from reproduction.experiments.resources import Spot
+from reproduction.experiments.resources import RANDOM_AT, Spot
 from reproduction.framework.verdicts import Verdict, verdict
 
 ALMOST_EQUAL = 1.0
@@ -35,7 +35,7 @@ class Ends(NamedTuple):
     loose_rate: float = 0.0
 
 
-def judge_accuracy(latency: dict[str, Ends], bands: dict[str, Ends], *, drops: float, only: str) -> list[Verdict]:
+def judge_accuracy(latency: dict[str, Ends], bands: dict[str, Ends], *, drops: float, theta: str) -> list[Verdict]:
     """Judge the claims on accuracy.
 
     Schemes are compared at every deadline and bandwidth at which both sides were run with at least three seeds, and at
@@ -45,22 +45,27 @@ def judge_accuracy(latency: dict[str, Ends], bands: dict[str, Ends], *, drops: f
         latency: accuracy against the deadline, by scenario.
         bands: accuracy against the bandwidth, by scenario.
         drops: mean rate of random shares under the loose deadline.
-        only: the condition under which the proposed scheme is above the bandwidth-aware one.
+        theta: the θ of random shares, on which every comparison with the bandwidth-aware scheme depends.
     """
     every = "asked at every deadline and bandwidth with three seeds"
     base = _against("base", latency, bands)
     nothing = (
         f"almost equal means within {ALMOST_EQUAL:g} percentage point; at this deadline random shares drop "
-        f"{drops:.0%} on average; the run without dropout represents the proposed scheme"
+        f"{drops:.0%} on average; the proposed scheme drops nothing there, so the run without dropout represents it"
     )
     return [
-        verdict("accuracy-scheme", _against("random", latency, bands), every, only),
+        verdict("accuracy-scheme", _against("random", latency, bands), every, theta),
         verdict("equal-split", _against("equal", latency, bands), every),
         verdict("accuracy-overfit", [replace(one) for one in base if one.label.startswith("overfitting")], every),
         verdict("accuracy-whole", base, every),
         verdict("accuracy-grows", [_grows(scenario, ends, "s") for scenario, ends in latency.items()]),
         verdict("accuracy-bandwidth", [_grows(scenario, ends, "MHz") for scenario, ends in bands.items()]),
-        verdict("gain-grows", [_grows(scenario, ends, "s", over="random") for scenario, ends in latency.items()]),
+        verdict(
+            "gain-grows",
+            [_grows(scenario, ends, "s", over="random") for scenario, ends in latency.items()],
+            "",
+            RANDOM_AT,
+        ),
         verdict("loose-equal", [_alike(scenario, ends) for scenario, ends in latency.items()], nothing),
     ]
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from feddrop.config import RunConfig
+from feddrop.config import Radio, RunConfig
 from reproduction.experiments.cells import BAND_HZ, deadline_for, radio
 from reproduction.framework.scales import SCENARIOS, Scale, Setting
 
 SCHEMES = {"exact": "proposed", "random": "bandwidth-aware", "equal": "equal shares"}
 BAND_TARGET = 0.2
+RANDOM_AT = f"with random shares at θ = {Radio().max_rate:g}"
+"""The condition of every claim on the bandwidth-aware scheme: its largest rate, which the paper does not give."""
 
 
 class Spot(NamedTuple):

@@ -93,8 +93,14 @@ def make(scale: Scale, find: Lookup) -> Page:
             label = f"{case.title}: {name}, against leaving out"
             counts = matched(_devices(found[name]), _devices(without))
             part.append(Comparison(label, counts, unit="devices per round", pool=case.title))
-            gains.append(Comparison(label, matched(percents(found[name]), percents(without)), pool=case.title))
-    return Page(text=text, verdicts=[verdict("weak-take-part", part), verdict("weak-devices", gains)])
+            if case.length == PLATEAU:
+                gains.append(Comparison(label, matched(percents(found[name]), percents(without)), pool=case.title))
+    taken = "so it must be, as the allocator leaves out only devices that cannot meet the deadline at θ"
+    note = (
+        "the paper says that they contribute their data; that this must show in the accuracy is our reading. Runs as "
+        "in the figures, still rising, are shown but not asked"
+    )
+    return Page(text=text, verdicts=[verdict("weak-take-part", part, taken), verdict("weak-devices", gains, note)])
 
 
 def _devices(results: list[Result | None]) -> list[float | None]:

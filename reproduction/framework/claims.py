@@ -10,7 +10,7 @@ from typing import Any
 from feddrop.comparison import Answer
 from feddrop.config import RunConfig, from_table
 from reproduction.framework.experiment import Experiment
-from reproduction.framework.page import Judged
+from reproduction.framework.judged import Judged
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Store, key_of
 from reproduction.framework.stored import words_of

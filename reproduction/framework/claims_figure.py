@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feddrop.comparison import IN_NOISE, NO, UNDECIDED, YES, Answer
+from feddrop.comparison import NO, UNDECIDED, WITHIN_MARGIN, YES, Answer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def beyond(answer: Answer) -> float:
     asked = answer.comparison
     if asked.certain is not None:
         return FAR if asked.certain else -FAR
-    if answer.why not in ("", IN_NOISE):
+    if answer.why not in ("", WITHIN_MARGIN):
         return math.nan
     towards = answer.mean if asked.tolerance is None else asked.tolerance - abs(answer.mean)
     return float(np.clip(towards / answer.margin, -FAR, FAR)) if answer.margin else math.copysign(FAR, towards)
@@ -63,6 +63,6 @@ def draw(claims: Sequence[tuple[str, Sequence[Answer]]]) -> Figure:
     axes.minorticks_off()
     axes.set_yticks(range(len(claims)), [textwrap.fill(text, _LINE) for text, _ in claims])
     axes.tick_params(axis="y", labelsize=7.5, labelcolor=INK)
-    axes.set_title("← says no · within the noise · says yes →", fontsize=TEXT, color=MUTED, pad=10)
+    axes.set_title("← says no · within the margin · says yes →", fontsize=TEXT, color=MUTED, pad=10)
     axes.set_xlabel("difference over its margin", fontsize=TEXT, color=MUTED)
     return figure

@@ -193,13 +193,12 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         values = [float(text) for text in re.findall(r"[\d.]+", at)]
         pairs = [[cell_run(net, "exact", x, changing=True, partition=p) for p in ("iid", "dirichlet")] for x in values]
         if claim == "iid-faster":
-            found = []
-            for seed in sorted(set(pairs[0][0]) & set(pairs[0][1])):
-                level = max(smooth(pairs[0][1][seed]))
-                last = len(pairs[0][0][seed]["test_accuracy"]) + 1
-                iid, skewed = (min(reached(runs[seed], level)[2], last) for runs in pairs[0])
-                found.append(skewed - iid)
-            return found, at
+            levels = {seed: max(smooth(run)) for seed, run in pairs[0][1].items()}
+            sides = []
+            for runs in reversed(pairs[0]):
+                until = {s: reached(run, levels[s])[2] for s, run in runs.items() if s in levels}
+                sides.append((until, {s: len(runs[s]["test_accuracy"]) + 1 for s in until}))
+            return bounded(*sides), at
         gaps = [{s: end(iid[s]) - end(skewed[s]) for s in iid if s in skewed} for iid, skewed in pairs]
         return (list(gaps[0].values()) if claim == "iid-above" else matched(*gaps)), at
     if claim == "energy-scheme":
@@ -256,6 +255,8 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
             for rate, layers in ((0.2, "all"), (0.0, "linear"))
         ]
         return matched(*deep), ""
+    if claim == "overfit-all":
+        return matched(ends(figure_run("alexnet", 0.2, layers="all")), ends(figure_run("alexnet"))), ""
     if claim == "norm-falls":
         rows = NORMS[re.match(r"rate (.+):", at)[1]]
         return [fmean(row[: len(row) // 2]) - fmean(row[len(row) // 2 :]) for row in rows], at

@@ -394,7 +394,8 @@ def test_what_decides_the_outcome():
 def variant(question: str, title: str) -> dict[int, dict]:
     net = "lenet" if question.startswith("LeNet") else "alexnet"
     if "FedDST's learning rate" in question:
-        return table_run("lenet", "dirichlet", "feddst", 0.2, lr=float(title), alpha=0.01, released=False)
+        lr, alpha = (float(text) for text in re.fullmatch(r"([\d.]+), α = ([\d.]+)", title).groups())
+        return table_run(net, "dirichlet", "feddst", 0.2, lr=lr, alpha=alpha, released=False)
     if "learning rate" in question:
         lr = {"lr": float(title.split(",")[0])}
         more = {"rounds": 100} if "twice" in title else {"dirichlet": 1.0} if "Dirichlet(1)" in title else {}

@@ -19,7 +19,7 @@ from reproduction.experiments.curves import Reading, convergence_round, curves_o
 from reproduction.experiments.objective import Dot
 from reproduction.experiments.resources import latency_spots
 from reproduction.experiments.round_claims import compare, until
-from reproduction.framework.page import Judged
+from reproduction.framework.judged import Judged
 from reproduction.framework.published import CLAIMS
 from reproduction.framework.scales import scale
 from reproduction.framework.store import key_of
@@ -244,7 +244,7 @@ def test_verdicts_on_the_table():
     assert found(falling)["underfit-falls"] == HOLDS
     assert found(falling)["overfit-peaks"] == PARTLY  # it falls, but from rate 0
     assert found(peaked)["overfit-peaks"] == HOLDS
-    assert found({**peaked, 0.15: 0.1601})["overfit-peaks"] == PARTLY  # within the noise
+    assert found({**peaked, 0.15: 0.1601})["overfit-peaks"] == PARTLY  # within the margin
     assert found(falling, seeds=(0, 1))["underfit-falls"] == UNDECIDED
     assert found(falling)["beats-feddst"] == PARTLY  # above at 0.2, below at 0.4
     assert found(falling)["feddst-alexnet"] == HOLDS
@@ -270,6 +270,19 @@ def test_a_conditional_verdict_says_its_condition():
     answers = verdict("accuracy-scheme", [Comparison("", certain=True)], condition="only at θ = 0.9")
     claim = next(claim for claim in CLAIMS if claim.name == "accuracy-scheme")
     assert Judged(claim, answers.answers, "", answers.condition).shown == "holds; only at θ = 0.9"
+
+
+def judged_so(*certain: bool) -> Judged:
+    return Judged(CLAIMS[0], verdict("x", [Comparison("", certain=one) for one in certain]).answers, "")
+
+
+def test_counterexamples_are_told_apart_and_counted():
+    assert judged_so(True, True).shown == "holds"
+    assert judged_so(True, False, False).shown == "holds in part, fails in part (yes 1, no 2)"
+    assert judged_so(False, False).shown == "does not hold"
+    assert Judged(CLAIMS[0], (), "").shown == "undecided (not run)"
+    open_ = verdict("x", [Comparison("", certain=True), Comparison("", (1.0, -40.0, 2.0))])
+    assert Judged(CLAIMS[0], open_.answers, "").shown == "holds in part (yes 1, within the margin 1)"
 
 
 def test_every_change_since_0_2_has_a_reason():

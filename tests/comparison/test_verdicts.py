@@ -13,12 +13,12 @@ from feddrop.comparison import (
     FAILS,
     FEW_SEEDS,
     HOLDS,
-    IN_NOISE,
     NO,
     NOT_REACHED,
     NOT_RUN,
     PARTLY,
     UNDECIDED,
+    WITHIN_MARGIN,
     YES,
     Comparison,
     judge,
@@ -112,7 +112,20 @@ def test_an_undecided_answer_says_why():
         ]
     )
     few, late = FEW_SEEDS, NOT_REACHED
-    assert [one.why for one in made] == [few, few, few, "", NOT_RUN, late, IN_NOISE, late, few, IN_NOISE, "", ""]
+    assert [one.why for one in made] == [
+        few,
+        few,
+        few,
+        "",
+        NOT_RUN,
+        late,
+        WITHIN_MARGIN,
+        late,
+        few,
+        WITHIN_MARGIN,
+        "",
+        "",
+    ]
     assert [one.leaning for one in made] == [YES, NO, YES, *[""] * 9]
     assert [one.says for one in made[-2:]] == [YES, NO]
     assert all(one.seeds > 1 or math.isnan(one.error) for one in made[:9])
@@ -121,7 +134,7 @@ def test_an_undecided_answer_says_why():
         NOT_RUN,
         NOT_REACHED,
         FEW_SEEDS,
-        IN_NOISE,
+        WITHIN_MARGIN,
     ]
 
 

@@ -76,7 +76,7 @@ def test_means_differences_and_verdicts(logs: list[RunLog]) -> None:
             assert rows[arm].margin == pytest.approx(4.303 * rows[arm].error)
     verdicts = {arm: row.verdict for arm, row in rows.items()}
     assert verdicts == {"base": "", "better": "holds", "much the same": "undecided", "worse": "does not hold"}
-    assert rows["much the same"].why == "within the noise"
+    assert rows["much the same"].why == "within the margin"
 
 
 def test_two_seeds_decide_nothing(logs: list[RunLog]) -> None:

@@ -34,7 +34,7 @@ import numpy as np
 
 HOLDS, PARTLY, UNDECIDED, FAILS = "holds", "holds in part", "undecided", "does not hold"
 YES, NO = "yes", "no"
-REASONS = IN_NOISE, FEW_SEEDS, NOT_REACHED, NOT_RUN = "within the noise", "few seeds", "not reached", "not run"
+REASONS = WITHIN_MARGIN, FEW_SEEDS, NOT_REACHED, NOT_RUN = "within the margin", "few seeds", "not reached", "not run"
 """Why a comparison is undecided, from the most to the least informative."""
 LEAST_SEEDS = 3
 STUDENT = (
@@ -109,7 +109,7 @@ class Answer(NamedTuple):
         if self.says != UNDECIDED:
             return ""
         if self.seeds >= LEAST_SEEDS or self.comparison.estimate is not None:
-            return IN_NOISE
+            return WITHIN_MARGIN
         ran = max(self.comparison.ran, self.seeds)
         return NOT_REACHED if ran >= LEAST_SEEDS else FEW_SEEDS if ran else NOT_RUN
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrop.comparison.verdicts import IN_NOISE, UNDECIDED
+from feddrop.comparison.verdicts import UNDECIDED, WITHIN_MARGIN
 from feddrop.errors import RunError, one_of
 from feddrop.report.curves import SPENT, Against, accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, differing_settings, grouped, marked
@@ -260,7 +260,7 @@ def _differences(found: Standings) -> Html:
 
 
 def _verdict(measure: Measure, row: Row) -> Html:
-    why = f" ({row.why})" if row.why not in ("", IN_NOISE) else ""
+    why = f" ({row.why})" if row.why not in ("", WITHIN_MARGIN) else ""
     word = el("span" if row.verdict == UNDECIDED else "strong", row.verdict + why)
     return el("span", measure.difference(row), Html("<br>"), word) if row.seeds else el("span", word)
 
