@@ -3,7 +3,7 @@
 1. :func:`identity` tells which runs are seeds of one experiment.
 2. :func:`first_reached` and :func:`spent_until` read off a run when it reached a target and what it had spent by then.
 3. :func:`matched` and :func:`spent_differences` subtract two sets of runs seed by seed.
-4. :func:`judge` says whether the differences exceed the noise, :func:`outcome` sums up several comparisons.
+4. :func:`judge` says whether the differences exceed their margin, :func:`outcome` sums up several comparisons.
 
 Example:
     >>> from feddrop.comparison import Comparison, judge, matched
