@@ -43,6 +43,8 @@ SEARCH_SEED = 100
 """First seed of the runs that choose learning rates; no run that is judged uses it."""
 VALIDATION = 0.2
 """Share of the training samples that these runs hold back and are chosen by."""
+EXPONENTS, EXPONENT_SEEDS = (1.0, 2.0, 3.0, 4.0), 3
+"""Exponents of the draw that were compared in the same way, on LeNet at the hard rates, and the number of seeds."""
 
 PAPER, HOLDERS = "FedDrop", "FedDrop, holders"
 IMPORTANCE, SQUARED, UNITS = "FedDrop, importance", "FedDrop, importance²", "FedDrop, importance, units"

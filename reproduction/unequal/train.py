@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from feddrop.config import RunConfig
 from reproduction.framework.store import LAST, Result, Store
-from reproduction.unequal.tasks import METHODS, MIXED, PAPER, SEARCH_SEED, TASKS, VALIDATION, Task
+from reproduction.unequal.tasks import (
+    EXPONENT_SEEDS,
+    EXPONENTS,
+    HARD,
+    IMPORTANCE,
+    METHODS,
+    MIXED,
+    PAPER,
+    SEARCH_SEED,
+    SQUARED,
+    TASKS,
+    VALIDATION,
+    Task,
+)
 
 Sweep = Callable[[list[RunConfig]], bool]
 """Trains the runs that are not in the store yet; returns whether all of them finished."""
@@ -83,6 +97,26 @@ def learning_rate(task: Task, method: str, store: Store) -> float | None:
     return _best(runs, store)
 
 
+def exponent_runs(task: Task, store: Store) -> dict[str, list[RunConfig]]:
+    """Return the runs that choose the exponent of importance draws, and FIARSE's; empty before the others ran.
+
+    They train at the hard rates and hold back samples as the search for learning rates does.
+    """
+
+    def at(method: str, **settings: float) -> list[RunConfig]:
+        rounds, lr = rounds_of(task, method, HARD, store), learning_rate(task, method, store)
+        if rounds is None or lr is None:
+            return []
+        runs = [
+            task.run(method, HARD, rounds=rounds, lr=lr, seed=SEARCH_SEED + n, validation=VALIDATION)
+            for n in range(EXPONENT_SEEDS)
+        ]
+        return [replace(run, method=replace(run.method, **settings)) for run in runs]
+
+    draws = {f"{p:g}": at(IMPORTANCE if p == 1.0 else SQUARED, exponent=p) for p in EXPONENTS}
+    return {label: runs for label, runs in (draws | {"FIARSE": at("FIARSE")}).items() if runs}
+
+
 def train(task: Task, columns: Sequence[str], store: Store, sweep: Sweep) -> None:
     """Train everything that the table of a task needs."""
     searched = TASKS[task.search] if task.search else task
@@ -108,3 +142,5 @@ def train(task: Task, columns: Sequence[str], store: Store, sweep: Sweep) -> Non
             if lr is not None and (count := rounds[method, column]) is not None
         ]
     )
+    if task is TASKS["lenet"]:
+        sweep([run for runs in exponent_runs(task, store).values() for run in runs])
