@@ -71,7 +71,9 @@ def test_the_search_goes_on_until_the_best_is_not_at_the_edge(store, peak, tried
     ("differences", "word"),
     [
         ({"a": (1.0, 1.1, 0.9), "b": (5.0, 5.1, 4.9)}, "first, +1.00 to a"),
-        ({"a": (1.0, 5.0, -2.0), "b": (5.0, 5.1, 4.9)}, "within the noise, +1.33 to a"),
+        ({"a": (1.0, 5.0, -2.0), "b": (5.0, 5.1, 4.9)}, "undecided, +1.33 to a"),
+        ({"a": (-60.0, -2.0, -61.0), "b": (1.0, 1.1, 0.9)}, "undecided, -41.00 to a"),
+        ({"a": (0.1, -0.1, 0.2), "b": (5.0, 5.1, 4.9)}, "level, +0.07 to a"),
         ({"a": (-1.0, -9.0, 1.0), "b": (-1.0, -1.1, -0.9)}, "behind, -1.00 to b"),
         ({"a": (), "b": (1.0, 1.1, 0.9)}, "not run"),
     ],

@@ -12,13 +12,24 @@ from reproduction.framework.drawing import legend, panels
 from reproduction.framework.experiment import by_seed, markdown_table, mean_of, spread
 from reproduction.framework.store import LAST, Result, Store
 from reproduction.unequal.tasks import CELL, METHODS, OURS, RATES, TASKS, VALIDATION, Task
-from reproduction.unequal.train import budget, learning_rate, rounds_of, search_runs, traffic, validated
+from reproduction.unequal.train import (
+    budget,
+    exponent_runs,
+    learning_rate,
+    rounds_of,
+    search_runs,
+    traffic,
+    validated,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INTRODUCTION = (Path(__file__).parent / "introduction.md").read_text(encoding="utf-8")
 """The top of the page."""
+
+LEVEL = 1.0
+"""Two methods are level if their difference is undecided and known to this many points: its margin is smaller."""
 
 Scores = dict[str, list[float | None]]
 """Test accuracies in percent by method, one per seed; None where a run is missing."""
@@ -34,7 +45,7 @@ class Table:
 
     def __init__(self, task: Task, store: Store) -> None:
         self.task, self.rounds, self.results = task, {}, {}
-        for method in METHODS:
+        for method in task.methods:
             lr = learning_rate(task, method, store)
             for column in task.columns:
                 rounds = rounds_of(task, method, column, store)
@@ -44,7 +55,7 @@ class Table:
                     [None] * len(task.seeds) if at is None else by_seed(store.get, at, task.seeds)
                 )
         self.columns = [
-            column for column in task.columns if any(any(self.results[column, method]) for method in METHODS)
+            column for column in task.columns if any(any(self.results[column, method]) for method in task.methods)
         ]
 
     def scores(self, column: str) -> Scores:
@@ -54,7 +65,7 @@ class Table:
         rate, too: nested methods leave the rest of the network untrained. The better mean over seeds counts.
         """
         found: Scores = {}
-        for method in METHODS:
+        for method in self.task.methods:
             names = ("test_accuracy", f"accuracy_at_{min(self.task.rates(column)):g}")
             ways = [[_last(one, name) for one in self.results[column, method]] for name in names]
             found[method] = max(ways, key=lambda row: np.nan_to_num(mean_of(row), nan=-1.0))
@@ -63,7 +74,7 @@ class Table:
     def answers(self, ours: str) -> dict[str, dict[str, Answer]]:
         """Return whether ``ours`` beats each rival, by rival and column."""
         found = {column: self.scores(column) for column in self.columns}
-        rivals = [method for method in METHODS if method not in OURS]
+        rivals = [method for method in self.task.methods if method not in OURS]
         return {
             rival: {
                 column: judge([Comparison(column, matched(found[column][ours], found[column][rival]))])[0]
@@ -92,15 +103,21 @@ def standing(told: dict[str, dict[str, Answer]], column: str) -> str:
         behind = [name for name, answer in of.items() if answer.says == NO]
         if behind:
             rival, least = behind[0], of[behind[0]]
-    word = {YES: "first", NO: "behind"}.get(least.says, "within the noise")
+    word = {YES: "first", NO: "behind"}.get(least.says, _tie(least))
     return f"{word}, {least.mean:+.2f} to {rival}"
+
+
+def _tie(answer: Answer) -> str:
+    """Return the word for a difference within its margin: known to be small, or not known."""
+    return "level" if answer.margin < LEVEL else "undecided"
 
 
 def write(store: Store) -> tuple[str, dict[str, Figure]]:
     """Return the page as Markdown, and its figures by file name."""
     tables = {name: Table(task, store) for name, task in TASKS.items()}
     figures = {}
-    text = INTRODUCTION.format(rates=_rates(), held=f"{VALIDATION:.0%}") + _summary(tables)
+    text = INTRODUCTION.format(rates=_rates(), held=f"{VALIDATION:.0%}", level=f"{LEVEL:g}", exponents=_exponents(store))
+    text += _summary(tables)
     for name, table in tables.items():
         text += f"## {table.task.title}\n\n"
         if not table.columns:
@@ -122,16 +139,18 @@ def _about(table: Table, store: Store) -> str:
         f"{momentum}, learning rate falling as a cosine. Budget, the bytes of {task.rounds} rounds of the paper's "
         f"method: {amounts}."
     )
+    if missing := [method for method in METHODS if method not in task.methods]:
+        text += f" Not compared here, to save time: {', '.join(missing)}."
     if CELL in table.columns:
         text += f" The cell gives the rates {', '.join(f'{rate:.2f}' for rate in task.rates(CELL))}."
     return text + "\n\n"
 
 
 def _accuracies(table: Table) -> str:
-    rows: dict[str, list[str]] = {method: [method] for method in METHODS}
+    rows: dict[str, list[str]] = {method: [method] for method in table.task.methods}
     for column in table.columns:
         found = table.scores(column)
-        best = np.nanmax([mean_of(row) for row in found.values() if None not in row])
+        best = max([mean_of(row) for row in found.values() if None not in row], default=np.nan)
         for method, row in found.items():
             cell = spread(row) or "not run"
             rows[method] += [f"**{cell}**" if mean_of(row) == best else cell, str(table.rounds[column, method] or "")]
@@ -141,7 +160,7 @@ def _accuracies(table: Table) -> str:
 
 def _verdicts(table: Table) -> str:
     text = ""
-    for ours in OURS:
+    for ours in _ours(table.task):
         told = table.answers(ours)
         rows = [[rival, *(_cell(answer) for answer in by.values())] for rival, by in told.items()]
         rows.append(["**in all**", *(f"**{standing(told, column)}**" for column in table.columns)])
@@ -150,10 +169,14 @@ def _verdicts(table: Table) -> str:
     return text
 
 
+def _ours(task: Task) -> list[str]:
+    return [method for method in task.methods if method in OURS]
+
+
 def _cell(answer: Answer) -> str:
     if not answer.seeds:
         return "not run"
-    word = {YES: "better", NO: "worse"}.get(answer.says, "undecided")
+    word = {YES: "better", NO: "worse"}.get(answer.says, _tie(answer))
     error = f" ± {answer.error:.2f}" if np.isfinite(answer.error) else ""
     return f"{answer.mean:+.2f}{error}, {word}"
 
@@ -163,13 +186,23 @@ def _search(task: Task, store: Store) -> str:
     if task.search:
         return f"Learning rates are those of *{TASKS[task.search].title}*.\n\n"
     rows = []
-    for method in METHODS:
+    for method in task.methods:
         runs, chosen = search_runs(task, method, store), learning_rate(task, method, store)
         tried = [(lr, validated([store.get(run) for run in some])) for lr, some in runs.items()]
         shown = [f"{lr:g}: {100 * value:.1f}" for lr, value in tried if np.isfinite(value)]
         rows.append([method, ", ".join(shown), "" if chosen is None else f"{chosen:g}"])
     inner = markdown_table(["method", "learning rate: validation accuracy, %", "chosen"], rows)
     return f"<details><summary>Search for the learning rates, at mixed rates</summary>\n\n{inner}\n\n</details>\n\n"
+
+
+def _exponents(store: Store) -> str:
+    """Return the validation accuracies of every exponent, and of each seed."""
+    found = {}
+    for label, runs in exponent_runs(TASKS["lenet"], store).items():
+        each = [100.0 * validated([store.get(run)]) for run in runs]
+        if np.isfinite(each).all():
+            found[label] = f"{label}: {np.mean(each):.1f} % ({', '.join(f'{one:.1f}' for one in each)})"
+    return "; ".join(found.values()) or "not run"
 
 
 def _figure(table: Table) -> Figure:
@@ -179,7 +212,7 @@ def _figure(table: Table) -> Figure:
     figure, axes = panels([f"rates: {column}" for column in columns])
     for panel, column in zip(axes, columns, strict=True):
         for number, method in enumerate(METHODS):
-            known = [one for one in table.results[column, method] if one is not None]
+            known = [one for one in table.results.get((column, method), ()) if one is not None]
             if known:
                 sent = np.mean([np.cumsum(traffic(one)) for one in known], axis=0) / 1e6
                 mean = 100.0 * np.mean([one.values("test_accuracy") for one in known], axis=0)
@@ -200,9 +233,10 @@ def _summary(tables: dict[str, Table]) -> str:
     """Return how each variant of federated dropout compares with all rivals, by task and column."""
     rows = []
     for table in tables.values():
-        told = {ours: table.answers(ours) for ours in OURS}
+        told = {ours: table.answers(ours) for ours in _ours(table.task)}
         rows += [
-            [table.task.title, column, *(standing(told[ours], column) for ours in OURS)] for column in table.columns
+            [table.task.title, column, *(standing(told[ours], column) if ours in told else "not run" for ours in OURS)]
+            for column in table.columns
         ]
     head = markdown_table(["task", "rates", *OURS], rows)
     lead = (

@@ -78,6 +78,7 @@ class Task:
         shape: shape of a sample.
         classes: number of classes.
         columns: the rates that are compared, most important first.
+        methods: the methods that are compared; fewer where training is expensive.
         search: the task whose learning rates are used; empty for its own.
         search_seeds: number of seeds that choose them.
         seeds: the seeds that are judged.
@@ -90,6 +91,7 @@ class Task:
     shape: tuple[int, ...]
     classes: int
     columns: tuple[str, ...] = (MIXED, HARD, EQUAL, CELL)
+    methods: tuple[str, ...] = tuple(METHODS)
     search: str = ""
     search_seeds: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -193,7 +195,8 @@ TASKS = {
         lrs=(2.5, 5.0),
         shape=(80,),
         classes=90,
-        columns=(MIXED, HARD, EQUAL),
+        columns=(MIXED, HARD),
+        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE, SQUARED),
     ),
     "resnet": Task(
         title="CIFAR-100, ResNet-18 of a quarter of its width, static norm, IID",
@@ -208,5 +211,6 @@ TASKS = {
         shape=(3, 32, 32),
         classes=100,
         columns=(MIXED, HARD),
+        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE),
     ),
 }

@@ -14,7 +14,6 @@ from reproduction.unequal.tasks import (
     EXPONENTS,
     HARD,
     IMPORTANCE,
-    METHODS,
     MIXED,
     PAPER,
     SEARCH_SEED,
@@ -120,19 +119,19 @@ def exponent_runs(task: Task, store: Store) -> dict[str, list[RunConfig]]:
 def train(task: Task, columns: Sequence[str], store: Store, sweep: Sweep) -> None:
     """Train everything that the table of a task needs."""
     searched = TASKS[task.search] if task.search else task
-    sweep([task.pilot(method, column) for column in columns for method in METHODS])
-    sweep([searched.pilot(method, MIXED) for method in METHODS])
+    sweep([task.pilot(method, column) for column in columns for method in task.methods])
+    sweep([searched.pilot(method, MIXED) for method in task.methods])
     while missing := [
         run
-        for method in METHODS
+        for method in task.methods
         for some in search_runs(searched, method, store).values()
         for run in some
         if store.get(run) is None
     ]:
         if not sweep(missing):
             return
-    lrs = {method: learning_rate(task, method, store) for method in METHODS}
-    rounds = {(method, column): rounds_of(task, method, column, store) for method in METHODS for column in columns}
+    lrs = {method: learning_rate(task, method, store) for method in task.methods}
+    rounds = {(method, column): rounds_of(task, method, column, store) for method in task.methods for column in columns}
     sweep(
         [
             task.run(method, column, rounds=count, lr=lr, seed=seed)
