@@ -116,7 +116,9 @@ def write(store: Store) -> tuple[str, dict[str, Figure]]:
     """Return the page as Markdown, and its figures by file name."""
     tables = {name: Table(task, store) for name, task in TASKS.items()}
     figures = {}
-    text = INTRODUCTION.format(rates=_rates(), held=f"{VALIDATION:.0%}", level=f"{LEVEL:g}", exponents=_exponents(store))
+    text = INTRODUCTION.format(
+        rates=_rates(), held=f"{VALIDATION:.0%}", level=f"{LEVEL:g}", exponents=_exponents(store)
+    )
     text += _summary(tables)
     for name, table in tables.items():
         text += f"## {table.task.title}\n\n"

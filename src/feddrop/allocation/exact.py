@@ -14,6 +14,9 @@ the flatter one, then neither:
 where the two constraints cross at the share kink_k, z = 1/(1-θ) at least_k, and z = 1 at enough_k. Every ρ_k(s), and so
 the total, is piecewise linear and non-decreasing in s: a safeguarded Newton iteration on ``Σ ρ_k(s) = 1`` ends on the
 exact piece after a few passes.
+
+Other objectives have their own ρ_k(s) (:mod:`feddrop.allocation.response`); the search is the same. Their demand may
+jump, as that of a linear objective without computation does: the band that is left goes to those who ask for it.
 """
 
 from __future__ import annotations
@@ -25,10 +28,13 @@ from typing import NamedTuple
 import numpy as np
 
 from feddrop.allocation.feasible import FITS
-from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, positive, total
+from feddrop.allocation.objectives import PAPER, InverseKept, Objective
+from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
+from feddrop.allocation.response import Response
 from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
+_SIDE, _FILLED = 2.0**-44, 2.0**-46  # relative distance to both sides of a jump, and band that may be left
 MANY = 32  # with more blocks than this, which do not fit into the cache together, the search starts from a sample
 
 
@@ -58,15 +64,24 @@ class _Curve(NamedTuple):
         at_kink = np.minimum(np.maximum(self.kink, self.least), self.enough)
         return np.where(self.steep > 0, np.where(self.flat > 0, self.enough, at_kink), self.least)
 
+    def first(self) -> FloatArray:
+        """Return the s up to which no device demands more than its least share, ``[..., 1]``."""
+        return np.fmin.reduce(self.least / self.steep, axis=-1, keepdims=True)
 
-def solve(problem: Problem, active: BoolArray) -> Allocation | None:
+
+_Demand = _Curve | Response
+
+
+def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Allocation | None:
     """Return the optimal rates and shares; None if the problem is infeasible for the active devices."""
     share = np.empty(problem.shape)
-    curves, parts, sums = [], [], []
+    curves: list[_Demand] = []
+    parts, sums = [], []
+    weight, count = phi.weights(problem.weight), total(active)
     with np.errstate(all="ignore"):
         for first in range(0, problem.shape[-1], BLOCK):
             block = slice(first, first + BLOCK)
-            curve = _curve(problem, active, block)
+            curve = _demand(problem, active, phi, weight, count, block)
             curves.append(curve)
             parts.append(share[..., block])
             sums.append((total(curve.least), total(curve.most()), total(curve.steep)))
@@ -82,9 +97,10 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
             start = _from_sample(curves, parts, start)
         if some:
             # If the least shares already fill the band, the price is the lowest at which no device demands more.
-            last = [np.fmin.reduce(c.least / c.steep, axis=-1, keepdims=True) for c in curves]
-            start = np.where(tight, reduce(np.fmin, last), start)
+            start = np.where(tight, reduce(np.fmin, [curve.first() for curve in curves]), start)
         s, passes = clear(*_market(curves, parts), start, special)
+        if not isinstance(phi, InverseKept):
+            _bridge(curves, parts, s, special)
         price = np.where(loose, 0.0, 1 / (s * s))
         if some:
             # At a price of 0, the remaining band is distributed in proportion.
@@ -92,11 +108,33 @@ def solve(problem: Problem, active: BoolArray) -> Allocation | None:
                 np.copyto(part, curve.least * (BAND / least), where=tight)
                 np.copyto(part, curve.most() * (BAND / most), where=loose)
     return finish(
-        problem, share=share, active=active, scheme="exact", status=Status.OPTIMAL, iterations=passes, price=price
+        problem,
+        share=share,
+        active=active,
+        scheme="exact",
+        status=Status.OPTIMAL,
+        iterations=passes,
+        price=price,
+        phi=phi,
     )
 
 
-def _market(curves: list[_Curve], parts: list[FloatArray], scale: float = 1.0) -> tuple[Total, Total]:
+def _bridge(curves: list[_Demand], parts: list[FloatArray], s: FloatArray, special: BoolArray) -> None:
+    """Where demand jumps at s, give the band that is left to the devices that ask for it, in place."""
+    left = ~special & (np.abs(BAND - sum_of([total(part) for part in parts])) > _FILLED)
+    if not left.any():
+        return
+    ends = [[np.empty_like(part) for part in parts] for _ in range(2)]
+    low, high = (
+        sum_of([curve.at(s * side, part) for curve, part in zip(curves, end, strict=True)])
+        for end, side in zip(ends, (1.0 - _SIDE, 1.0 + _SIDE), strict=True)
+    )
+    mix = np.clip((BAND - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    for part, below, above in zip(parts, *ends, strict=True):
+        np.copyto(part, below + mix * (above - below), where=left)
+
+
+def _market(curves: list[_Demand], parts: list[FloatArray], scale: float = 1.0) -> tuple[Total, Total]:
     """Return the total demand at s times ``scale`` and its derivative in log s; shares are written to ``parts``."""
 
     def demand(s: FloatArray) -> FloatArray:
@@ -108,7 +146,7 @@ def _market(curves: list[_Curve], parts: list[FloatArray], scale: float = 1.0) -
     return demand, slope
 
 
-def _from_sample(curves: list[_Curve], parts: list[FloatArray], start: FloatArray) -> FloatArray:
+def _from_sample(curves: list[_Demand], parts: list[FloatArray], start: FloatArray) -> FloatArray:
     """Return a better first s from every sixteenth block, to save passes over all of them."""
     some, scale = curves[::16], len(curves) / len(curves[::16])
     most = scale * sum_of([total(curve.most()) for curve in some])
@@ -121,7 +159,14 @@ def sum_of(values: Sequence[FloatArray]) -> FloatArray:
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
-def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
+def _demand(
+    problem: Problem, active: BoolArray, phi: Objective, weight: FloatArray, count: FloatArray, block: slice
+) -> _Demand:
+    """Return the demand of a block of devices."""
+    if not isinstance(phi, InverseKept):
+        here = np.broadcast_to(weight, problem.shape)[..., block]
+        return Response(part_of(problem, block), active[..., block], phi, here, count)
+
     def cut(value: FloatArray) -> FloatArray:
         return value[..., block] if value.ndim and value.shape[-1] > BLOCK else value
 
@@ -137,6 +182,6 @@ def _curve(problem: Problem, active: BoolArray, block: slice) -> _Curve:
     # 0/0 is a constraint that holds at any share.
     least = 1 / np.maximum(np.minimum((top - b) / a, (top - d) / c), 0)
     enough = 1 / np.maximum(np.fmin((1 - b) / a, (1 - d) / c), 0)
-    weight, here = cut(problem.weight), active[..., block]
+    weight, here = cut(weight), active[..., block]
     curve = _Curve(np.sqrt(weight * high), np.sqrt(weight * low), kink, least, enough)
     return curve if here.all() else _Curve(*(np.where(here, values, 0.0) for values in curve))

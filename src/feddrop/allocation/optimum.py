@@ -3,8 +3,8 @@
 =====================================  ==============================================================================
 problem and objective                  solver
 =====================================  ==============================================================================
-P1, Σ w/s or Σ w²/s                    :mod:`feddrop.allocation.exact`, a closed form at every price
-P1 or subband noise, any objective     :mod:`feddrop.allocation.newton`, else the search of ``convex``
+P1, any objective                      :mod:`feddrop.allocation.exact`; Σ w/s and Σ w²/s have a closed form at a price
+subband noise, any objective           :mod:`feddrop.allocation.newton`, else the search of ``convex``
 power and clock, Σ w/s or Σ w²/s       :mod:`feddrop.allocation.power_newton`, else the search of ``exact_power``
 anything else                          :mod:`feddrop.allocation.convex`, a search that cannot fail
 absence at a price                     :mod:`feddrop.allocation.scheduling`, with the solvers above
@@ -25,7 +25,6 @@ from feddrop.allocation.objectives import PAPER, InverseKept, Objective
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.problem import BoolArray, Problem
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, finish, objective
-from feddrop.allocation.subband import SubbandProblem
 from feddrop.errors import ConfigError, InfeasibleError, shortened
 
 _PROVEN, _SOUND = 1 << 16, 1e-6  # devices up to which, and residual up to which, a fast result is taken
@@ -73,22 +72,23 @@ def optimum(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocatio
     """Return the optimum of a problem that is feasible for the active devices, ``[..., num_devices]``."""
     if (found := _attempt(problem, active, phi)) is not None:
         return found
-    if isinstance(problem, Problem) and isinstance(phi, InverseKept):  # only if rounding undid what was settled
+    if isinstance(problem, Problem):  # only if rounding undid what was settled
         raise InfeasibleError(diagnose(problem))
     return convex.solve(problem, active, phi)
 
 
 def _attempt(problem: AnyProblem, active: BoolArray, phi: Objective) -> Allocation | None:
     """Return the optimum by a fast solver; None if it is infeasible or no fast solver finds it."""
+    if isinstance(problem, Problem):
+        return exact.solve(problem, active, phi)
     weight = phi.weights(problem.weight)
-    if isinstance(phi, InverseKept) and not isinstance(problem, SubbandProblem | SubbandPowerProblem):
-        scaled = problem if phi == PAPER else replace(problem, weight=weight)
-        found = exact_power.solve(scaled, active) if isinstance(scaled, PowerProblem) else exact.solve(scaled, active)
+    if isinstance(problem, PowerProblem):
+        if not isinstance(phi, InverseKept) or isinstance(problem, SubbandPowerProblem):
+            return None
+        found = exact_power.solve(problem if phi == PAPER else replace(problem, weight=weight), active)
         if found is None or phi == PAPER:
             return found
         return replace(found, problem=problem, phi=phi, objective=objective(problem, found.rate, active, phi))
-    if isinstance(problem, PowerProblem):
-        return None
     if (fast := newton.solve(problem, active, phi, weight)) is None:
         return None
     found = finish(

@@ -23,6 +23,7 @@ AnyProblem = Problem | SubbandProblem | PowerProblem
 _SHOWN = 20  # devices in a notebook
 _BINDS = 1e-9
 _ALL_BUT_ALL = 0.99  # above this rate, rounding may keep more of the model than ``GUARD`` covers
+_FULL = 1.0 - 2.0**-50  # largest z, rounding included, at which a device drops nothing
 
 
 class Status(StrEnum):
@@ -249,7 +250,7 @@ def finish(
         np.maximum(z, keep, out=z)
         np.divide(-GUARD, z, out=keep)
         keep += 1.0
-        np.maximum(keep, 0.0, out=keep)
+        np.copyto(keep, 0.0, where=z <= _FULL)  # rounding would leave rates of 1e-16
         np.minimum(keep, part.max_rate, out=rate[..., block])
         if np.max(part.max_rate) > _ALL_BUT_ALL:
             _round_up(rate[..., block], z, part.max_rate)
@@ -274,7 +275,7 @@ def finish(
 
 def _round_up(rate: FloatArray, z: FloatArray, max_rate: FloatArray) -> None:
     """Raise rates that keep more than 1/z after rounding, in place."""
-    above = (1.0 - rate) * z > 1.0 - 2.0**-50
+    above = (1.0 - rate) * z > _FULL
     np.copyto(rate, np.minimum(np.nextafter(rate, 1.0), max_rate), where=above)
 
 
