@@ -17,10 +17,10 @@ from feddrop.subnets.piece import gather
 from feddrop.wire import HEADER_BYTES, parse
 from support.mask_code import payload_bytes
 
-WEIGHTS = feddrop.FedDrop(draw="importance", rule="holders", step="plain")
-NETWORK = feddrop.FedDrop(draw="importance", threshold="network", rule="holders", step="plain")
+WEIGHTS = feddrop.FedDrop(draw="importance", threshold="layer")
+NETWORK = feddrop.FedDrop(draw="importance")
 SQUARED = replace(NETWORK, exponent=2.0)
-UNITS = feddrop.FedDrop(level="unit", draw="importance", rule="holders", step="plain")
+UNITS = feddrop.FedDrop(level="unit", draw="importance")
 ALL = pytest.mark.parametrize(
     "settings", [WEIGHTS, NETWORK, SQUARED, UNITS], ids=["layer", "network", "squared", "unit"]
 )

@@ -189,9 +189,10 @@ class Settings:
 
 def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
     """Yield one line for each non-default setting that has no effect according to its declaration."""
+    normal = settings.defaults()
     for item in dataclasses.fields(settings):  # type: ignore[arg-type]
         limits, value = item.metadata.get("limits"), getattr(settings, item.name)
-        if limits is None or limits.only_with is None or limits.strict != strict or value == default_of(item):
+        if limits is None or limits.only_with is None or limits.strict != strict or value == normal[item.name]:
             continue
         needed = {
             settings.key(name): (getattr(settings, name), allowed)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import tomli_w
 
 from feddrop.config.conversion import from_table, plain
-from feddrop.config.fields import setting
+from feddrop.config.fields import FROM_PRESET, Chosen, setting
 from feddrop.config.method_base import MethodSettings
 from feddrop.config.rivals import (
     LAYER_SPARSITIES,
@@ -69,18 +69,22 @@ class Subnets(MethodSettings):
 class FedDrop(Subnets):
     """Federated dropout: a random subnet per device and round.
 
+    The defaults are the paper's method. ``draw="importance"`` has its own defaults of threshold, rule and step, those
+    that hold up if rates differ: ``"network"``, ``"holders"`` and ``"plain"``.
+
     Attributes:
         draw: ``"uniform"`` keeps every weight or unit with the same probability (the paper); ``"importance"`` keeps it
             with a probability q proportional to its magnitude and scales it by 1/q: unbiased, too, with less variance.
         threshold: for importance draws of weights: ``"layer"`` keeps a fraction 1-γ of every layer; ``"network"`` keeps
-            that fraction of the whole network, so that layers of small weights lose more.
+            that fraction of the whole network, so that layers of small weights lose more, the default of these draws.
         exponent: for importance draws of weights: p ≥ 1 in q = min(1, |w|/τ)^p. 1 is unbiased; 2 favours large weights,
             which is better at high rates; the larger, the closer to keeping the largest weights.
         rule: how updates are aggregated: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
-            that held it.
+            that held it, the default of importance draws.
         step: the step of a kept weight, which the device moved by Δŵ after scaling it by c: ``"scaled"`` is c·Δŵ for
-            ``"delta"``, as the chain rule through ``w * m`` requires, and Δŵ/c for ``"holders"``; ``"plain"`` is Δŵ.
+            ``"delta"``, as the chain rule through ``w * m`` requires, and Δŵ/c for ``"holders"``; ``"plain"`` is Δŵ,
+            the default of importance draws.
         variance_weight: κ; a device counts with weight |D_k|/(1 + κ v_k), where v_k = E‖ŵ-w‖²/‖w‖² is the relative
             variance of its draw; 0 weights by samples alone.
 
@@ -88,16 +92,40 @@ class FedDrop(Subnets):
         >>> import feddrop
         >>> feddrop.RunConfig(method=feddrop.FedDrop(level="unit")).method.level
         'unit'
+        >>> feddrop.FedDrop(draw="importance").rule
+        'holders'
     """
 
     name: ClassVar[str] = "feddrop"
 
     draw: str = setting("uniform", choices=DRAWS)
-    threshold: str = setting("layer", choices=THRESHOLDS, only_with={"draw": ("importance",), "level": ("weight",)})
+    threshold: str = setting(FROM_PRESET, choices=THRESHOLDS, only_with={"draw": ("importance",), "level": ("weight",)})
     exponent: float = setting(1.0, ge=1, le=8, only_with={"draw": ("importance",), "level": ("weight",)})
-    rule: str = setting("delta", choices=RULES)
-    step: str = setting("scaled", choices=STEPS, only_with={"rule": ("delta", "holders")})
+    rule: str = setting(FROM_PRESET, choices=RULES)
+    step: str = setting(FROM_PRESET, choices=STEPS, only_with={"rule": ("delta", "holders")})
     variance_weight: float = setting(0.0, ge=0)
+
+    def complete(self) -> Iterator[str]:
+        """Set the fields whose default depends on the draw."""
+        for name, value in self._usual().items():
+            if getattr(self, name) is FROM_PRESET or isinstance(getattr(self, name), Chosen):
+                object.__setattr__(self, name, Chosen(value))
+        yield from ()
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of every field, given the draw."""
+        return Subnets.defaults(self) | self._usual()
+
+    def _usual(self) -> dict[str, str]:
+        drawn = self.draw == "importance"
+        whole = drawn and self.level == "weight" and not self.layer_rates
+        rule = self.rule if isinstance(self.rule, str) and not isinstance(self.rule, Chosen) else ""
+        plain = drawn and rule in ("", "holders")
+        return {
+            "threshold": "network" if whole else "layer",
+            "rule": "holders" if drawn else "delta",
+            "step": "plain" if plain else "scaled",
+        }
 
     def problems(self) -> Iterator[str]:
         """Importance draws have exact counts."""

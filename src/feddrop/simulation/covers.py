@@ -25,7 +25,8 @@ def predicted(work: Workload) -> Callable[[float], Predicted]:
     if work.sizes is None:
         raise ConfigError(
             "with these settings the method cannot predict the size of a subnet, so measured costs cannot guarantee a "
-            'deadline. Use an exact count, no layer rates and thresholds per layer, or radio.costs = "formula".'
+            'deadline. Use radio.costs = "formula"; or method.count = "exact", method.threshold = "layer" and no layer '
+            "rates."
         )
     sizes = work.sizes
 

@@ -35,8 +35,9 @@ def importance_of(setup: Setup, method: MethodSettings, max_rate: float) -> Obje
     """
     blueprint = setup.blueprint()
     kept = (1.0 - max_rate) ** (1.0 - np.arange(POINTS + 1) / POINTS) if max_rate else np.array([0.5, 1.0])
-    draw = draw_for(blueprint, replace(method, draw="importance")) if isinstance(method, FedDrop) else None
-    by_layer = isinstance(method, FedDrop) and method.threshold == "layer"
+    drawn = replace(method, draw="importance") if isinstance(method, FedDrop) else None
+    draw = None if drawn is None else draw_for(blueprint, drawn)
+    by_layer = drawn is not None and drawn.threshold == "layer"
 
     def of_weights(params: Params) -> Objective:
         tensors = [params[name].numpy().reshape(-1) for name in blueprint.weights]
