@@ -187,6 +187,19 @@ def test_the_fast_search_and_the_safe_one_agree(cost):
     assert compared >= 40
 
 
+def test_a_cost_that_is_flat_at_the_end_still_has_a_price():
+    """At equal shares the first guess keeps all of the network, where the last weight is worth nothing."""
+    flat = TabulatedCost([0.1, 0.6, 1.0], [-2.0, 0.0, 0.0])
+    p = Problem(
+        weight=[0.5, 0.5], comm_s=0.1, compute_s=0.1, upload_j=[0.6, 0.9], compute_j=0.1, deadline_s=1.0, budget_j=1.0,
+        max_rate=0.9,
+    )  # fmt: skip
+    for cost in (flat, TabulatedCost([0.1, 0.5, 1.0], [-2.0, -0.5, 0.0])):
+        found = allocate(p, Exact(cost))
+        assert found.share.sum() <= 1.0
+        assert found.residual <= 1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["density", "subband"])
 @pytest.mark.parametrize("cost", [LinearKept(), VARIANCE, InverseKept()], ids=list("lvp"))

@@ -402,7 +402,9 @@ def test_a_channel_may_say_how_long_computing_takes(tmp_path):
 
 def test_the_importance_objective_is_the_variance_of_the_network(tmp_path):
     """The table that the allocator sees, against the variance of the draws at many rates."""
-    run = Run(configured("radio.objective=importance", "method.draw=importance"), tmp_path / "run")
+    run = Run(
+        configured("radio.objective=importance", "method.draw=importance", "method.threshold=layer"), tmp_path / "run"
+    )
     objective = run.prepared.scheme._hooks.objective(run.params)
     draw = draw_for(run.prepared.task.setup.blueprint(), run.config.method)
     for rate in (0.1, 0.3, 0.5, 0.7, 0.85):

@@ -26,7 +26,7 @@ METHODS = {
     "fedavg": [],
     "feddrop": ["rate=0.5"],
     "feddrop-unit": ["rate=0.5", "method.level=unit"],
-    "feddrop-importance": ["rate=0.5", "method.draw=importance"],
+    "feddrop-importance": ["rate=0.5", "method.draw=importance", "method.threshold=layer"],
     "heterofl": ["rate=[0.0, 0.5, 0.75]"],
     "fedrolex": ["rate=[0.0, 0.5, 0.75]"],
     "fiarse": ["rate=[0.0, 0.5, 0.75]"],

@@ -23,7 +23,7 @@ SETTINGS = {
     "gauss-markov": ["radio.channel=gauss-markov", "radio.channel_settings.speed_m_s=3.0", "radio.policy=stretch"],
     "packet-errors": ["radio.outcome=packet-errors", "radio.outcome_settings.packet_bits=3000"],
     "none": ["radio.outcome=none", "radio.channel=imperfect-csi"],
-    "importance": ["radio.objective=importance", "method.draw=importance"],
+    "importance": ["radio.objective=importance", "method.draw=importance", "method.threshold=layer"],
     "importance-units": ["radio.objective=importance", "method.draw=importance", "method.level=unit"],
 }
 """Settings by what they select."""

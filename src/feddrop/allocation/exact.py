@@ -77,11 +77,11 @@ def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Alloca
     share = np.empty(problem.shape)
     curves: list[_Demand] = []
     parts, sums = [], []
-    weight, count = phi.weights(problem.weight), total(active)
+    weight = phi.weights(problem.weight)
     with np.errstate(all="ignore"):
         for first in range(0, problem.shape[-1], BLOCK):
             block = slice(first, first + BLOCK)
-            curve = _demand(problem, active, phi, weight, count, block)
+            curve = _demand(problem, active, phi, weight, block)
             curves.append(curve)
             parts.append(share[..., block])
             sums.append((total(curve.least), total(curve.most()), total(curve.steep)))
@@ -159,13 +159,11 @@ def sum_of(values: Sequence[FloatArray]) -> FloatArray:
     return values[0] if len(values) == 1 else np.add.reduce(values)
 
 
-def _demand(
-    problem: Problem, active: BoolArray, phi: Objective, weight: FloatArray, count: FloatArray, block: slice
-) -> _Demand:
+def _demand(problem: Problem, active: BoolArray, phi: Objective, weight: FloatArray, block: slice) -> _Demand:
     """Return the demand of a block of devices."""
     if not isinstance(phi, InverseKept):
         here = np.broadcast_to(weight, problem.shape)[..., block]
-        return Response(part_of(problem, block), active[..., block], phi, here, count)
+        return Response(part_of(problem, block), active[..., block], phi, here, total(active))
 
     def cut(value: FloatArray) -> FloatArray:
         return value[..., block] if value.ndim and value.shape[-1] > BLOCK else value

@@ -23,6 +23,7 @@ from feddrop.allocation.roots import Values, root
 
 _STEP = 1e-6  # relative step in s of the differences of φ'
 _BEYOND = 2.0  # shares up to this many bands are searched: whoever wants more than the band makes it scarce
+_FAINT = 1e-12
 _SETTLED = 2.0**-40  # length of the last step of s
 
 
@@ -62,8 +63,10 @@ class Response:
         # What a unit of band is worth at the ends and on both sides of the kink. It falls from each to the next.
         ends = ((self._small, 0), (self._kink, 0), (self._kink, 1), (self._large, 1))
         self._worths = [self._worth(s, side) for s, side in ends]
-        self._s = np.minimum(np.maximum(1.0 / (high * count + early), self._small), self._large)
+        equal = np.minimum(1.0 / (high * count + early), 1.0 / (low * count + late))
+        self._s = np.minimum(np.maximum(equal, self._small), np.sqrt(self._small * self._large))
         worth = np.where(self._s < self._kink, self._worth(self._s, 0), self._worth(self._s, 1))
+        worth = np.maximum(worth, _FAINT * self._worths[0])  # φ may be flat there
         self.steep = np.where(useful & (worth < np.inf), np.sqrt(worth), 0.0) / count
         self._follows, self._log_price, self._slope = np.zeros(shape), np.zeros(()), np.full(shape, -1.0)
 
