@@ -29,7 +29,7 @@ INTRODUCTION = (Path(__file__).parent / "introduction.md").read_text(encoding="u
 """The top of the page."""
 
 LEVEL = 1.0
-"""Two methods are level if their difference is undecided and known to this many points: its margin is smaller."""
+"""Two methods are level if their difference is undecided and its whole interval lies within so many points of 0."""
 
 Scores = dict[str, list[float | None]]
 """Test accuracies in percent by method, one per seed; None where a run is missing."""
@@ -109,7 +109,7 @@ def standing(told: dict[str, dict[str, Answer]], column: str) -> str:
 
 def _tie(answer: Answer) -> str:
     """Return the word for a difference within its margin: known to be small, or not known."""
-    return "level" if answer.margin < LEVEL else "undecided"
+    return "level" if abs(answer.mean) + answer.margin < LEVEL else "undecided"
 
 
 def write(store: Store) -> tuple[str, dict[str, Figure]]:
