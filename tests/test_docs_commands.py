@@ -28,6 +28,7 @@ LOOKED_AT = {
     "feddrop data shakespeare --download": "likewise",
     "feddrop compare examples/compare_schemes.toml": "needs CIFAR-100 in full; test_comparisons.py compares schemes",
     "feddrop compare examples/compare_objectives.toml": "likewise",
+    "feddrop compare examples/compare_weak.toml": "likewise",
     "feddrop compare examples/compare_rivals.toml": "trains eleven arms; test_comparisons.py checks the file",
     "feddrop compare examples/compare_clocks.toml": "likewise; test_clock.py runs the clocks",
     "feddrop explore": "serves until Ctrl-C; the tests of the explorer do it",
