@@ -133,6 +133,38 @@ def unequal(
     print(f"Page: {run(tasks, rates, watch=_progress(), **options)}")  # type: ignore[arg-type]
 
 
+@app.command
+def fiarse(
+    *,
+    results: Path = RESULTS / "fiarse",
+    work: Path = Path("runs/fiarse"),
+    out: Path | None = None,
+    workers: int = 2,
+    train: Annotated[bool, Parameter(negative="--no-train")] = True,
+) -> None:
+    """Repeat FIARSE's published comparison at a small size: train what is missing, then write the page.
+
+    Parameters
+    ----------
+    results:
+        Folder of finished runs, which are not trained again.
+    work:
+        Folder of unfinished runs; the same command resumes them.
+    out:
+        Folder of the page. Default: the work folder.
+    workers:
+        Runs to train at the same time, one thread each.
+    train:
+        Train missing runs; with --no-train they are shown as not run.
+    """
+    from feddrop.errors import within
+    from reproduction.fiarse import run
+
+    within("workers", workers, 1, 1024)
+    page = run(results=results, work=work, out=out or work, workers=workers, training=train, watch=_progress())
+    print(f"Page: {page}")
+
+
 def _progress() -> Callable[[int, int], None]:
     """Return a progress callback that prints one line per minute."""
     printed = time.monotonic()
