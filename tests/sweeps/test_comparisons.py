@@ -171,6 +171,7 @@ ARMS = "[compare.arms.a]\nrate = 0.1\n[compare.arms.b]\nrate = 0.2\n"
         ("[compare.arms.a]\nrate = 0.1\n[compare.arms.b]\nrate = 0.1\n", "arms a and b are identical"),
         ("[compare.arms.a]\nseed = 1\n[compare.arms.b]\nseed = 2\n", "arms have different seeds"),
         (f"rounds = 4\n[compare.budget]\nbytes = 1e6\n{ARMS}", "rounds is 4, but compare.budget decides"),
+        (f"target_accuracy = 0.5\n[compare.budget]\nbytes = 1e6\n{ARMS}", "compare.budget decides when runs end"),
         (f"[compare.budget]\nseconds = 3\n{ARMS}", "arm a has no radio, so it spends no seconds"),
         (
             f'train = {{ schedule = "cosine" }}\n[compare.budget]\nrounds = 3\nbytes = 1e6\n{ARMS}',

@@ -207,6 +207,14 @@ def test_finished_is_what_resuming_would_find_finished(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweeps, "train_all", here)
     monkeypatch.setattr(sweeps, "write_comparison", lambda *_: None)
+    ended = small(rounds=6, target_accuracy=0.01)  # before its last round
+    feddrop.sweep({"target": ended}, tmp_path)
+    assert 0 < RunFolder(tmp_path / "target").saved_round() < 6
+    feddrop.sweep({"target": ended}, tmp_path)
+    assert trained == ["target"]
+    feddrop.sweep({"target": small(rounds=6)}, tmp_path)  # more may be asked for later
+    assert RunFolder(tmp_path / "target").saved_round() == 6
+    trained.clear()
     runs = {"a": small()}
     feddrop.sweep(runs, tmp_path)
     feddrop.sweep(runs, tmp_path)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,15 +36,8 @@ from feddrop.simulation.virtual import VirtualStep, first_clock, virtual_step
 from feddrop.storage import RoundRecord
 from feddrop.storage.checkpoints import Checkpoint
 from feddrop.storage.records import UNTRAINED
+from feddrop.storage.totals import Totals
 from feddrop.subnets.parameters import Params
-
-
-class Totals(NamedTuple):
-    """What a run has used and reached so far: virtual seconds, joules of all devices, the best test accuracy."""
-
-    seconds: float = 0.0
-    joules: float = 0.0
-    accuracy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +64,7 @@ class ServerState:
     guard: Guard
     untrained: Untrained
     cell: ArrayState = field(default_factory=dict)
-    spent: Totals = field(default_factory=lambda: Totals())
+    spent: Totals = field(default_factory=Totals)
     clock: VirtualClock | None = None
     under_way: Mapping[int, Flight] = field(default_factory=dict)
 
@@ -112,14 +105,7 @@ class ServerState:
 
     def end(self, config: RunConfig) -> str:
         """Return why the run ends here: by its rounds, seconds or joules, or by its target; empty if it continues."""
-        seconds, joules, accuracy = self.spent
-        if 0 < config.target_accuracy <= accuracy:
-            return f"the accuracy of {accuracy:.4g} reached target_accuracy = {config.target_accuracy:g}"
-        if seconds >= config.seconds:
-            return f"{seconds:.4g} virtual seconds reached seconds = {config.seconds:g}"
-        if joules >= config.joules:
-            return f"{joules:.4g} J reached joules = {config.joules:g}"
-        return f"all {config.rounds} rounds are done" if self.round >= config.rounds else ""
+        return self.spent.end(config, self.round)
 
 
 def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: Path) -> Params:
@@ -194,14 +180,14 @@ def _evaluated(
     seconds = server.spent.seconds + (record.latency_s or 0.0)
     if server.clock is not None:
         seconds = server.clock.events.now
-    spent = Totals(seconds, server.spent.joules + (record.energy_j or 0.0), server.spent.accuracy)
+    spent = server.spent.after(seconds, record.energy_j)
     server = replace(server, spent=spent)
     due = record.round % ready.config.eval_every == 0 or server.end(ready.config)
     measured = executor.evaluate(server.params) if due else {}
     notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
     notes |= measure_sizes(ready, server.state, server.params, record.round) if due else {}
     notes |= {UNTRAINED: server.untrained.share} if server.untrained.left else {}
-    server = replace(server, spent=spent._replace(accuracy=max(spent.accuracy, measured.get("accuracy", 0.0))))
+    server = replace(server, spent=spent.reaching(measured.get("accuracy")))
     time_s = None if record.latency_s is None else seconds
     record = recording.with_results(record, measured, notes, time.perf_counter() - started)
     return server, replace(record, time_s=time_s)

@@ -13,6 +13,7 @@ from feddrop.simulation.custom import with_method
 from feddrop.storage import LoadedRun, RunFolder, load_run
 from feddrop.storage.files import locked
 from feddrop.storage.manifest import check_files, check_rounds, digest
+from feddrop.storage.totals import Totals
 from feddrop.sweeps.comparison import Arm, Compared, checked, finish, train_to_budget
 from feddrop.sweeps.engine import SweepJob, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
@@ -186,8 +187,10 @@ def _problems(jobs: Sequence[SweepJob]) -> Iterator[str]:
 
 
 def _finished(job: SweepJob) -> bool:
-    """Return whether a run has reached its goal and has the checkpoint of that round."""
+    """Return whether a run has reached its goal, or an end before it, and has the checkpoint of that round."""
     try:
-        return rounds_done(job) >= job.goal and RunFolder(job.folder).saved_round() >= job.goal
+        done, folder = rounds_done(job), RunFolder(job.folder)
+        ended = done >= job.goal or (done and Totals.of(folder.records()).end(job.config, done))
+        return bool(ended) and folder.saved_round() >= min(done, job.goal)
     except RunError:  # its worker will report the reason
         return False

@@ -193,6 +193,12 @@ def _problems(arms: Mapping[str, Arm], settings: Compare) -> Iterator[str]:
                 f"arm {name}: rounds is {arm.config.rounds}, but compare.budget decides how many rounds are trained. "
                 "Remove rounds, or move it into the budget."
             )
+        for key in ("seconds", "joules", "target_accuracy"):
+            if getattr(arm.config, key) != getattr(RunConfig(), key):
+                yield (
+                    f"arm {name}: {key} is {getattr(arm.config, key):g}, but compare.budget decides when runs end. "
+                    f"Remove {key}, or the budget."
+                )
         without = arm.config.radio is None and arm.scheme is None
         for key in amounts.keys() & {"seconds", "joules"} if without else ():
             yield f"arm {name} has no radio, so it spends no {key}. Add [radio], or change compare.budget."
