@@ -7,6 +7,7 @@ averaging.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,10 +32,12 @@ from feddrop.methods.method import (
     plan_jobs,
     train_subnet,
 )
+from feddrop.seeds import derive, generator
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Piece, Subnet, full_piece
 from feddrop.wire.sections import sections_bytes
 
+Counts = npt.NDArray[np.int64]
 Choice = npt.NDArray[np.bool_]
 """Which layers each device trains, ``[devices, layers]``."""
 
@@ -137,10 +140,11 @@ def unevenness(choice: Choice, counts: Sequence[int], shares: Sequence[float]) -
 
 
 def spread(counts: Sequence[int], shares: Sequence[float]) -> Choice:
-    """Assign layers to devices: greedily, then by single changes as long as they lower :func:`unevenness`.
+    """Assign layers to devices such that as many layers as possible have a holder, at a low :func:`unevenness`.
 
-    Devices with less capacity choose first: of the layers that fit, one with the fewest holders, the largest of them. A
-    device for which no layer fits takes the smallest.
+    Devices choose one after another: of the layers that fit, one with the fewest holders, the largest of them; a device
+    for which no layer fits takes the smallest. Then each device in turn exchanges its layers for the best set, given
+    those of the others, until nothing changes. The best of several orders counts, the first from the least capacity up.
 
     Args:
         counts: values per layer.
@@ -151,40 +155,60 @@ def spread(counts: Sequence[int], shares: Sequence[float]) -> Choice:
         >>> spread([10, 10, 20], [0.5, 0.5]).astype(int).tolist()
         [[0, 0, 1], [1, 1, 0]]
     """
-    sizes = np.asarray(counts, np.int64)
-    choice = np.zeros((len(shares), len(counts)), bool)
+    sizes, devices = np.asarray(counts, np.int64), len(shares)
     limits = np.array([max(int(sizes.min()), _capacity(counts, share)) for share in shares])
-    for device in np.argsort(limits, kind="stable").tolist():
+    work = devices**2 * len(_near(np.ones(len(counts), bool))) * len(counts)  # of one pass
+    orders = [np.argsort(limits, kind="stable")]
+    orders += [generator(derive(0, "spread", n)).permutation(devices) for n in range(min(_STARTS, _WORK // work - 1))]
+    found = [_greedy(sizes, limits, order) for order in orders]
+    if work <= _WORK:
+        found = [_exchanged(choice, sizes, limits) for choice in found]
+    return min(found, key=lambda one: (-int(one.any(axis=0).sum()), unevenness(one, counts, shares)))
+
+
+def _greedy(sizes: Counts, limits: Counts, order: Counts) -> Choice:
+    choice = np.zeros((len(limits), len(sizes)), bool)
+    for device in order.tolist():
         left = int(limits[device])
         while (able := np.flatnonzero(~choice[device] & (sizes <= left))).size:
             holders = choice.sum(axis=0)
             layer = min(able.tolist(), key=lambda at: (holders[at], -sizes[at], at))
             choice[device, layer], left = True, left - int(sizes[layer])
-    return _improved(choice, sizes, limits, shares)
+    return choice
 
 
-def _improved(
-    choice: Choice, sizes: npt.NDArray[np.int64], limits: npt.NDArray[np.int64], shares: Sequence[float]
-) -> Choice:
-    """Take or swap single layers as long as that helps; each layer keeps a holder."""
-    best, counts = unevenness(choice, sizes.tolist(), shares), sizes.tolist()
-    for _ in range(_PASSES if choice.shape[0] * choice.shape[1] ** 2 <= _MOST_CHANGES else 0):
-        before = best
-        for device in range(len(choice)):
-            for one in range(len(counts)):
-                for other in range(one, len(counts)):
-                    tried = choice.copy()
-                    tried[device, [one, other]] ^= True
-                    fits = tried[device] @ sizes <= limits[device] and tried[device].any()
-                    covers = tried.any(axis=0).sum() >= choice.any(axis=0).sum()
-                    if fits and covers and (value := unevenness(tried, counts, shares)) < best - 1e-9:
-                        choice, best = tried, value
-        if best == before:
+def _exchanged(choice: Choice, sizes: Counts, limits: Counts) -> Choice:
+    """Give each device in turn its best layers, given those of the others; no fewer layers have a holder then."""
+    for _ in range(_PASSES):
+        before = choice.copy()
+        for device, own in enumerate(before):
+            rows = _near(own)
+            rows = np.vstack([own, rows[rows.any(axis=1) & (rows @ sizes <= limits[device])]])
+            others = np.delete(choice, device, axis=0)
+            holders = others.sum(axis=0) + rows
+            parts = 1.0 / np.maximum(holders, 1)
+            most = np.where(rows, parts, 0.0).max(axis=1)
+            most += np.where(others, parts[:, None, :], 0.0).max(axis=2).sum(axis=1)
+            value = sizes.sum() * most - (holders > 0) @ sizes - rows @ sizes  # unevenness, up to a constant
+            value[(holders > 0).sum(axis=1) < (holders[0] > 0).sum()] = np.inf
+            best = int(np.argmin(value))
+            if value[best] < value[0] - 1e-9:
+                choice[device] = rows[best]
+        if np.array_equal(choice, before):
             break
     return choice
 
 
-_PASSES = 10
-"""Passes over all single changes; small cases need two or three."""
-_MOST_CHANGES = 20_000
-"""Changes per pass, about a second; larger cases stay as the greedy choice left them."""
+def _near(row: Choice) -> Choice:
+    """Return all sets of layers if there are few, otherwise those that differ from a set in at most two layers."""
+    if len(row) <= _ALL_SETS:
+        return np.array(list(itertools.product([False, True], repeat=len(row))))
+    flips = np.eye(len(row), dtype=bool)
+    pairs = itertools.combinations_with_replacement(flips, 2)
+    near: Choice = row ^ np.array([one | other for one, other in pairs])
+    return near
+
+
+_ALL_SETS, _PASSES, _STARTS = 8, 10, 20
+_WORK = 10_000_000
+"""Numbers that the passes of all starts may compute, in 0.3 s; larger cases have fewer starts, or no passes."""

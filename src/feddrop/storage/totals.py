@@ -32,7 +32,7 @@ class Totals(NamedTuple):
         return self._replace(accuracy=max(self.accuracy, accuracy or 0.0))
 
     def end(self, config: RunConfig, rounds: int) -> str:
-        """Return why a run ends after this many rounds: by them, its seconds, joules or target; empty if it does not."""
+        """Return why a run ends after these rounds: by them, its seconds, joules or target; empty if it continues."""
         if 0 < config.target_accuracy <= self.accuracy:
             return f"the accuracy of {self.accuracy:.4g} reached target_accuracy = {config.target_accuracy:g}"
         if self.seconds >= config.seconds:
