@@ -131,7 +131,7 @@ def _megabytes(result: Result) -> float:
 def _rows(table: Mapping[str, Sequence[float]], means: Mapping[str, float]) -> list[list[str]]:
     """Format accuracies, the best of every column bold."""
     full = {method: (*row, means[method]) for method, row in table.items()}
-    best = np.nanmax(np.array(list(full.values())), axis=0)
+    best = np.array([[-1.0 if np.isnan(value) else value for value in row] for row in full.values()]).max(axis=0)
     return [
         [method, *(_bold(value, value == top) for value, top in zip(row, best, strict=True))]
         for method, row in full.items()

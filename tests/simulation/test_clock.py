@@ -14,7 +14,9 @@ import feddrop
 from feddrop.config import METHODS, Clock, RunConfig
 from feddrop.errors import ConfigError, RunError
 from feddrop.report import read_log, write_report
+from feddrop.report.measures import spendings
 from feddrop.report.timeline import timeline_figure
+from feddrop.seeds import derive, generator
 from feddrop.simulation.availability import Availability
 from feddrop.simulation.events import Events
 from feddrop.simulation.run import Run, resume
@@ -348,6 +350,46 @@ def test_a_run_ends_by_seconds_joules_or_accuracy(clock, tmp_path):
     run = done(config_for(clock, "rounds=6", f"target_accuracy={reached * 0.5}"), tmp_path / "target")
     assert len(run.records) < 6
     assert run.records[-1].test_accuracy >= reached * 0.5
+
+
+# --- what a comparison shows
+
+
+def test_a_comparison_counts_the_answers_of_a_step_and_of_the_rarest_device(tmp_path):
+    runs = [done(config_for(CLOCKS[name], "rounds=6"), tmp_path / name) for name in ("first", "buffered")]
+    logs = [read_log(run.folder) for run in runs]
+    found = {measure.name: measure.read for measure in spendings(logs)}
+    for run, log in zip(runs, logs, strict=True):
+        answers = [entry.device for record in run.records for entry in record.devices if entry.usable]
+        assert found["answers per round"](log).until == pytest.approx(len(answers) / 6)
+        fewest = min(answers.count(device) for device in range(5))
+        assert found["answers of the rarest device"](log).until == pytest.approx(fewest / len(answers))
+    assert "answers per round" not in {
+        one.name for one in spendings([read_log(done(config_for({}), tmp_path / "deadline").folder)])
+    }
+
+
+# --- stragglers
+
+
+def test_random_stragglers_compute_longer_and_draw_again_after_a_resume(tmp_path):
+    clock = {"kind": "first", "count": 5}
+    plain, slow = (done(config_for(clock | {"slowdown": one}), tmp_path / f"{one}") for one in (0.0, 0.5))
+    assert bits_of_network(plain) == bits_of_network(slow)  # all five answer in both
+    factors = [
+        [late.compute_s / one.compute_s for late, one in zip(second.devices, first.devices, strict=True)]
+        for first, second in zip(plain.records, slow.records, strict=True)
+    ]
+    drawn = [
+        [float(np.exp(0.5 * generator(derive(3, "slowdown", round_, device)).standard_normal())) for device in range(5)]
+        for round_ in range(1, 5)
+    ]
+    np.testing.assert_allclose(factors, drawn, rtol=1e-9)
+    stopped = Run(config_for(clock | {"slowdown": 0.5}), tmp_path / "stopped", report=False)
+    next(iter(stopped))
+    assert lines(done(stopped.config, tmp_path / "stopped", resume=True)) == lines(slow)
+    three = config_for({"kind": "first", "count": 3, "slowdown": 3.0})
+    assert len({frozenset(d.device for d in r.devices if d.usable) for r in done(three, tmp_path / "3").records}) > 1
 
 
 # --- refusals

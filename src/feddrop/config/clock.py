@@ -38,6 +38,8 @@ class Clock(Settings):
         staleness_on: what that weight multiplies: the ``"update"``, so that stale steps are smaller (FedBuff), or its
             ``"weight"`` in the mean.
         max_staleness: updates that are older than this many server steps are discarded; 0 for no bound.
+        slowdown: random stragglers: the computation of every job takes exp(σn) times as long, where σ is this number
+            and n is drawn per job from the standard normal distribution. Schemes do not know the factor.
         trace: a ``.csv`` file with the columns device (from 0), from and to: the seconds between which a device is
             online. A device may have several rows; one without a row is never online. If empty, ``pattern`` decides.
         period_s: the trace repeats after this many seconds; 0 if it does not.
@@ -67,6 +69,7 @@ class Clock(Settings):
     staleness_power: float = setting(0.5, ge=0, only_with={"kind": EVENTS})
     staleness_on: str = setting("update", choices=("update", "weight"), only_with={"kind": EVENTS})
     max_staleness: int = setting(0, ge=0, only_with={"kind": EVENTS})
+    slowdown: float = setting(0.0, ge=0, le=10, only_with={"kind": EVENTS})
     trace: str = setting("", file=True, only_with={"kind": EVENTS})
     period_s: float = setting(0.0, ge=0)
     pattern: str = setting("always", choices=PATTERNS, only_with={"kind": EVENTS})

@@ -202,6 +202,9 @@ def spendings(runs: Sequence[RunLog]) -> Iterator[Measure]:
         if any(np.isfinite(run.spent(resource)).any() for run in runs):
             read = partial(_at_end, resource=resource)
             yield made(name=TITLES[resource], read=read, scale=SCALES[resource], unit=_UNITS[resource])
+    if any(run.virtual for run in runs) and not any(run.sampled for run in runs):
+        yield made(name="answers per round", read=lambda run: _mean(run.answered.sum(axis=1)))
+        yield made(name="answers of the rarest device", read=_rarest, scale=_percent, digits=1)
     if any(run.left_out.any() for run in runs):
         yield made(name="left out per round", read=lambda run: _mean(run.left_out))
         yield made(name="objective", read=lambda run: _mean(run.by_round["objective"]))
@@ -290,6 +293,13 @@ def _step(run: RunLog, resource: str) -> float:
 
 def _at_end(run: RunLog, resource: str) -> Spent:
     return _exactly(float(run.spent(resource)[-1]))
+
+
+def _rarest(run: RunLog) -> Spent:
+    """Return the share of all answers that the device with the fewest gave; 1/K if all gave equally many."""
+    counts = run.answered.sum(axis=0)
+    fewest = 0 if run.population > len(counts) else int(min(counts, default=0))
+    return _exactly(fewest / max(1, int(counts.sum())))
 
 
 def _mean(values: npt.NDArray[Any]) -> Spent:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from feddrop.config.radio import IDEAL, IGNORES_BAND
 from feddrop.config.train import GROWN
 from feddrop.errors import clean
+from feddrop.storage.records import LATE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -151,6 +152,11 @@ class RunLog:
     def left_out(self) -> Ints:
         """Number of devices that the policy left out of each round, ``[R]``."""
         return np.asarray((self.words["status"] == "left out").sum(axis=1))
+
+    @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """Whether the answer of each device counted in each round, ``[R, K]``."""
+        return np.isin(self.words["status"], ("ok", LATE))
 
     @property
     def charged_objective(self) -> Floats:

@@ -21,6 +21,7 @@ from feddrop.errors import RunError
 from feddrop.executors import Executor, Parcel, Reply
 from feddrop.methods.method import Job, Method, Spec, State, Update
 from feddrop.radio.plan import ArrayState
+from feddrop.seeds import derive, generator
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
 from feddrop.simulation.exchange import SentJob, packed
@@ -101,7 +102,15 @@ class Flights:
             pace, push, work_s = self._pace.of(plan, sent)
             reply = None if parcel is not None else Reply(error=error, sent=False)
             self.under_way[job.device] = Flight(sent=sent, pace=pace, parcel=parcel, reply=reply)
-            self._clock.start(job.device, push, work_s if parcel is not None else 0.0)
+            self._clock.start(job.device, push, work_s * self._slowdown(job) if parcel is not None else 0.0)
+
+    def _slowdown(self, job: Job) -> float:
+        """Return how many times as long as planned a job computes."""
+        spread = self._ready.config.clock.slowdown
+        if not spread:
+            return 1.0
+        drawn = generator(derive(self._ready.config.seed, "slowdown", job.round, job.device)).standard_normal()
+        return math.exp(spread * float(drawn))
 
     def upload(self, device: int) -> Transfer:
         """Return the size of a device's answer; if it is not known yet, train all waiting jobs."""
