@@ -112,7 +112,7 @@ def page(store: Store) -> str:
                 "## Ours",
                 markdown_table(head, _rows(ours, means)),
                 "## Published",
-                "800 rounds, full width; at each size on the devices' own test samples, the mean on the whole test set:",
+                "800 rounds, full width; sizes on the devices' own test samples, the mean on the whole test set:",
                 markdown_table(head, _rows(PUBLISHED, GLOBAL)),
                 "## Ranking by size",
                 markdown_table(["size", "ours", "published"], _rankings(ours, means)),
