@@ -331,6 +331,24 @@ def test_a_trace_that_ends_is_an_error_that_says_so(tmp_path):
         done(config_for(CLOCKS["buffered"] | {"trace": str(path)}, "rounds=50"), tmp_path / "run")
 
 
+def test_a_job_that_vanished_is_billed_by_its_own_plan_if_its_device_is_asked_again_in_the_step(tmp_path):
+    base = BASE.replace("rate = 0.4\n", "").replace(
+        'scheme = "fixed", deadline_s = 60', 'scheme = "exact", deadline_s = 0.2'
+    )
+    clock = {"kind": "first", "count": 3}
+    (whole, *_) = done(config_for(clock, "rounds=1", base=base), tmp_path / "whole").records
+    path = tmp_path / "trace.csv"
+    rows = [f"{device},0,0.004" for device in range(5)] + [f"{device},0.01,99" for device in range(4)]
+    path.write_text("\n".join(["device,from,to", *rows]))
+    config = config_for(clock | {"trace": str(path)}, "rounds=1", base=base)
+    (record, *_) = done(config, tmp_path / "vanished").records
+    planned = {entry.device: entry.rate for entry in whole.devices}
+    lost = {entry.device: entry.rate for entry in record.devices if entry.status == "vanished"}
+    again = {entry.device: entry.rate for entry in record.devices if entry.status != "vanished"}
+    assert lost == planned
+    assert all(again[device] < planned[device] for device in range(4))  # four devices share the band
+
+
 # --- the end of a run
 
 

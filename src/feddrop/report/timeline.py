@@ -14,7 +14,7 @@ from feddrop.report import style
 from feddrop.report.html import Html, figure_panel, section, tiles
 from feddrop.report.quantities import how_many, in_digits, in_seconds, second_scale
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.storage.records import DROPPED, STALE, VANISHED
+from feddrop.storage.records import DROPPED, STALE, UNANSWERED, VANISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,8 @@ def timeline_section(run: RunLog) -> Html:
     part = f"The first {steps} of {len(run.rounds):,} server steps."
     shown = "All server steps." if steps == len(run.rounds) else part
     devices = "" if len(run.devices) <= MOST_DEVICES else f" {MOST_DEVICES} of {len(run.devices):,} devices."
-    marks = "Lines: server steps. Crosses: jobs that were cancelled, lost or too stale."
+    crosses = np.isin(run.words["status"], UNANSWERED).any()
+    marks = "Lines: server steps." + " Crosses: jobs that were cancelled, lost or too stale." * bool(crosses)
     note = f"{shown}{devices} {marks} Jobs under way at the end are not drawn."
     picture = figure_panel("timeline", "Who did what when", note, partial(timeline_figure, run), wide=True)
     return section("Timeline", "", tiles(_facts(run), class_="tiles wide"), picture)

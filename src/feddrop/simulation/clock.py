@@ -91,10 +91,10 @@ class VirtualClock:
         """Advance the clock until a server step is due; return the jobs that ended, in the order of their ends."""
         return self._buffered(crew) if self._config.kind == "buffered" else self._cohort(crew)
 
-    def start(self, device: int, push: Transfer, work_s: float) -> None:
+    def start(self, device: int, push: Transfer, work_s: float) -> Transit:
         """Start a job on a device that is online."""
         until = self.availability.until(device, self.events.now)
-        self.events.start(device, push, work_s, until_s=until)
+        return self.events.start(device, push, work_s, until_s=until)
 
     def copied(self) -> VirtualClock:
         """Return an independent copy."""

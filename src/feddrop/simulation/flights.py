@@ -77,6 +77,7 @@ class Flights:
         self._round, self._params, self._state = round_, params, state
         self.cell = cell
         self.under_way, self.plans = dict(under_way), list[RoundPlan]()
+        self._by_serial = {clock.events.jobs[device].serial: flight for device, flight in under_way.items()}
         config, scheme = ready.config, ready.scheme
         costs = config.radio.costs if config.radio else "measured"
         self._pace = CellPace(getattr(scheme, "cell"), ready.work, costs, config.clock.sharing)  # noqa: B009
@@ -89,7 +90,7 @@ class Flights:
     def start(self, devices: Sequence[int]) -> None:
         """Plan for these devices and all that are busy, cut subnets, and start the downloads."""
         ready, config = self._ready, self._ready.config
-        with ready.roster.holding({*devices, *self.under_way}):
+        with ready.roster.holding({*devices, *self._clock.events.jobs}):
             plan = ready.scheme.decide(self._round, self.cell, self._params)
         self.cell = plan.state
         self.plans.append(plan)
@@ -101,8 +102,10 @@ class Flights:
             sent, parcel, error = packed(ready.method, self._params, job, dtype, self._memories, ready.frozen)
             pace, push, work_s = self._pace.of(plan, sent)
             reply = None if parcel is not None else Reply(error=error, sent=False)
-            self.under_way[job.device] = Flight(sent=sent, pace=pace, parcel=parcel, reply=reply)
-            self._clock.start(job.device, push, work_s * self._slowdown(job) if parcel is not None else 0.0)
+            flight = Flight(sent=sent, pace=pace, parcel=parcel, reply=reply)
+            work_s = work_s * self._slowdown(job) if parcel is not None else 0.0
+            transit = self._clock.start(job.device, push, work_s)
+            self.under_way[job.device] = self._by_serial[transit.serial] = flight
 
     def _slowdown(self, job: Job) -> float:
         """Return how many times as long as planned a job computes."""
@@ -119,6 +122,10 @@ class Flights:
         flight = self.under_way[device]
         return flight.pace.pull(len(flight.reply.frame) if flight.reply else 0)
 
+    def of(self, job: Transit) -> Flight:
+        """Return what was sent with a job; its device may have another one since."""
+        return self._by_serial[job.serial]
+
     def train(self) -> None:
         """Train every job that has not been trained yet."""
         waiting = [flight for flight in self.under_way.values() if flight.reply is None]
@@ -132,7 +139,7 @@ class Flights:
 
     def counts(self, job: Transit) -> bool:
         """Return whether an answer counts: the device did not fail, and it is not too stale."""
-        flight = self.under_way[job.device]
+        flight = self.of(job)
         return not self.is_stale(flight.sent.job) and flight.reply is not None and not flight.reply.error
 
     def is_stale(self, job: Job) -> bool:

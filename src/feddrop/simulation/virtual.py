@@ -92,7 +92,7 @@ def virtual_step(
     clock = clock.copied()
     crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state, cell=cell)
     ended = clock.step(crew)
-    flights = [crew.under_way[one.job.device] for one in ended]
+    flights = [crew.of(one.job) for one in ended]
     for one in ended:  # a device that vanished may have been asked again
         if one.job.device not in clock.events.jobs:
             crew.under_way.pop(one.job.device, None)
