@@ -13,6 +13,7 @@ import torch
 import feddrop
 from feddrop.config import METHODS, Clock, RunConfig
 from feddrop.errors import ConfigError, RunError
+from feddrop.executors.serial import Serial
 from feddrop.report import read_log, write_report
 from feddrop.report.measures import spendings
 from feddrop.report.timeline import timeline_figure
@@ -347,6 +348,24 @@ def test_a_job_that_vanished_is_billed_by_its_own_plan_if_its_device_is_asked_ag
     again = {entry.device: entry.rate for entry in record.devices if entry.status != "vanished"}
     assert lost == planned
     assert all(again[device] < planned[device] for device in range(4))  # four devices share the band
+
+
+class FailsOnce(Serial):
+    """An executor on which every device fails the first time."""
+
+    def compute(self, parcels):
+        for parcel, reply in zip(parcels := list(parcels), super().compute(parcels), strict=True):
+            first = parcel.device not in self.__dict__.setdefault("seen", set())
+            self.seen.add(parcel.device)
+            yield feddrop.Reply(error=f"device {parcel.device} is away") if first else reply
+
+
+def test_a_device_that_fails_and_answers_in_one_step_has_two_records(tmp_path):
+    config = config_for({"kind": "buffered", "buffer": 3, "concurrency": 5}, "rounds=1")
+    (record,) = done(config, tmp_path / "run", executor=FailsOnce).records
+    assert [entry.status for entry in record.devices if not entry.usable] == [f"device {k} is away" for k in range(5)]
+    assert record.counts == {"refused": 5, "ok": 3}
+    assert sum(entry.pull_bytes > 0 for entry in record.devices) == 3
 
 
 # --- the end of a run

@@ -13,6 +13,7 @@ from feddrop.learning.guard import Guard
 from feddrop.methods.method import State
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import Ended, VirtualClock, link_for
+from feddrop.simulation.events import ARRIVED
 from feddrop.simulation.flights import Flight, Flights, unanswered
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
@@ -97,11 +98,30 @@ def virtual_step(
         if one.job.device not in clock.events.jobs:
             crew.under_way.pop(one.job.device, None)
     crew.train()  # before the network changes
+<<<<<<< HEAD
     stale = {n for n, one in enumerate(ended) if one.what == "arrived" and crew.is_stale(flights[n].sent.job)}
     arrived = {n for n, one in enumerate(ended) if one.what == "arrived"} - stale
     order = sorted(arrived, key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
     intake = Intake(
         ready.method, params, round_, memories, num_samples=ready.samples, frozen=frozen, untrained=untrained
+=======
+    stale = {n for n, one in enumerate(ended) if one.what == ARRIVED and crew.is_stale(flights[n].sent.job)}
+    arrived = {one.job.device: n for n, one in enumerate(ended) if one.what == ARRIVED and n not in stale}
+    order = sorted(arrived.values(), key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
+    result = fold(
+        ready.method,
+        [(flight.sent, flight.reply) for n in order if (flight := flights[n]).reply is not None],
+        params,
+        state,
+        round_=round_,
+        num_samples=ready.samples,
+        memories=memories,
+        guard=guard,
+        min_devices=ready.config.server.min_devices,
+        frozen=frozen,
+        untrained=untrained,
+        discount=crew.discounted,
+>>>>>>> b89e168 (Clock: a device that fails and answers in one step has a record of each)
     )
     updates = (
         (flight.sent.job, update)
@@ -112,7 +132,7 @@ def virtual_step(
     result = intake.merged(updates, state, guard=guard, min_devices=least, discount=crew.discounted)
     done = {device.device: device for device in result.devices}
     entries = [
-        _entry(one, flight, done[one.job.device] if n in arrived else None, STALE if n in stale else one.what, round_)
+        _entry(one, flight, done[one.job.device] if n in order else None, STALE if n in stale else one.what, round_)
         for n, (one, flight) in enumerate(zip(ended, flights, strict=True))
     ]
     plan = crew.plans[0] if crew.plans else RoundPlan(rates={})
@@ -123,8 +143,9 @@ def virtual_step(
 
 
 def _entry(one: Ended, flight: Flight, done: DeviceRound | None, status: str, round_: int) -> DeviceRecord:
-    """Return the record of a job that ended."""
-    job, found = one.job, done or unanswered(flight, one.job, status)
+    """Return the record of a job that ended; ``done`` is its answer, unless its device failed and was asked again."""
+    failed = flight.reply.error if flight.reply is not None and status == ARRIVED else ""
+    job, found = one.job, done or unanswered(flight, one.job, failed or status)
     about: dict[str, Any] = dict(flight.pace.record)
     return DeviceRecord(
         device=job.device,
