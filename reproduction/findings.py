@@ -2,7 +2,7 @@
 
 ``findings.txt`` is the text. A field is ``{kind[key]}``:
 
-- ``{o[claim]}``: the outcome of a claim;
+- ``{o[claim]}``: the outcome of a claim, with counts and condition; ``{w[claim]}``: its word alone;
 - ``{d[claim: comparison]}``: the difference in a comparison, with its error and seeds;
 - ``{t[row, rate]}``: our accuracy in the table; ``{p[row, rate]}``: that of the paper;
 - ``{e[scenario, scheme, deadline]}``: accuracy at a deadline; ``{x[question: variant]}``: in the last section;
@@ -47,6 +47,7 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
     text = files("reproduction").joinpath("findings.txt").read_text(encoding="utf-8")
     fields: dict[str, Any] = {
         "o": {one.claim.name: one.shown for one in judged},
+        "w": {one.claim.name: one.word for one in judged},
         "d": {f"{one.claim.name}: {a.comparison.label}": difference(a) for one in judged for a in one.answers},
         "t": _table(scale, find),
         "p": _published(),

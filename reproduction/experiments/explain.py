@@ -155,11 +155,12 @@ def make(scale: Scale, find: Lookup) -> Page:
             if result is None:
                 rows.append([name, "not run", "", ""])
                 continue
-            best = float(result.values("test_accuracy").max())
+            curve = result.values("test_accuracy")
+            best = f"{100 * float(curve.max()):.2f} in {int(curve.argmax()) + 1} of {len(curve)}"
             last = float(result.values("train_loss")[-1])
-            rows.append([name, f"{100 * result.accuracy:.2f}", f"{100 * best:.2f}", f"{last:.2f}"])
+            rows.append([name, f"{100 * result.accuracy:.2f}", best, f"{last:.2f}"])
         text += f"**{question}**\n\n" + of_runs("the first row", group[0][1])
-        text += markdown_table(["", "test accuracy, %", "best round, %", "training loss"], rows) + "\n\n"
+        text += markdown_table(["", "test accuracy, %", "best, % in round", "training loss"], rows) + "\n\n"
     return Page(text=text, verdicts=_verdicts(scale, find))
 
 

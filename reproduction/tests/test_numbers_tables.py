@@ -384,8 +384,9 @@ def test_what_decides_the_outcome():
             runs = variant(question, title).get(0)
             expected = ["not run", "", ""]
             if runs:
-                best = 100 * max(runs["test_accuracy"])
-                expected = [f"{end(runs):.2f}", f"{best:.2f}", f"{runs['train_loss'][-1]:.2f}"]
+                best = max(runs["test_accuracy"])
+                at = f"{100 * best:.2f} in {runs['test_accuracy'].index(best) + 1} of {len(runs['test_accuracy'])}"
+                expected = [f"{end(runs):.2f}", at, f"{runs['train_loss'][-1]:.2f}"]
                 seen += 1
             assert numbers == expected, (question, title)
     assert seen > 20

@@ -79,6 +79,22 @@ def test_means_differences_and_verdicts(logs: list[RunLog]) -> None:
     assert rows["much the same"].why == "within the margin"
 
 
+@pytest.mark.parametrize(
+    ("samples", "verdict"), [(None, "does not hold"), (200, "undecided"), (20_000, "does not hold")]
+)
+def test_seeds_that_agree_by_chance_prove_nothing(tmp_path: Path, samples: float | None, verdict: str) -> None:
+    """One test sample of 200 less with every seed: without spread, the grain of the accuracy is its error."""
+    folders = []
+    for arm, lost in (("a", 0.0), ("bb", 1 / 200)):
+        for seed in range(3):
+            folders.append(write_run(tmp_path / f"{arm}{seed}", arm, seed, [0.5, 0.8 - lost]))
+            info = json.loads((folders[-1] / "run.json").read_text())
+            (folders[-1] / "run.json").write_text(json.dumps(info | {"test_targets": samples and int(samples)}))
+    (row,) = (row for row in judged(read_logs(folders)).rows if (row.arm, row.measure) == ("bb", "accuracy"))
+    assert row.verdict == verdict
+    assert row.difference == pytest.approx(-1 / 200)
+
+
 def test_two_seeds_decide_nothing(logs: list[RunLog]) -> None:
     rows = judged([log for log in logs if "seed = 2" not in str(log.config) and log.config["seed"] < 2]).rows
     assert {(row.verdict, row.why) for row in rows if row.reference} == {("undecided", "few seeds")}

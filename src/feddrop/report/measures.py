@@ -166,7 +166,7 @@ def resources_of(runs: Sequence[RunLog]) -> list[str]:
 def scores(runs: Sequence[RunLog], budget: Mapping[str, float]) -> Iterator[Measure]:
     """Yield the score at each amount of a budget, or at the end without a budget."""
     score = score_of(runs)
-    look = {"scale": _percent, "digits": 1} if score.better > 0 else {}
+    look = {"scale": _percent, "digits": 1, "step": _grain} if score.better > 0 else {}
     made = partial(Measure, better=score.better, **look)  # type: ignore[arg-type]
     for resource, amount in budget.items():
         yield made(
@@ -283,6 +283,12 @@ def _judged(row: Row, group: Group, reference: Group, measure: Measure) -> Row:
 
 def _seed(run: RunLog) -> str:
     return repr(complete_settings(run.config).get("seed"))
+
+
+def _grain(run: RunLog) -> float:
+    """Return the smallest change of an accuracy, one test target; 0 in a run that did not record their number."""
+    count = run.info.get("test_targets")
+    return 1.0 / count if isinstance(count, int) and count > 0 else 0.0
 
 
 def _step(run: RunLog, resource: str) -> float:

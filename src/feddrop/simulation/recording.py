@@ -202,6 +202,7 @@ def facts(run: Prepared, command: str, label: str = "") -> dict[str, Any]:
         "forward_flops": int(run.flops.full.forward),
         "samples": list(run.samples),
         "validation_samples": len(run.task.validation),
+        "test_targets": dataset.test_y.numel(),
         "class_names": list(dataset.class_names),
         "class_counts": None if counts is None else counts.tolist(),
         "budget_j": run.scheme.budgets(),
