@@ -98,30 +98,11 @@ def virtual_step(
         if one.job.device not in clock.events.jobs:
             crew.under_way.pop(one.job.device, None)
     crew.train()  # before the network changes
-<<<<<<< HEAD
-    stale = {n for n, one in enumerate(ended) if one.what == "arrived" and crew.is_stale(flights[n].sent.job)}
-    arrived = {n for n, one in enumerate(ended) if one.what == "arrived"} - stale
-    order = sorted(arrived, key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
-    intake = Intake(
-        ready.method, params, round_, memories, num_samples=ready.samples, frozen=frozen, untrained=untrained
-=======
     stale = {n for n, one in enumerate(ended) if one.what == ARRIVED and crew.is_stale(flights[n].sent.job)}
     arrived = {one.job.device: n for n, one in enumerate(ended) if one.what == ARRIVED and n not in stale}
     order = sorted(arrived.values(), key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
-    result = fold(
-        ready.method,
-        [(flight.sent, flight.reply) for n in order if (flight := flights[n]).reply is not None],
-        params,
-        state,
-        round_=round_,
-        num_samples=ready.samples,
-        memories=memories,
-        guard=guard,
-        min_devices=ready.config.server.min_devices,
-        frozen=frozen,
-        untrained=untrained,
-        discount=crew.discounted,
->>>>>>> b89e168 (Clock: a device that fails and answers in one step has a record of each)
+    intake = Intake(
+        ready.method, params, round_, memories, num_samples=ready.samples, frozen=frozen, untrained=untrained
     )
     updates = (
         (flight.sent.job, update)
