@@ -163,6 +163,7 @@ def test_an_infeasible_cell_says_what_it_lacks(page):
     lacks = solve(page.js(STATE))["schemes"][0]["lacks"]
     assert lacks["text"] in told
     assert page.js("document.querySelectorAll('.device.short').length") == len(lacks["devices"])
+    assert "of the band" in page.text("#device")
     page.until("[...document.querySelectorAll('#verdict button')].some((one) => one.innerText.startsWith('Bandwidth'))")
     page.click("#verdict button")  # the smallest deadline
     page.until("!document.querySelector('#verdict').classList.contains('bad')")
@@ -289,7 +290,18 @@ def test_runs_side_by_side(page, server, root):
     page.put("#axis", "bytes")
     page.until("document.querySelector('#curves').textContent.includes('sent (MB)')")
     assert page.js("document.querySelector('#grid').width") in (2, 3)
-    assert page.text("#compare-runs") == "Compare 3 runs"
+    page.put("#filter", "base")
+    page.js("document.querySelector('#filter').dispatchEvent(new Event('input'))")
+    page.until("document.querySelectorAll('#list tbody tr').length === 2")
+    page.click("#choose-all")
+    page.until("document.querySelector('#compare-runs').innerText === 'Compare 2 runs'")
+    page.click("#choose-all")  # none
+    page.until("document.querySelector('#compare-runs').hidden")
+    page.put("#filter", "")
+    page.js("document.querySelector('#filter').dispatchEvent(new Event('input'))")
+    page.until("document.querySelectorAll('#list tbody tr').length === 3")
+    page.click("#choose-all")
+    page.until("document.querySelector('#compare-runs').innerText === 'Compare 3 runs'")
     page.js("document.querySelector('#compare-runs').click()")
     page.until("document.querySelectorAll('#compare-results tbody tr').length === 2")  # two seeds of one, one other
     page.until("document.querySelector('#compare-curves svg')")

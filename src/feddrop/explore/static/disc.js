@@ -52,7 +52,7 @@ function describe(k) {
     const share = found.lacks.least_share[lacking];
     return `${where}: needs ${share === null ? "more than any share" : `${measure(share, "%")} of the band`} to meet its ${found.lacks.constraints[lacking]}.`;
   }
-  if (found.lacks) return `${where}.`;
+  if (found.lacks) return found.lacks.needs ? `${where}: needs ${measure(found.lacks.needs[k], "%")} of the band.` : `${where}.`;
   if (found.rate[k] === null) return `${where}: ${found.binding[k]}.`;
   const seconds = ["push_s", "compute_s", "pull_s"].map((key) => found[key][k]), sum = seconds.reduce((a, b) => a + b);
   const paced = found.tx_power_w ? ` Power ${measure(found.tx_power_w[k], "W")}, clock ${measure(found.cpu_hz[k], "Hz")}.` : "";

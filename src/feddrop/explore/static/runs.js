@@ -5,7 +5,7 @@ import { look } from "./subnet.js";
 import { timeline } from "./timeline.js";
 
 export const AXES = { rounds: ["rounds", ""], bytes: ["sent", "B"], seconds: ["simulated time", "s"], joules: ["energy", "J"], "wall seconds": ["wall time", "s"] };
-const EVERY = 1000; // ms
+const EVERY = 1000, MOST = 200; // ms; runs that are chosen at once
 /** How long to wait before asking again: long enough that large folders do not keep the server busy. */
 export const pause = (began) => Math.max(EVERY, 3 * (performance.now() - began));
 export const chosen = new Set();
@@ -31,9 +31,23 @@ async function poll() {
   if (shown) timer = setTimeout(poll, pause(began));
 }
 
+/** The runs that the filter shows. */
+function filtered() {
+  const wanted = $("filter").value.toLowerCase();
+  return rows.filter((row) => `${row.name} ${row.label ?? ""} ${row.what ?? ""}`.toLowerCase().includes(wanted));
+}
+
+/** Choose all runs that the filter shows, and no others; if they are chosen already, choose none. */
+function chooseAll() {
+  const names = filtered().filter((row) => !row.error).slice(0, MOST).map((row) => row.name);
+  const already = names.length === chosen.size && names.every((name) => chosen.has(name));
+  chosen.clear();
+  if (!already) names.forEach((name) => chosen.add(name));
+  poll();
+}
+
 function list(pages) {
-  const wanted = $("filter").value.toLowerCase(), held = document.activeElement?.id;
-  const visible = rows.filter((row) => `${row.name} ${row.label ?? ""} ${row.what ?? ""}`.toLowerCase().includes(wanted));
+  const held = document.activeElement?.id, visible = filtered();
   $("list").tBodies[0].replaceChildren(...visible.map((row, n) => {
     const box = el("input", { type: "checkbox", id: `run-${n}`, disabled: Boolean(row.error), onchange: () => {
       if (box.checked) chosen.add(row.name); else chosen.delete(row.name);
@@ -133,6 +147,7 @@ export function start(given) {
   for (const id of ["quantity", "axis"]) $(id).addEventListener("change", () => draw().catch((error) => say(error.message)));
   for (const id of ["mapped", "mapped-run"]) $(id).addEventListener("change", () => grid().catch((error) => say(error.message)));
   $("filter").addEventListener("input", poll);
+  $("choose-all").addEventListener("click", chooseAll);
   onWidth($("curves"), () => { if (shown && rows.length) draw().catch((error) => say(error.message)); });
 }
 
