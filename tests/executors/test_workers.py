@@ -24,6 +24,7 @@ from torch import nn
 
 from feddrop.errors import RunError
 from feddrop.executors import Processes, actor, pool, shared, worker
+from feddrop.executors.pool import TOGETHER, Pool, WorkerLostError
 from feddrop.simulation.device import Samples
 from feddrop.simulation.round import run_round
 from feddrop.subnets import parameters
@@ -303,3 +304,50 @@ def test_a_worker_that_says_what_to_do_gets_no_other_advice():
     answer = actor.Actor().start([], actor.versions(), pickle.dumps(_trainer_seeing), str(probe))
     assert not answer[0]
     assert isinstance(answer[1], RunError)
+
+
+class FakeWorker:
+    """A worker in this process: it adds 1 to every argument, and dies of arguments in ``deadly``."""
+
+    def __init__(self, deadly=()):
+        self.ready, self.running, self.generation, self.failures = False, False, 0, 0
+        self.deadly, self.sent = set(deadly), []
+
+    def start(self):
+        self.running, self.ready, self.call = True, False, None
+        self.generation += 1
+
+    def send(self, *call, times=1):
+        self.call = call
+        self.sent.append((call, times))
+
+    def receive(self):
+        call, self.call, self.ready = self.call, None, True
+        if call is None:
+            return None
+        arguments = [one[1] for one in call[1]] if call[0] == TOGETHER else [call[1]]
+        if self.deadly & set(arguments):
+            raise WorkerLostError("died")
+        return [n + 1 for n in arguments] if call[0] == TOGETHER else arguments[0] + 1
+
+    def end(self):
+        self.running = self.ready = False
+
+
+def test_calls_sent_together_keep_their_order_and_are_repeated_one_by_one():
+    workers = [FakeWorker({13}), FakeWorker({13})]
+    shared_pool = Pool(workers, lambda waited, _: list(waited))
+    shared_pool.start(ready=2)
+    sizes = iter([1, 4, 4, 3, *[5] * 100])
+    found = shared_pool.in_order(range(30), lambda _, n: ("add", n), lambda n, why: f"{n} {why}", lambda: next(sizes))
+    assert list(found) == [*range(1, 14), "13 died, 3 times", *range(15, 31)]
+    sent = [one for worker in workers for one in worker.sent]
+    groups = [[call[1] for call in given[1]] if given[0] == TOGETHER else [given[1]] for given, _ in sent]
+    assert [times for _, times in sent] == [len(group) for group in groups]  # the timeout grows with the calls
+    assert max(map(len, groups)) == 5
+    with_deadly = [group for group in groups if 13 in group]
+    assert len(with_deadly[0]) + len(with_deadly[1]) + len(with_deadly[2]) == max(map(len, with_deadly)) + 2
+    others = set(max(with_deadly, key=len)) - {13}
+    assert others
+    assert all([n] in groups for n in others)  # repeated alone, and not given up
+    assert list(shared_pool.in_order([], lambda _, n: ("add", n), str, lambda: 3)) == []

@@ -88,11 +88,11 @@ class ActorWorker:
         self.generation += 1
         self._left = START_S
 
-    def send(self, *call: Any) -> None:
-        """Send a call. If the worker is gone, :meth:`receive` raises."""
+    def send(self, *call: Any, times: int = 1) -> None:
+        """Send a call, which may take this many times the timeout. If the worker is gone, :meth:`receive` raises."""
         with self.cluster.reached():
             self.answer = self._actor.call.remote(*call)
-        self._left = self._timeout_s
+        self._left = self._timeout_s * times
 
     def receive(self) -> Any:
         """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""

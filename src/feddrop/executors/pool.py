@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from feddrop.errors import FeddropError, RunError
@@ -50,8 +51,8 @@ class Worker(Protocol):
     def start(self) -> None:
         """Start or restart the worker; it answers when it is ready."""
 
-    def send(self, *call: Any) -> None:
-        """Send a call. If the worker is gone, :meth:`receive` raises."""
+    def send(self, *call: Any, times: int = 1) -> None:
+        """Send a call, which may take this many times the timeout. If the worker is gone, :meth:`receive` raises."""
 
     def receive(self) -> Any:
         """Receive an answer: WorkerLostError if the worker is gone, RunError if the call failed."""
@@ -74,6 +75,10 @@ class _Call:
     number: int
     argument: Any
     tries: int = 0
+
+
+TOGETHER = "together"
+"""The name of a call that holds a list of calls; its answer is the list of theirs."""
 
 
 class Pool(Generic[W]):
@@ -105,9 +110,16 @@ class Pool(Generic[W]):
         for worker in self.workers:
             worker.end()
 
-    def in_order(self, arguments: Iterable[Any], message: Message[W], given_up: GivenUp) -> Iterator[Any]:
-        """Yield answers in the order of the arguments, holding at most two per worker; see :meth:`answers`."""
-        return (answer[1] for answer in self.answers(arguments, message, given_up) if answer is not None)
+    def in_order(
+        self,
+        arguments: Iterable[Any],
+        message: Message[W],
+        given_up: GivenUp,
+        together: Callable[[], int] | None = None,
+    ) -> Iterator[Any]:
+        """Yield answers in the order of the arguments, holding those of two calls per worker; see :meth:`answers`."""
+        answers = self.answers(arguments, message, given_up, together=together)
+        return (answer[1] for answer in answers if answer is not None)
 
     def answers(
         self,
@@ -117,6 +129,7 @@ class Pool(Generic[W]):
         *,
         ordered: bool = True,
         tick_s: float | None = None,
+        together: Callable[[], int] | None = None,
     ) -> Iterator[Answer | None]:
         """Assign calls to workers as they become free, and yield the answers.
 
@@ -126,38 +139,42 @@ class Pool(Generic[W]):
             given_up: ``(argument, reason) -> answer``, for a call whose every attempt lost its worker.
             ordered: whether answers keep the order of the arguments; otherwise they are yielded as they arrive.
             tick_s: seconds without an answer after which None is yielded; None for never.
+            together: how many calls to send a worker at once, evaluated each time; one if None. If the worker is lost,
+                they are repeated one by one.
         """
         if self.closed:
             raise RunError("this executor is closed. Create a new one.")
         source = (_Call(number, argument) for number, argument in enumerate(arguments))
         again: deque[_Call] = deque()
-        busy: dict[W, _Call] = {}
+        busy: dict[W, list[_Call]] = {}
         ready: dict[int, Any] = {}
         sent = given = 0
         exhausted = False
         try:
             while True:
                 for worker in self._idle(busy):
-                    call = again.popleft() if again else None
-                    if call is None and sent - given < 2 * len(self.workers):
-                        call = next(source, None)
-                        exhausted = call is None
-                        sent += not exhausted
-                    if call is None:
+                    most = together() if together else 1
+                    calls = [again.popleft()] if again else []
+                    if not calls and sent - given < 2 * len(self.workers) * most:
+                        calls = list(islice(source, most))
+                        exhausted = len(calls) < most
+                        sent += len(calls)
+                    if not calls:
                         break
-                    busy[worker] = call
-                    worker.send(*message(worker, call.argument))
+                    busy[worker] = calls
+                    messages = [message(worker, call.argument) for call in calls]
+                    one = messages[0] if len(messages) == 1 else (TOGETHER, messages)
+                    worker.send(*one, times=len(messages))
                 if exhausted and given == sent:
                     return
                 due = given if ordered else next(iter(ready), -1)
                 waited = [worker for worker in self.workers if worker in busy or not worker.ready]
                 answering = self._wait(waited, 0 if due in ready else tick_s)
                 for worker in answering:
-                    call = busy.pop(worker, None)
-                    if call is None:
+                    if worker in busy:
+                        again += self._answered(worker, busy.pop(worker), ready, given_up)
+                    else:
                         self._started(worker)
-                    elif not self._answered(worker, call, ready, given_up):
-                        again.append(call)
                 if not answering:  # every free worker is busy again, so there is time to yield
                     if due in ready:
                         given += 1
@@ -168,24 +185,27 @@ class Pool(Generic[W]):
             for worker in busy:  # abandoned midway: their answers must not reach the next caller
                 worker.end()
 
-    def _idle(self, busy: dict[W, _Call]) -> list[W]:
+    def _idle(self, busy: dict[W, list[_Call]]) -> list[W]:
         for worker in self.workers:
             if not worker.running:
                 worker.start()
         return [worker for worker in self.workers if worker.ready and worker not in busy]
 
-    def _answered(self, worker: W, call: _Call, ready: dict[int, Any], given_up: GivenUp) -> bool:
-        """Store the answer to a call, or that it was given up; return False if the call must be repeated."""
+    def _answered(self, worker: W, calls: list[_Call], ready: dict[int, Any], given_up: GivenUp) -> list[_Call]:
+        """Store the answers to calls, or that they were given up; return those that must be repeated."""
         try:
-            ready[call.number] = worker.receive()
+            answer = worker.receive()
         except WorkerLostError as lost:
-            call.tries += 1
             log.warning("a worker process %s; starting a new one.", lost)
             worker.start()
-            if call.tries < TRIES:
-                return False
-            ready[call.number] = given_up(call.argument, f"{lost}, {TRIES} times")
-        return True
+            for call in calls:
+                call.tries += 1
+                if call.tries == TRIES:
+                    ready[call.number] = given_up(call.argument, f"{lost}, {TRIES} times")
+            return [call for call in calls if call.tries < TRIES]
+        answers = [answer] if len(calls) == 1 else answer
+        ready |= {call.number: one for call, one in zip(calls, answers, strict=True)}
+        return []
 
     def _started(self, worker: W) -> None:
         """Receive a worker's report that it has started, or restart it; without limit while others are ready."""

@@ -19,6 +19,9 @@ from feddrop.executors.pool import Pool
 from feddrop.executors.shared import over, pickled, without_samples
 from feddrop.executors.spread import DeviceCalls, Spread
 
+TOGETHER_S = 0.04
+"""Seconds of training that are sent in one call, which costs Ray some milliseconds."""
+
 
 class Ray(Spread):
     """Runs devices on the actors of a Ray cluster.
@@ -58,7 +61,7 @@ class Ray(Spread):
             self._cluster.check_room(workers, cpus, gpus)
             build = (device_calls, self._cluster.ray.put(rest), over(task.samples, self._put))
             self._workers = [ActorWorker(self._cluster, build, timeout_s, cpus=cpus, gpus=gpus) for _ in range(workers)]
-            super().__init__(Pool(self._workers, wait), task)
+            super().__init__(Pool(self._workers, wait), task, TOGETHER_S)
             held.callback(self._pool.end)
             self._pool.start(ready=1)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,26 +10,44 @@ import torch
 
 from feddrop.errors import RunError
 from feddrop.executors.executor import DeviceTask, Measured, Parcel, Reply
-from feddrop.executors.pool import Pool, Worker
+from feddrop.executors.pool import TOGETHER, Pool, Worker
 from feddrop.subnets.parameters import Params
+
+TOGETHER_BYTES = 4 * 2**20
 
 
 class Spread:
-    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`."""
+    """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`.
 
-    def __init__(self, pool: Pool[Any], task: DeviceTask) -> None:
-        self._pool, self._task = pool, task
+    Quick devices are sent to a worker together, as many as it trains in ``together_s`` seconds and as have
+    ``TOGETHER_BYTES`` in all: a call has a cost of its own.
+    """
+
+    def __init__(self, pool: Pool[Any], task: DeviceTask, together_s: float = 0.0) -> None:
+        self._pool, self._task, self._together_s = pool, task, together_s
+        self._seconds = math.inf  # recent mean per device
 
     def compute(self, parcels: Iterable[Parcel]) -> Iterator[Reply]:
-        """Let devices train on whichever worker is free; yield replies in order, holding at most two per worker."""
+        """Let devices train on whichever worker is free; yield replies in order, as they arrive."""
+        size = 1
 
         def message(_: Worker, parcel: Parcel) -> tuple[Any, ...]:
+            nonlocal size
+            size = len(parcel.frame) + len(parcel.memory)
             return "handle", parcel.frame, parcel.memory
+
+        def together() -> int:
+            return max(1, min(int(self._together_s / self._seconds), TOGETHER_BYTES // size))
 
         def given_up(parcel: Parcel, reason: str) -> tuple[bytes, bytes, str]:
             return b"", parcel.memory, f"its worker process {reason}"
 
-        return (Reply(*reply) for reply in self._pool.in_order(parcels, message, given_up))
+        for answer in self._pool.in_order(parcels, message, given_up, together):
+            reply = Reply(*answer)
+            if reply.seconds > 0:
+                known = self._seconds if math.isfinite(self._seconds) else reply.seconds
+                self._seconds = 0.8 * known + 0.2 * reply.seconds
+            yield reply
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Return the mean loss and every measure on the test set, whose chunks are spread over the workers."""
@@ -60,6 +79,8 @@ class DeviceCalls:
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Answer a call of :class:`Spread`."""
+        if name == TOGETHER:
+            return [self(*call) for call in arguments[0]]
         return tuple(self._device.handle(*arguments)) if name == "handle" else self._evaluate(*arguments)
 
     def _evaluate(self, chunk: Any, values: dict[str, Any] | None) -> tuple[Any, ...]:

@@ -83,9 +83,9 @@ class ProcessWorker:
         with contextlib.suppress(OSError, RuntimeError):  # it is dead already; receive() reports that
             self._hand_over(self._link, self._process.pid)
 
-    def send(self, *call: Any) -> None:
-        """Send a call. If the worker is gone, :meth:`receive` raises."""
-        self._watched(self._timeout_s)
+    def send(self, *call: Any, times: int = 1) -> None:
+        """Send a call, which may take this many times the timeout. If the worker is gone, :meth:`receive` raises."""
+        self._watched(self._timeout_s * times)
         with contextlib.suppress(OSError):
             self.link.send_bytes(pickle.dumps(call))
 
