@@ -216,7 +216,9 @@ def flower_rounds(workers: int, rounds: Rounds) -> None:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        strategy = Timed(fraction_train=COHORT / DEVICES, fraction_evaluate=0.0, min_available_nodes=DEVICES)
+        strategy = Timed(
+            fraction_train=COHORT / DEVICES, fraction_evaluate=0.0, min_train_nodes=COHORT, min_available_nodes=DEVICES
+        )
         arrays = ArrayRecord(network().state_dict())
         strategy.start(grid, arrays, num_rounds=ROUNDS + 1, train_config=ConfigRecord({"lr": LR}))
 

@@ -1,4 +1,4 @@
-"""Long runs: seconds and memory to load, report and resume 10,000 rounds of 100 devices, beyond those of a short run.
+"""Long runs: seconds and memory to load, report, explore and resume 10,000 rounds of 100 devices, beyond a short run.
 
 A real run of two rounds with a radio is extended by copies of its rows, so that only the records are long. Every
 measurement runs in a new process; the same command on the short run is subtracted, so that imports and training do not
@@ -34,6 +34,10 @@ SECONDS, MEGABYTES = 2.0, 200.0
 ACTIONS = {
     "load_run": "feddrop.load_run(folder)",
     "report": "from feddrop.report import write_report; write_report(folder)",
+    "explore": (
+        "from feddrop.explore.runs import Runs; from pathlib import Path; runs = Runs(Path(folder).parent);"
+        'name = Path(folder).name; runs.curves([name], "test_accuracy", "rounds"); runs.device_map(name, "rate")'
+    ),
     "resume": "feddrop.Run(feddrop.load_run(folder).config, folder, resume=True).records",
 }
 SCRIPT = """

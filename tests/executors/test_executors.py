@@ -330,3 +330,15 @@ class Untouched(Serial):
 
     def close(self):
         pass
+
+
+def test_no_more_workers_than_can_be_busy(tiny, digits, monkeypatch):
+    started = []
+    monkeypatch.setattr("feddrop.executors.Processes", lambda task, workers, **_: started.append(workers))
+    monkeypatch.setattr("feddrop.executors.Ray", lambda task, workers, **_: started.append(workers))
+    task = task_for(tiny, digits, dropping)
+    most = max(len(task.parts), len(task.chunks))
+    for name in ("processes", "ray"):
+        for workers in (2, 1024):
+            EXECUTORS[name](task, Execution(executor=name, workers=workers))
+    assert started == [2, most, 2, most]

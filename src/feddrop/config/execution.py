@@ -25,7 +25,7 @@ class Execution(Settings):
     Attributes:
         executor: ``"serial"`` simulates one device after another; ``"processes"`` and ``"ray"`` use several worker
             processes on this machine or on a Ray cluster. The results are bit-identical.
-        workers: number of worker processes, on this machine or on a cluster.
+        workers: number of worker processes, on this machine or on a cluster; at most as many as devices are started.
         threads: torch threads per device, and of the server; they affect the result, since they change the order of
             float sums.
         torch_device: where networks are trained: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; only the CPU guarantees

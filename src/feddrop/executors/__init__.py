@@ -14,10 +14,10 @@ ExecutorFactory = Callable[[DeviceTask], Executor]
 
 EXECUTORS: Mapping[str, Callable[[DeviceTask, Execution], Executor]] = {
     "serial": lambda task, _: Serial(task),
-    "processes": lambda task, config: Processes(task, config.workers, timeout_s=config.timeout_s),
+    "processes": lambda task, config: Processes(task, min(config.workers, task.parallel), timeout_s=config.timeout_s),
     "ray": lambda task, config: Ray(
         task,
-        config.workers,
+        min(config.workers, task.parallel),
         address=config.address,
         cpus=config.cpus or config.threads,
         gpus=config.gpus,

@@ -93,6 +93,10 @@ class DeviceTask(Protocol):
     def network_bytes(self) -> int:
         """Size of the full network."""
 
+    @property
+    def parallel(self) -> int:
+        """The most workers that can be busy at once: devices, or chunks."""
+
     def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
         """Return the mean loss, every measure and every metric from what was measured on ``chunks``, in order."""
 

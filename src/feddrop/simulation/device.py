@@ -95,6 +95,11 @@ class Task:
         """Size of the full network."""
         return sum(tensor.nbytes for tensor in self.setup.model.state_dict().values())
 
+    @property
+    def parallel(self) -> int:
+        """The most workers that can be busy at once: devices, or chunks."""
+        return max(len(self.parts), len(self.chunks), 1)
+
     def combine(self, measured: Iterable[Measured]) -> dict[str, float]:
         """Return the mean loss and measures over all chunks, in order, and the metrics of their outputs.
 
