@@ -155,7 +155,6 @@ def test_owner_against_a_plain_loop():
 def test_parts_that_are_given():
     given = [torch.tensor([3, 1]), [0], np.array([5, 4], np.int32), range(6, 9)]
     assert [part.tolist() for part in custom_parts(given, 9)] == [[1, 3], [0], [4, 5], [6, 7, 8]]
-    assert [part.tolist() for part in custom_parts([[0, 1], [1]], 2, allow_repeats=True)] == [[0, 1], [1]]
     digits = data.load_dataset("digits", image_size=8)
     found = data.partition_dataset(digits, Data(), seed=0, parts=given)
     assert [len(part) for part in found] == [2, 1, 2, 3]

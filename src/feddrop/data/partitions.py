@@ -141,18 +141,15 @@ def partition(
     return [np.sort(part) for part in parts]
 
 
-def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int, *, allow_repeats: bool = False) -> list[Index]:
-    """Validate a custom partition, the positions of each device's samples, and sort them.
-
-    With ``allow_repeats``, a sample may be held more than once.
-    """
+def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int) -> list[Index]:
+    """Validate a custom partition, the positions of each device's samples, and sort them."""
     found = [np.asarray(part) for part in parts]
-    for problem in _part_problems(found, num_samples, allow_repeats=allow_repeats):
+    for problem in _part_problems(found, num_samples):
         raise ConfigError(problem)
     return [np.sort(part.astype(np.int64)) for part in found]
 
 
-def _part_problems(parts: list[npt.NDArray[Any]], num_samples: int, *, allow_repeats: bool) -> Iterator[str]:
+def _part_problems(parts: list[npt.NDArray[Any]], num_samples: int) -> Iterator[str]:
     """Find what is wrong with a custom partition."""
     if not parts:
         yield "parts is empty; give the sample positions of at least one device."
@@ -166,7 +163,7 @@ def _part_problems(parts: list[npt.NDArray[Any]], num_samples: int, *, allow_rep
             bad = part.min() if part.min() < 0 else part.max()
             yield f"parts[{device}] holds position {bad}; it must be from 0 to {num_samples - 1}."
     held = np.bincount(np.concatenate(parts), minlength=num_samples)
-    if held.max() > 1 and not allow_repeats:
+    if held.max() > 1:
         sample = int(held.argmax())
         holders = [device for device, part in enumerate(parts) if sample in part]
         yield f"parts lists sample {sample} {held[sample]} times (devices {holders}); list each sample once."

@@ -93,9 +93,9 @@ def document(title: str, overline: str, subtitle: str, *content: Html) -> Html:
     return Html("<!doctype html>\n" + el("html", head, el("body", el("main", top, *content)), lang="en") + "\n")
 
 
-def as_iframe(page: Html, height: int = 900) -> str:
+def as_iframe(page: Html) -> str:
     """Return a page as a sandboxed iframe, to embed it in another page."""
-    look = f"width: 100%; height: {height}px; border: 0"
+    look = "width: 100%; height: 900px; border: 0"
     return f'<iframe sandbox="allow-same-origin" srcdoc="{html.escape(page)}" style="{look}"></iframe>'
 
 
