@@ -30,7 +30,7 @@ import numpy as np
 from feddrop.allocation.feasible import FITS
 from feddrop.allocation.objectives import PAPER, InverseKept, Objective
 from feddrop.allocation.problem import BLOCK, GUARD, BoolArray, FloatArray, Problem, part_of, positive, total
-from feddrop.allocation.response import Response
+from feddrop.allocation.response import BandDemand
 from feddrop.allocation.roots import BAND, Total, clear
 from feddrop.allocation.solution import Allocation, Status, finish
 
@@ -69,7 +69,7 @@ class _Curve(NamedTuple):
         return np.fmin.reduce(self.least / self.steep, axis=-1, keepdims=True)
 
 
-_Demand = _Curve | Response
+_Demand = _Curve | BandDemand
 
 
 def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Allocation | None:
@@ -163,7 +163,7 @@ def _demand(problem: Problem, active: BoolArray, phi: Objective, weight: FloatAr
     """Return the demand of a block of devices."""
     if not isinstance(phi, InverseKept):
         here = np.broadcast_to(weight, problem.shape)[..., block]
-        return Response(part_of(problem, block), active[..., block], phi, here, total(active))
+        return BandDemand(part_of(problem, block), active[..., block], phi, here, total(active))
 
     def cut(value: FloatArray) -> FloatArray:
         return value[..., block] if value.ndim and value.shape[-1] > BLOCK else value
@@ -180,6 +180,6 @@ def _demand(problem: Problem, active: BoolArray, phi: Objective, weight: FloatAr
     # 0/0 is a constraint that holds at any share.
     least = 1 / np.maximum(np.minimum((top - b) / a, (top - d) / c), 0)
     enough = 1 / np.maximum(np.fmin((1 - b) / a, (1 - d) / c), 0)
-    weight, here = cut(weight), active[..., block]
+    weight, present = cut(weight), active[..., block]
     curve = _Curve(np.sqrt(weight * high), np.sqrt(weight * low), kink, least, enough)
-    return curve if here.all() else _Curve(*(np.where(here, values, 0.0) for values in curve))
+    return curve if present.all() else _Curve(*(np.where(present, values, 0.0) for values in curve))

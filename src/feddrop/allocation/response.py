@@ -22,12 +22,12 @@ from feddrop.allocation.problem import GUARD, BoolArray, FloatArray, positive, t
 from feddrop.allocation.roots import Values, root
 
 _STEP = 1e-6  # relative step in s of the differences of φ'
-_BEYOND = 2.0  # shares up to this many bands are searched: whoever wants more than the band makes it scarce
+_BEYOND = 2.0  # shares up to this many bands are searched: a demand above the band makes it scarce
 _FAINT = 1e-12
 _SETTLED = 2.0**-40  # length of the last step of s
 
 
-class Response:
+class BandDemand:
     """The demand of a block of devices as a function of σ = 1/sqrt(μ), the curve that ``exact`` searches.
 
     Args:
@@ -108,7 +108,8 @@ class Response:
         """Return the σ up to which no device demands more than its least share, ``[..., 1]``."""
         starts, _, after, _ = self._worths
         worth = np.where(self._kink > self._small, starts, after)
-        return 1.0 / np.sqrt(np.max(np.where(self._active, worth, 0.0), axis=-1, keepdims=True))
+        top: FloatArray = np.max(np.where(self._active, worth, 0.0), axis=-1, keepdims=True)
+        return 1.0 / np.sqrt(top)
 
     def _share(self, s: FloatArray) -> FloatArray:
         """Return ρ(s)."""

@@ -163,7 +163,7 @@ class Settings:
 
     def defaults(self) -> dict[str, Any]:
         """Return the default of every field."""
-        return {item.name: default_of(item) for item, _ in declared(type(self))}
+        return {item.name: default_of(item) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def complete(self) -> Iterator[str]:
         """Set the fields that come from a preset; yield one message per contradiction."""

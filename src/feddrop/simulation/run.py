@@ -154,7 +154,7 @@ class Run:
     @property
     def end(self) -> str:
         """Why the run has ended, in words; empty if it has not."""
-        return self._server.end(self.config)
+        return self._server.spent.end(self.config, self.round)
 
     @property
     def params(self) -> Params:
@@ -200,7 +200,7 @@ class Run:
             try:
                 with closing(executor):
                     self._callbacks.call("on_start", self)
-                    while not self._server.end(self.config):
+                    while not self.end:
                         record = self._one_round(executor)
                         self._callbacks.call("on_round", record)
                         yield record
@@ -217,7 +217,7 @@ class Run:
         except RunError as error:
             raise RunError(f"{error}{recording.blame(self.records)}") from error
         saved = recording.recorded(record, self.config)
-        self._disk.save(saved, server.groups(), last=bool(server.end(self.config)))
+        self._disk.save(saved, server.groups(), last=bool(server.spent.end(self.config, server.round)))
         self._server = server
         self._warn(record)
         return record

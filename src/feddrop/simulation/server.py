@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrop.config import RunConfig
 from feddrop.errors import RunError
 from feddrop.executors import Executor
 from feddrop.learning import server as optimizers
@@ -103,10 +102,6 @@ class ServerState:
             under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
         )
 
-    def end(self, config: RunConfig) -> str:
-        """Return why the run ends here: by its rounds, seconds or joules, or by its target; empty if it continues."""
-        return self.spent.end(config, self.round)
-
 
 def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: Path) -> Params:
     """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
@@ -182,7 +177,7 @@ def _evaluated(
         seconds = server.clock.events.now
     spent = server.spent.after(seconds, record.energy_j)
     server = replace(server, spent=spent)
-    due = record.round % ready.config.eval_every == 0 or server.end(ready.config)
+    due = record.round % ready.config.eval_every == 0 or server.spent.end(ready.config, record.round)
     measured = executor.evaluate(server.params) if due else {}
     notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
     notes |= measure_sizes(ready, server.state, server.params, record.round) if due else {}
