@@ -29,9 +29,25 @@ from typing import Any
 import torch
 
 import feddrop
-from faults import Forked, Line, command_of, copy_of, damage_newest, fill_disk, read_damaged, strike_frames
+from faults import (
+    Forked,
+    Line,
+    command_of,
+    copy_of,
+    damage,
+    damage_newest,
+    fill_disk,
+    forge_state,
+    jump_clock,
+    params_of,
+    read_damaged,
+    refused,
+    strike_frames,
+    strike_masks,
+)
 from feddrop.executors import EXECUTORS, worker
 from feddrop.simulation.run import read_config
+from feddrop.storage import devices
 
 TOML = """
 rounds = {rounds}
@@ -53,18 +69,43 @@ readjust_until = 1.0
 executor = "{executor}"
 timeout_s = {timeout_s}
 """
+CELL = """
+[radio]
+deadline_s = 0.4
+bandwidth_hz = 2e6
+policy = "stretch"
+"""
+OF_FJORD = ("clock buffered", "schemes that remember")
+"""Worlds whose devices train different subnets, which FedDST does not allow."""
+WORLDS = {
+    "": "",
+    "clock buffered": CELL + "[clock]\nkind = 'buffered'\nbuffer = 3\nconcurrency = 5\n",
+    "clock window": CELL + "scheme = 'common'\n[clock]\nkind = 'window'\nwindow_s = 0.3\n",
+    "schemes that remember": CELL
+    + """scheme = "battery"
+scheme_settings = { total_j = 9.0, rounds = 12 }
+channel = "gauss-markov"
+channel_settings = { speed_m_s = 3.0 }
+outcome = "packet-errors"
+outcome_settings = { packet_bits = 3000 }
+""",
+}
+"""What is added to the configuration: a cell under another clock, or with functions that remember."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How often each fault is injected; ``other_kills`` is per executor other than serial."""
+    """How often each fault is injected; ``other_kills`` is per other executor, clock and scheme."""
 
     frames: int
+    masks: int
     files: int
+    states: int
     disks: int
     serial_kills: int
     other_kills: int
     signals: int
+    nodes: int
     worker_kills: int
     worker_stops: int
     rounds: int
@@ -73,11 +114,14 @@ class Size:
 
 FULL = Size(
     frames=1_000_000,
+    masks=200_000,
     files=50,
+    states=50,
     disks=50,
     serial_kills=100,
     other_kills=20,
     signals=20,
+    nodes=50,
     worker_kills=80,
     worker_stops=10,
     rounds=1000,
@@ -85,11 +129,14 @@ FULL = Size(
 )
 SMALL = Size(
     frames=3000,
+    masks=1000,
     files=1,
+    states=6,
     disks=1,
     serial_kills=2,
     other_kills=1,
     signals=1,
+    nodes=1,
     worker_kills=1,
     worker_stops=1,
     rounds=10,
@@ -97,22 +144,25 @@ SMALL = Size(
 )
 
 
-def config(executor: str, **changes: float) -> Any:
+def config(executor: str, world: str = "", **changes: float) -> Any:
     """Configure a small run whose devices remember a changing mask."""
     wanted = {"rounds": 12, "devices": 6, "samples": 180, "width": 0.5, "layers": 2, "readjust_every": 2}
-    return feddrop.RunConfig.from_toml(TOML.format(executor=executor, **{"timeout_s": 3600} | wanted | changes))
+    text = TOML.format(executor=executor, **{"timeout_s": 3600} | wanted | changes) + WORLDS[world]
+    text = text.replace("rate = 0.4\n", "") if world else text  # the cell decides
+    found = feddrop.RunConfig.from_toml(text)
+    return replace(found, method=feddrop.FjORD()) if world in OF_FJORD else found
 
 
 def outcome(folder: Path) -> Any:
     """Return what two runs must agree on: all records without their times, and the final parameters."""
     run = feddrop.Run(read_config(folder), folder, resume=True)
     records = [replace(record, wall_s=0.0) for record in run.records]
-    return records, {name: tensor.numpy().tobytes() for name, tensor in run.params.items()}
+    return records, params_of(folder)
 
 
-def undisturbed(folder: Path) -> Any:
+def undisturbed(folder: Path, world: str = "") -> Any:
     """Return the outcome of a run without faults."""
-    for _ in feddrop.Run(config("serial"), folder / "undisturbed"):
+    for _ in feddrop.Run(config("serial", world), folder / "undisturbed"):
         pass
     return outcome(folder / "undisturbed")
 
@@ -189,17 +239,19 @@ def _rounds(folder: Path) -> int:
 # --- runs
 
 
-def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random, number: int = signal.SIGKILL) -> Line:
+def strike_runs(
+    folder: Path, executor: str, kills: int, dice: random.Random, number: int = signal.SIGKILL, world: str = ""
+) -> Line:
     """Kill runs at random moments and resume them until they end; each must end like an undisturbed one."""
-    name, own = signal.Signals(number).name, number != signal.SIGKILL
-    expected = undisturbed(folder)
+    name, own, where = signal.Signals(number).name, number != signal.SIGKILL, ", ".join(filter(None, (executor, world)))
+    expected = undisturbed(folder, world)
     killed = survived = runs = 0
     while killed < kills:
         runs += 1
         here = folder / f"run-{runs}"
         mine = 0
         while True:
-            command = _toward(here, folder, executor)
+            command = _toward(here, folder, executor, world)
             process = Forked(command) if executor == "serial" and not own else command_of(command)
             if killed + mine < kills:
                 _kill(process, here, dice, number)
@@ -211,17 +263,17 @@ def strike_runs(folder: Path, executor: str, kills: int, dice: random.Random, nu
             mine += 1
         killed += mine
         survived += mine if outcome(here) == expected else 0
-        _say(f"runs killed, {executor}: {killed} of {kills}, survived {survived}, in {runs} runs")
+        _say(f"runs killed, {where}: {killed} of {kills}, survived {survived}, in {runs} runs")
     if own:
-        return Line(f"run stopped, {executor} ({name})", killed, survived, "nothing; before the first round, the start")
-    return Line(f"run killed, {executor} ({name})", killed, survived, "the current round, recomputed")
+        return Line(f"run stopped, {where} ({name})", killed, survived, "nothing; before the first round, the start")
+    return Line(f"run killed, {where} ({name})", killed, survived, "the current round, recomputed")
 
 
-def _toward(here: Path, folder: Path, executor: str) -> list[str]:
+def _toward(here: Path, folder: Path, executor: str, world: str = "") -> list[str]:
     """Return the command that starts a run, or resumes it if it has begun."""
     if (here / "config.toml").exists():
         return ["resume", str(here)]
-    (folder / f"{executor}.toml").write_text(config(executor).to_toml())
+    (folder / f"{executor}.toml").write_text(config(executor, world).to_toml())
     return ["run", str(folder / f"{executor}.toml"), "--out", str(here)]
 
 
@@ -251,11 +303,61 @@ def strike_files(folder: Path, times: int, dice: random.Random) -> Iterator[Line
         for _ in range(times):
             here = copy_of(folder / "stopped", folder / "damaged")
             damage_newest(here, kind, dice)
-            survived += Forked(["resume", str(here)], _hush).wait() == 0 and outcome(here) == expected
+            survived += Forked(["resume", str(here)], _hush, report=False).wait() == 0 and outcome(here) == expected
         _say(f"{kind}: {times} damaged, survived {survived}")
         name = {"line": "last line of the metrics", "memory": "a device's memory"}.get(kind, f"last {kind}")
         lost = "one or two rounds, recomputed"
         yield Line(f"{name} damaged: bit flipped or truncated", times, survived, lost)
+
+
+def strike_tables(folder: Path, times: int, dice: random.Random) -> Line:
+    """Damage the table of devices of a stopped run and resume it: it ends alike, and readers refuse the table."""
+    _, expected = undisturbed(folder)
+    devices.BLOCK, block = 12, devices.BLOCK  # two rounds per file, in this process and its forks
+    for number, _ in enumerate(feddrop.Run(config("serial"), folder / "stopped"), 1):
+        if number == 7:
+            break
+    survived = 0
+    for _ in range(times):
+        here = copy_of(folder / "stopped", folder / "damaged")
+        damage(dice.choice(sorted(here.glob("devices/*.parquet"))), dice)
+        Forked(["resume", str(here)], _hush, report=False).wait()
+        survived += refused(here) and params_of(here) == expected
+    devices.BLOCK = block
+    _say(f"tables of devices: {times} damaged, survived {survived}")
+    lost = "the records of devices in those rounds; readers refuse the file"
+    return Line("a table of devices damaged in a stopped run", times, survived, lost)
+
+
+def strike_states(folder: Path, world: str, times: int, dice: random.Random) -> Line:
+    """Forge a part of a stopped run's last checkpoint, with a valid checksum: the run continues or says why not."""
+    for number, _ in enumerate(feddrop.Run(config("serial", world), folder / "stopped"), 1):
+        if number == 5:
+            break
+    survived = continued = 0
+    for _ in range(times):
+        here = copy_of(folder / "stopped", folder / "forged")
+        what = forge_state(here, dice)
+        ended = Forked(["resume", str(here)], _hush, report=False).wait()
+        survived += ended in (0, 2)
+        continued += ended == 0
+        if ended not in (0, 2):
+            _say(f"{world}: exit code {ended} after forging {what}")
+    lost = f"the run, which ends with one line of error; {continued} continued"
+    return Line(f"forged state in a checkpoint, {world}", times, survived, lost)
+
+
+def turn_clocks(folder: Path, times: int, dice: random.Random) -> Line:
+    """Let the system's clock jump, back and forth by up to 30 years, whenever a run reads it."""
+    expected, survived = undisturbed(folder), 0
+    for number in range(times):
+        here, seed = folder / f"turned-{number}", dice.random()
+        ended = Forked(
+            _toward(here, folder, "serial"), lambda seed=seed: jump_clock(random.Random(seed)), report=False
+        ).wait()
+        survived += ended == 0 and outcome(here) == expected
+        shutil.rmtree(here)
+    return Line("the clock of the server jumps back and forth", times, survived, "nothing")
 
 
 def _hush() -> None:
@@ -336,7 +438,7 @@ def installed() -> list[str]:
 
 def main() -> int:
     """Run all parts, or the named ones; return the number of faults that were not survived."""
-    parts = ("frames", "files", "disks", "runs", "signals", "workers", "rounds")
+    parts = ("frames", "files", "states", "clocks", "disks", "runs", "signals", "workers", "nodes", "rounds")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"parts to run: {', '.join(parts)}; default: all")
     parser.add_argument("--small", action="store_true", help="a short version, without Ray")
@@ -353,18 +455,30 @@ def main() -> int:
     def faults(folder: Path) -> Iterator[Line]:
         if "frames" in asked:
             yield from strike_frames(size.frames, dice)
+            yield strike_masks(size.masks, dice)
         if "files" in asked:
             yield from strike_files(folder / "files", size.files, dice)
             yield from read_damaged(folder / "files" / "undisturbed", folder / "files" / "read", size.files, dice)
+            yield strike_tables(folder / "tables", size.files, dice)
+        for world in filter(None, WORLDS if "states" in asked else ()):
+            yield strike_states(folder / "states" / world, world, size.states, dice)
+        if "clocks" in asked:
+            yield turn_clocks(folder / "clocks", size.disks, dice)
         if "disks" in asked:
             yield fill_disks(folder / "disks", size.disks, dice)
         for name in names if "runs" in asked else ():
             kills = size.serial_kills if name == "serial" else size.other_kills
             yield strike_runs(folder / f"runs-{name}", name, kills, dice)
+        for world in filter(None, WORLDS if "runs" in asked else ()):
+            yield strike_runs(folder / f"runs-{world}", "serial", size.other_kills, dice, world=world)
         if "signals" in asked:
             yield strike_runs(folder / "signals", "processes", size.signals, dice, signal.SIGTERM)
         if "workers" in asked:
             yield from strike_workers(folder / "workers", size.worker_kills, size.worker_stops, dice)
+        if "nodes" in asked and find_spec("flwr"):
+            from node_faults import strike_nodes
+
+            yield from strike_nodes(folder / "nodes", size.nodes, dice)
 
     with tempfile.TemporaryDirectory(prefix="feddrop-soak-") as place:
         if set(asked) != {"rounds"}:

@@ -19,8 +19,8 @@ from feddrop.comparison import identity
 from feddrop.errors import ConfigError, RunError
 from feddrop.methods.draws import draw_for
 from feddrop.simulation.run import Run
-from feddrop.storage import load_run
-from support.hooks import assert_resumes, configured
+from feddrop.storage import checkpoints, load_run
+from support.hooks import SETTINGS, assert_resumes, configured
 
 MODULE = """
 import numpy as np
@@ -117,6 +117,24 @@ def test_a_plan_that_breaks_a_limit_names_the_device(tmp_path, scheme, said):
     with pytest.raises(ConfigError, match=rf"scheme 'custom', round 1: .*{said}"):
         Run(configured(), tmp_path / "run", scheme=scheme)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_error_of_a_function_names_it_and_keeps_its_cause(tmp_path):
+    for given, name in (({"scheme": lambda seen: Plan(1 / 0)}, "scheme"), ({"outcome": lambda *_: 1 / 0}, "outcome")):
+        with pytest.raises(RunError, match=rf"{name} 'custom', round 1: it raised ZeroDivisionError: div") as caught:
+            Run(configured(), tmp_path / name, **given)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_state_that_a_scheme_did_not_write_is_one_line(tmp_path):
+    """Of a checkpoint that was forged, with a valid checksum."""
+    run = Run(configured(*SETTINGS["battery"]), tmp_path / "run", report=False)
+    next(iter(run))
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    tensors, notes = checkpoints.unseal(path.read_bytes())
+    path.write_bytes(checkpoints.seal(tensors | {"cell/scheme/left_j": torch.ones(7)}, notes))
+    with pytest.raises(RunError, match="scheme 'battery', round 2: it raised ValueError: operands could not"):
+        next(iter(Run(run.config, tmp_path / "run", resume=True, report=False)))
 
 
 def test_the_energy_budget_of_a_plan_is_checked(tmp_path):

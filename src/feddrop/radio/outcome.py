@@ -19,7 +19,7 @@ from feddrop.allocation.problem import FloatArray
 from feddrop.errors import ConfigError, shortened
 from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.cost import Cost
-from feddrop.radio.plan import NO_STATE, ArrayState, Plan, arrays
+from feddrop.radio.plan import NO_STATE, ArrayState, Plan, arrays, errors_of
 
 TOLERANCE = 1e-6
 """Smallest relative excess over the deadline that counts as late; rates are solved to meet it exactly."""
@@ -91,7 +91,8 @@ def settle_losses(
 ) -> Losses:
     """Call an outcome and check what it returns; devices without a share cannot be lost."""
     where, devices, part = f"outcome {name!r}, round {truth.round}", truth.cell.devices, np.asarray(plan.share) > 0
-    found = outcome(plan, truth, costs, state)
+    with errors_of(where):
+        found = outcome(plan, truth, costs, state)
     if not isinstance(found, tuple) or not 2 <= len(found) <= 3:
         raise ConfigError(f"{where}: it returned {shortened(found)}; it must return (lost, state).")
     lost, kept, times = Outcome(*found)

@@ -6,7 +6,8 @@ that its share allows. A plan that breaks a limit raises an error that names the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from feddrop.allocation.feasible import everyone, settle
 from feddrop.allocation.multipliers import P1Problem
 from feddrop.allocation.problem import FloatArray
 from feddrop.allocation.solution import finish, objective
-from feddrop.errors import ConfigError, shortened
+from feddrop.errors import ConfigError, FeddropError, RunError, clean, shortened
 from feddrop.radio.cell import Cell, Channels
 
 ArrayState = Mapping[str, npt.NDArray[Any]]
@@ -96,13 +97,26 @@ def plan_round(scheme: SchemeFunction, seen: SeenRound, name: str, costs: Mappin
     Returns:
         The allocation, with the lowest rates for the shares if the plan has none; and the plan, with checked arrays.
     """
-    plan = checked(scheme(seen), seen, name)
+    with errors_of(f"scheme {name!r}, round {seen.round}"):
+        found = scheme(seen)
+    plan = checked(found, seen, name)
     problem: AnyProblem = seen.problem
     if plan.tx_power_w is not None or plan.cpu_hz is not None:
         problem = replace(
             seen.cell.problem(paced(plan, seen.channels), **costs), deadline_s=problem.deadline_s, present=seen.present
         )
     return fitted(plan, problem, f"scheme {name!r}, round {seen.round}", name), plan
+
+
+@contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Turn an error of a scheme or an outcome, as of a state that it did not write, into one that names it."""
+    try:
+        yield
+    except FeddropError:
+        raise
+    except Exception as error:
+        raise RunError(f"{where}: it raised {type(error).__name__}: {clean(error, 200)}.") from error
 
 
 def settled(problem: AnyProblem, policy: str) -> P1Problem:
