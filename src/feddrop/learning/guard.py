@@ -6,11 +6,15 @@ different rates can be compared.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from feddrop.config import Server
 from feddrop.config.server import BY_ENTRY
@@ -24,6 +28,9 @@ LARGEST = 1e6
 ABSURD, OF_NETWORK, AT_LEAST = 100.0, 10.0, 0.1
 """An update is refused if it is 100 times as large as the medians and 10 times as large as the network itself, whose
 size counts as at least 0.1: merged, it would leave a network that cannot be trained any more."""
+
+RECENT = 5
+"""Updates of a device without a mark after which an earlier mark no longer counts."""
 
 U = TypeVar("U", bound=Any)
 Root = Callable[[Params, int], Params]
@@ -45,15 +52,33 @@ class Guard:
         seed: the run's root seed.
         root: computes the server's own update, if ``server.mean`` is ``"fltrust"``.
         median: median size of the last round's updates; NaN before the first. Saved with the run.
+
+    Attributes:
+        known: devices that were marked, and for how many more of their updates that counts: their limits are lower,
+            and the others are not compared with them. Saved with the run.
     """
 
     def __init__(
         self, server: Server | None = None, *, seed: int = 0, root: Root | None = None, median: float = math.nan
     ) -> None:
-        self.median = median
+        self.median, self.known = median, dict[int, int]()
         self._server, self._seed, self._root = server or Server(), seed, root
         self._whole = self._server.mean not in ("mean", *BY_ENTRY)
         self._holds = bool(self._server.krum or self._server.filter or self._whole)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint saves: the median, and the marked devices with their counts, ``[2, marked]``."""
+        known = [sorted(self.known), [self.known[device] for device in sorted(self.known)]]
+        return {"median": torch.tensor([self.median], dtype=torch.float64), "known": torch.tensor(known).long()}
+
+    def returned_to(self, saved: Mapping[str, Tensor]) -> Guard:
+        """Return a guard in the state that a checkpoint saved."""
+        like, found = self.tensors(), copy.copy(self)
+        fits = saved.keys() == like.keys() and all(saved[name].dtype == like[name].dtype for name in like)
+        if not fits or saved["median"].shape != (1,) or saved["known"].ndim != 2 or len(saved["known"]) != 2:
+            raise RunError("the state of the guard in the checkpoint is unreadable. Start a new run.")
+        found.median, found.known = float(saved["median"]), dict(zip(*saved["known"].tolist(), strict=True))
+        return found
 
     def watch(
         self, updates: Iterable[tuple[Any, U]], before: Params, round_: int, note: Note
@@ -85,11 +110,16 @@ class Guard:
             else:
                 yield job, update
         sizes = seen.sizes
-        self.median = median(sizes.values()) if sizes else self.median
+        self.median = median(sizes[device] for device in seen.trusted(self.known)) if sizes else self.median
         usual, whose = self.median, "the round's"
         if last >= (usual if len(sizes) >= A_FEW else 0.0):
             usual, whose = last, "the last round's"
-        marks = seen.suspicious(usual, whose)
+        marks = seen.suspicious(usual, whose, self.known)
+        self.known = {  # a new object: copies of this guard keep theirs
+            device: RECENT if device in marks else left - (device in sizes)
+            for device, left in (self.known | dict.fromkeys(marks, RECENT)).items()
+            if device in marks or left > (device in sizes)
+        }
         times = {device: size / usual if usual > 0 else 1.0 for device, size in sizes.items()}
         sane = []
         for job, update in waiting:

@@ -9,7 +9,7 @@ sketches estimate those of updates, with an error of about 3 % of the norms. Lar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from feddrop.subnets.piece import Subnet
 
 Floats = npt.NDArray[np.float64]
 Sketch = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int64]
 
 STANDS_OUT = 7.0
 """Times the median from which a size or distance is marked. Honest updates of rates from 0 to 0.9 were up to 5 times as
@@ -35,6 +36,8 @@ OPPOSED, OPPOSED_SPREADS = -0.22, 2.5
 """Median cosine with the others below which an update is marked, if it is also this many deviations below theirs."""
 CLAIMED = 1000.0
 """Times the median number of samples from which a claim is marked."""
+KNOWN = 0.4
+"""Factor on the limits of devices that were marked in the last rounds."""
 A_FEW, ENOUGH = 3, 5
 """Numbers of updates from which a round's median is used, and from which their directions and spread are."""
 
@@ -129,28 +132,43 @@ class Seen:
         bits = np.unpackbits(np.frombuffer(chance.bytes(min(size, _WINDOW) // 8 + 1), np.uint8))
         return start, 2 * bits[: min(size, _WINDOW)].astype(np.float32) - 1
 
-    def suspicious(self, usual: float, whose: str) -> dict[int, str]:
-        """Return why and how surely updates are suspicious, by device; ``usual`` is the size to compare with."""
+    def trusted(self, known: Collection[int]) -> list[int]:
+        """Return the devices to compare with: those not marked before, if they are the majority, else all."""
+        rest = [device for device in self.sizes if device not in known]
+        return rest if len(rest) >= ENOUGH and 2 * len(rest) > len(self.sizes) else list(self.sizes)
+
+    def suspicious(self, usual: float, whose: str, known: Collection[int] = ()) -> dict[int, str]:
+        """Return why and how surely updates are suspicious, by device.
+
+        Args:
+            usual: the size to compare with.
+            whose: whose median it is, for the text.
+            known: devices that were marked before; their limits are lower, and the others are not compared with them.
+        """
         devices = list(self.sizes)
         if not devices:
             return {}
         sizes, samples = np.array(list(self.sizes.values())), np.array(list(self.samples.values()), float)
+        easing = np.where([device in known for device in devices], KNOWN, 1.0)
         found: dict[int, list[tuple[float, str]]] = {}
 
         def mark(values: Floats, limit: float, text: str) -> None:
-            for at in np.flatnonzero(values > limit):
-                reason = text.format(f"{values[at]:.3g}", f"{limit:.3g}")
-                found.setdefault(devices[at], []).append((float(values[at] / limit), reason))
+            limits = easing * limit
+            for at in np.flatnonzero(values > limits):
+                reason = text.format(f"{values[at]:.3g}", f"{limits[at]:.3g}")
+                found.setdefault(devices[at], []).append((float(values[at] / limits[at]), reason))
 
-        cosines, limit = np.zeros(len(devices)), STANDS_OUT
+        limit = STANDS_OUT
         if len(devices) >= ENOUGH:
-            cosines = median_cosines(self._sketches, derive(self.seed, "compared", self.round))
-            away = distances_from_others(self._sketches)
-            agree = float(np.median(cosines)) >= IN_AGREEMENT * float(np.median(self._shares))
-            limit = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(sizes))
-            far = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(away))
-            mark(away / (np.median(away) or 1.0), far, "{} × as far from the others' median as usual (limit {})")
-            lower = float(np.median(cosines)) - OPPOSED_SPREADS * max(0.03, _deviation(cosines))
+            among = np.flatnonzero(np.isin(devices, self.trusted(known)))
+            cosines = median_cosines(self._sketches, derive(self.seed, "compared", self.round), among)
+            away = distances_from_others(self._sketches, among)
+            usual_cosine, usual_away = float(np.median(cosines[among])), float(np.median(away[among]))
+            agree = usual_cosine >= IN_AGREEMENT * float(np.median(self._shares))
+            limit = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(sizes[among]))
+            far = STANDS_OUT_THERE if agree else max(STANDS_OUT, _spread_limit(away[among]))
+            mark(away / (usual_away or 1.0), far, "{} × as far from the others' median as usual (limit {})")
+            lower = usual_cosine - OPPOSED_SPREADS * max(0.03, _deviation(cosines[among]))
             mark(np.where(cosines < lower, -cosines, 0.0), -OPPOSED, "cosine with the others -{} (limit -{})")
         if usual > 0:
             mark(sizes / usual, limit, "{} × as large as " + whose + " median (limit {})")
@@ -166,10 +184,10 @@ def _verdict(reasons: list[tuple[float, str]]) -> str:
     return f"{sure}: " + "; ".join(reason for _, reason in sorted(reasons, key=lambda one: -one[0]))
 
 
-def median_cosines(sketches: Sequence[Sketch], seed: int) -> Floats:
-    """Return every update's median cosine with the others, or with 256 of them, drawn by the seed; ``[K]``."""
-    count = len(sketches)
-    few = np.sort(np.random.Generator(np.random.Philox(seed)).permutation(count)[:_COMPARED])
+def median_cosines(sketches: Sequence[Sketch], seed: int, among: Places | None = None) -> Floats:
+    """Return every update's median cosine with the others ``among`` them, or with 256 of these, drawn by the seed."""
+    count, among = len(sketches), np.arange(len(sketches)) if among is None else among
+    few = np.sort(among[np.random.Generator(np.random.Philox(seed)).permutation(len(among))[:_COMPARED]])
     compared, found = _unit_rows([sketches[n] for n in few]), []
     for first in range(0, count, _ROWS):
         cosines = _product(_unit_rows(sketches[first : first + _ROWS]), compared.T)
@@ -188,22 +206,24 @@ def _unit_rows(sketches: Sequence[Sketch]) -> Sketch:
     return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
 
-def distances_from_others(sketches: Sequence[Sketch]) -> Floats:
-    """Return every sketch's distance from the median of the others, bucket by bucket; ``[K]``, K at least 2.
+def distances_from_others(sketches: Sequence[Sketch], among: Places | None = None) -> Floats:
+    """Return every sketch's distance from the median of the others ``among`` them, at least 2, bucket by bucket.
 
     The median of all but one follows from the sorted values around the middle: those above the place are the others'
-    own, those below it move up by one. So nothing of the size of all sketches is held but the sketches.
+    own, those below it move up by one. So nothing of the size of all sketches is held but the sketches. A sketch that
+    is not among them is compared with the same median, as if it were.
     """
-    count = len(sketches)
+    compared = sketches if among is None else [sketches[n] for n in among]
+    count = len(compared)
     low, high = (count - 2) // 2, (count - 1) // 2  # places of the middle among the others
     places = []
     for first in range(0, len(sketches[0]), _COLUMNS):
-        columns = np.stack([row[first : first + _COLUMNS] for row in sketches], axis=1)
+        columns = np.stack([row[first : first + _COLUMNS] for row in compared], axis=1)
         columns.sort(axis=1)
         places.append(columns[:, [low, low + 1, high, high + 1]])
     at_low, after_low, at_high, after_high = np.concatenate(places).T
     found = []
-    for first in range(0, count, _ROWS):
+    for first in range(0, len(sketches), _ROWS):
         rows = np.stack(sketches[first : first + _ROWS])
         middle = (_other_end(rows, at_low, after_low) + _other_end(rows, at_high, after_high)) / 2
         found.append(np.linalg.norm(rows - middle, axis=1))
@@ -211,7 +231,7 @@ def distances_from_others(sketches: Sequence[Sketch]) -> Floats:
 
 
 def _other_end(rows: Sketch, low: Sketch, high: Sketch) -> Sketch:
-    """Return ``low`` for values above it and ``high`` for others; there are none in between."""
+    """Return ``low`` for values above it and ``high`` for others; of the sketches compared, none is in between."""
     return low + high - np.minimum(np.maximum(rows, low), high)
 
 

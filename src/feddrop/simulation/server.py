@@ -69,12 +69,11 @@ class ServerState:
 
     def groups(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors that a checkpoint saves, by group."""
-        median = {"median": torch.tensor([self.guard.median], dtype=torch.float64)}
         return {
             "params": self.params,
             "state": self.state,
             "server": self.step,
-            "guard": median,
+            "guard": self.guard.tensors(),
             UNTRAINED: self.untrained.tensors(),
             "cell": {name: torch.from_numpy(array) for name, array in self.cell.items()},
             "spent": {"spent": torch.tensor(self.spent, dtype=torch.float64)},
@@ -85,16 +84,14 @@ class ServerState:
         """Return the state saved in a checkpoint; ``self`` is the initial state."""
         kept, like = found.groups, self.groups()
         clock = self.clock.copied() if self.clock else None
-        names = ("params", "server", "guard", "spent")
+        names = ("params", "server", "spent")
         now = {name: _checked(kept.get(name, {}), like[name], folder) for name in names}
-        guard = copy.copy(self.guard)
-        guard.median = float(now["guard"]["median"])
         return ServerState(
             round=found.round,
             params=now["params"],
             state=dict(sorted(kept.get("state", {}).items())),  # its names may change; run.json has the first ones
             step=now["server"],
-            guard=guard,
+            guard=self.guard.returned_to(kept.get("guard", {})),
             untrained=self.untrained.return_to(kept.get(UNTRAINED, {})),
             cell={name: tensor.numpy() for name, tensor in sorted(kept.get("cell", {}).items())},
             spent=Totals(*now["spent"]["spent"].tolist()),
