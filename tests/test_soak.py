@@ -20,6 +20,10 @@ def test_soak():
     rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d,]+) \|", done.stdout, re.MULTILINE)
     killed = re.findall(r"^\| run killed, (\w+) ", done.stdout, re.MULTILINE)
     assert killed == ["serial", "processes"]
-    assert len(rows) == 2 + 5 + 1 + len(killed) + 1 + 2  # frames, files, disks, runs, signals, workers
+    worlds = re.findall(r"^\| run killed, serial, ([\w ]+) \(", done.stdout, re.MULTILINE)
+    assert worlds == ["clock buffered", "clock window", "schemes that remember"]
+    frames, files, clocks, disks, signals, workers, nodes = 3, 6, 1, 1, 1, 2, 2
+    runs, states = len(killed) + len(worlds), len(worlds)
+    assert len(rows) == frames + files + states + clocks + disks + runs + signals + workers + nodes
     assert all(injected == survived != "0" for _, injected, survived in rows), done.stdout
     assert re.findall(r"^\| (\w+) \| 10 × 5 \|", done.stdout, re.MULTILINE) == killed

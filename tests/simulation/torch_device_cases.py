@@ -10,6 +10,7 @@ import torch
 
 import feddrop
 from feddrop.config import METHODS
+from feddrop.simulation.exchange import push
 from support import accelerator
 
 SMALL = ["rounds=2", "data.train_limit=60", "data.devices=3", "train.batch_size=16"]
@@ -51,3 +52,21 @@ def test_a_run_on_another_device_is_that_of_the_cpu(tmp_path, case):
     (params, record), (other, twin) = found
     assert twin.train_loss == pytest.approx(record.train_loss, rel=1e-5)
     assert all((value - other[name]).abs().max() < 1e-5 for name, value in params.items())
+
+
+def test_only_kept_values_and_their_positions_are_copied(tmp_path):
+    """They are scattered and gathered on the device: values once each way, positions (8 bytes) once."""
+    changes = ["rounds=1", "data.train_limit=3", "data.devices=1", "model.name=mlp", "rate=0.9"]
+    config = feddrop.RunConfig.from_toml("", [*changes, f"execution.torch_device={accelerator.NAME}"])
+    run = feddrop.Run(config, tmp_path / "run", report=False)
+    method, device, params = run.prepared.method, run.prepared.task.start(), run.params
+    (job,) = method.plan({}, params, 1, {0: 0.9}, 7)
+    subnet = method.cut(job)
+    frame = push(params, subnet, job)
+    kept = sum(piece.size for piece in subnet.values())
+    assert kept < 0.2 * sum(value.numel() for value in params.values())
+    accelerator.MOVED.update({"to": 0, "from": 0})
+    assert not device.handle(frame).error
+    samples = sum(tensor.nbytes for tensor in run.prepared.task.samples[:2])
+    positions = sum(piece.index.nbytes for piece in subnet.values() if piece.index is not None)
+    assert accelerator.MOVED == {"to": 4 * kept + positions + samples, "from": 4 * kept}

@@ -17,6 +17,8 @@ NAME = "sim"
 backend_registration._setup_privateuseone_for_python_backend(NAME)
 CALLS: list[str] = []
 """Operations that ran on the device."""
+MOVED = {"to": 0, "from": 0}
+"""Bytes copied to the device and from it."""
 _HELD: dict[int, torch.Tensor] = {}
 """The CPU tensor of every tensor on the device, by the address of its empty storage."""
 
@@ -64,10 +66,18 @@ def _copied(name: str, first: Any, second: Any = None, *_: Any, **more: Any) -> 
         more.pop("non_blocking", None)
         found = torch.ops.aten._to_copy.default(inner, **more)
         stays = on_device(first) if where is None else torch.device(where).type == NAME
+        _count(found, on_device(first), stays)
         return placed(found) if stays else found
     target, source = (first, second) if name == "aten.copy_.default" else (second, first)
+    _count(target, on_device(source), on_device(target))
     (held(target) if on_device(target) else target).copy_(held(source) if on_device(source) else source)
     return target
+
+
+def _count(moved: torch.Tensor, was: bool, is_: bool) -> None:
+    """Count the bytes of a copy from one device to another."""
+    if was != is_:
+        MOVED["to" if is_ else "from"] += moved.nbytes
 
 
 _LIBRARY = torch.library.Library("_", "IMPL")

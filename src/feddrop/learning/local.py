@@ -111,7 +111,7 @@ def train_network(
 
 
 def _mask(piece: Piece, torch_device: torch.device) -> Tensor | None:
-    return None if piece.dense else scatter(torch.ones(piece.size), piece).to(torch_device)
+    return None if piece.dense else scatter(torch.ones(piece.size, device=torch_device), piece)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

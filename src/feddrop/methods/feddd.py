@@ -93,12 +93,12 @@ class _FedDD:
         """Yield what a device starts from: what it received, and its own weights elsewhere."""
         for name, piece in pieces.items():
             if piece.index is None:
-                yield name, values[name]
+                yield name, values[name].to("cpu")  # as its memory is
                 continue
             if _OWN + name not in memory:
                 raise FrameError(f"device {job.device} has forgotten its weights; it waits for the next broadcast.")
             start = memory[_OWN + name].clone()
-            start.view(-1)[torch.from_numpy(piece.index)] = gather(values[name], piece)
+            start.view(-1)[torch.from_numpy(piece.index)] = gather(values[name].to("cpu"), piece)
             yield name, start
 
     def answer(self, job: Job, payload: Payload) -> Subnet:

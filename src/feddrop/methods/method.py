@@ -136,7 +136,8 @@ class Method(NamedTuple):
         plan: ``(state, params, round, rates, seed) -> jobs``; rates by number of the devices that take part; seed is
             the run's root seed.
         cut: ``job -> subnet``, the same at server and device.
-        local: ``(subnet, values, job, batches, memory) -> (update, memory)``; values in the device's shapes.
+        local: ``(subnet, values, job, batches, memory) -> (update, memory)``; values in the device's shapes,
+            on ``execution.torch_device``.
         merge: ``(state, params, jobs and updates) -> (params, state)``; updates arrive one by one and are never all
             held.
         sizes: ``rate -> Sizes``, which must not grow with the rate; None if the method cannot take rates from a radio.
@@ -285,9 +286,9 @@ def train_subnet(
         objective=objective,
         watch=watch,
     )
-    after = parameters.from_model(network)
+    after = parameters.live(network)
     moved = {
-        name: from_device_shape(tensor_change(values[name], after[name]), piece)
+        name: from_device_shape(tensor_change(values[name], after[name]), piece).to("cpu")
         if values[name].numel()
         else torch.empty(0)
         for name, piece in subnet.items()
@@ -296,8 +297,11 @@ def train_subnet(
 
 
 def tensor_change(sent: Tensor, after: Tensor) -> Tensor:
-    """Return the change of a tensor from the value sent, rounded to the network's dtype as the network was."""
-    return after - sent.to(after.dtype).to(sent.dtype)
+    """Return the change of a tensor from the value sent, rounded to the network's dtype as the network was.
+
+    It is on the device of the tensor; the value sent may be on another.
+    """
+    return after - sent.to(after.device, after.dtype).to(sent.dtype)
 
 
 MethodFactory = Callable[[Setup], Method]

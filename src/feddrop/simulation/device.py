@@ -27,7 +27,7 @@ from feddrop.methods.method import Job, MethodFactory, Setup, train_subnet
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import full_piece, scaled, to_device_shape, without
+from feddrop.subnets.piece import PLACED, full_piece, scaled, to_device_shape, without
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
@@ -202,7 +202,8 @@ class Device:
         subnet = self.method.cut(job)
         kept = wire.decode(frame, without(subnet, self._frozen.keys()))
         kept |= {name: scaled(w, subnet[name]).float().clone() for name, w in self._frozen.items() if name in subnet}
-        values = {name: to_device_shape(kept[name], piece) for name, piece in subnet.items()}
+        PLACED.clear()
+        values = {name: to_device_shape(kept[name].to(self.task.torch_device), p) for name, p in subnet.items()}
         self._seed(derive(job.seed, "torch"))  # for layers that draw, such as dropout
         parameters.load_into(self.model, self._counters)  # another device may have changed them
         update, remembered = self.method.local(subnet, values, job, self._batches(job), known)

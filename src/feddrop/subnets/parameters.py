@@ -70,6 +70,11 @@ def from_model(model: nn.Module) -> Params:
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in _floats(model)}
 
 
+def live(model: nn.Module) -> Params:
+    """Return the parameters and float buffers of a network as they are: not copied, on its device."""
+    return {name: tensor.detach() for name, tensor in _floats(model)}
+
+
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter and float buffer of a network."""
     return {name: tuple(tensor.shape) for name, tensor in _floats(model)}

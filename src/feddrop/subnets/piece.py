@@ -43,7 +43,7 @@ class Piece:
 
     def factors(self, kept: Tensor) -> Tensor | float:
         """Return the factors 1/q on kept values ``[size]`` of the full network: one number, or one per value."""
-        scale = self.scale if isinstance(self.scale, float) else torch.from_numpy(self.scale)
+        scale = self.scale if isinstance(self.scale, float) else torch.from_numpy(self.scale).to(kept.device)
         if not self.floor:
             return scale
         magnitude = kept.abs()
@@ -64,10 +64,25 @@ def full_piece(shape: tuple[int, ...]) -> Piece:
     return Piece(shape=shape, sub_shape=shape)
 
 
+def positions(index: Index, where: torch.device) -> Tensor:
+    """Return flat positions as a tensor; on another device than the CPU, they are copied once per job."""
+    if where.type == "cpu":
+        return torch.from_numpy(index)
+    key = id(index), str(where)
+    if key not in PLACED:
+        PLACED[key] = index, torch.from_numpy(index).to(where)
+    return PLACED[key][1]
+
+
+PLACED: dict[tuple[int, str], tuple[Index, Tensor]] = {}
+"""Positions on other devices than the CPU; a device clears it with every job. Each array is kept with its copy, so that
+no other one has its identity."""
+
+
 def gather(tensor: Tensor, piece: Piece) -> Tensor:
-    """Return the kept values of a full tensor, flat ``[size]`` and unscaled."""
+    """Return the kept values of a full tensor, flat ``[size]`` and unscaled, on its device."""
     flat = tensor.detach().reshape(-1)
-    return flat if piece.index is None else torch.index_select(flat, 0, torch.from_numpy(piece.index))
+    return flat if piece.index is None else torch.index_select(flat, 0, positions(piece.index, flat.device))
 
 
 def scaled(tensor: Tensor, piece: Piece) -> Tensor:
@@ -111,8 +126,8 @@ def scatter_flat(values: Tensor, piece: Piece) -> Tensor:
     """Return :func:`scatter` as a vector; the values themselves if the piece keeps everything."""
     if piece.index is None:
         return values.reshape(-1)
-    full = torch.zeros(math.prod(piece.shape), dtype=values.dtype)
-    return full.scatter_(0, torch.from_numpy(piece.index), values)
+    full = torch.zeros(math.prod(piece.shape), dtype=values.dtype, device=values.device)
+    return full.scatter_(0, positions(piece.index, values.device), values)
 
 
 def to_device_shape(values: Tensor, piece: Piece) -> Tensor:
