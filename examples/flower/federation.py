@@ -100,19 +100,26 @@ class Federation:
         key = node_key(self.home / f"node-{number}")
         self.flwr("supernode", "register", str(key), "here", "--name", f"device-{number}")
 
-    def start_node(self, number: int, **config: Any) -> None:
-        """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration."""
+    def start_node(self, number: int, *, warm: bool = False, **config: Any) -> None:
+        """Start a SuperNode with its own memory folder; ``config`` adds to its node configuration.
+
+        A ``warm`` one keeps torch loaded between messages.
+        """
+        port = free_port()
         memory = self.home / f"memory-{number}"
         more = {name.replace("_", "-"): value for name, value in config.items()}
         settings = {"partition-id": number, "memory": str(memory), **more}
         self._start(
             f"node-{number}",
             *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"),
-            *("--port", str(free_port()), "--isolation", "subprocess"),
+            *("--port", str(port), "--isolation", "process" if warm else "subprocess"),
             *("--root-certificates", str(self.home / "ca.pem")),
             *("--auth-supernode-private-key", str(self.home / f"node-{number}")),
             *("--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())),
         )
+        if warm:
+            address = ("--runtime-api-address", f"127.0.0.1:{port}", "--insecure")
+            self._start(f"warm-{number}", sys.executable, "-m", "feddrop.flower.warm", *address)
 
     def start(self, nodes: int = 0, **settings: Any) -> None:
         """Start a run, with its log in ``run.log``; ``nodes`` is the number of simulated nodes."""
@@ -259,7 +266,7 @@ def _write_key(path: Path, key: Any, kind: serialization.PrivateFormat) -> None:
 
 
 @contextlib.contextmanager
-def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iterator[Federation]:
+def federation(nodes: int, app: Path = HERE, *, simulated: bool = False, warm: bool = False) -> Iterator[Federation]:
     """Start a SuperLink with registered nodes in a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="fd-", ignore_cleanup_errors=True) as home,
@@ -269,7 +276,7 @@ def federation(nodes: int, app: Path = HERE, *, simulated: bool = False) -> Iter
         if not simulated:
             all_.register(*range(nodes))
             for number in range(nodes):
-                all_.start_node(number)
+                all_.start_node(number, warm=warm)
         yield all_
 
 
@@ -285,13 +292,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/flower"), help="a new folder for both runs")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--nodes", type=int, default=0, help="default: data.devices of pyproject.toml")
+    parser.add_argument("--cold", action="store_true", help="start a process that imports torch for every message")
     parser.add_argument("--simulation", action="store_true", help="let the SuperLink simulate the nodes, over Ray")
     given = parser.parse_args()
     out, own = given.out.absolute(), {"rounds": given.rounds}
     own |= {"data.devices": given.nodes} if given.nodes else {}
     settings = {**app_settings(HERE), **own}
     nodes, started = int(settings["data.devices"]), time.monotonic()
-    with federation(nodes, simulated=given.simulation) as all_:
+    with federation(nodes, simulated=given.simulation, warm=not given.cold) as all_:
         kind = "simulated nodes" if given.simulation else "nodes with TLS and keys"
         print(f"SuperLink and {nodes} {kind} on 127.0.0.1:{all_.port}", flush=True)
         all_.start(nodes, **own, **{"flower.out": str(out / "flower")})
