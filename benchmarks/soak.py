@@ -331,7 +331,7 @@ def strike_tables(folder: Path, times: int, dice: random.Random) -> Line:
 
 def strike_states(folder: Path, world: str, times: int, dice: random.Random) -> Line:
     """Forge a part of a stopped run's last checkpoint, with a valid checksum: the run continues or says why not."""
-    for number, _ in enumerate(feddrop.Run(config("serial", world), folder / "stopped"), 1):
+    for number, _ in enumerate(feddrop.Run(config("serial", world, rounds=6), folder / "stopped"), 1):
         if number == 5:
             break
     survived = continued = 0

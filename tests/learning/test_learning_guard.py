@@ -12,7 +12,7 @@ import torch
 from feddrop.config import RunConfig, Server
 from feddrop.errors import RunError
 from feddrop.executors import Serial
-from feddrop.learning.guard import Guard
+from feddrop.learning.guard import RECENT, Guard
 from feddrop.learning.robust import distances, size_of, unscaled_values
 from feddrop.models import mlp
 from feddrop.simulation.run import Run
@@ -356,3 +356,61 @@ def test_the_median_of_the_sizes_is_saved(tmp_path, digits):
     list(again)
     assert again._server.guard.median == never._server.guard.median
     assert all(torch.equal(again.params[name], value) for name, value in never.params.items())
+
+
+WIDE = {"w": full_piece((64,))}
+
+
+def test_a_mark_is_remembered_and_forgotten_after_five_updates_without_one():
+    """Of a device that was marked, 4 times the median is enough; of another one it is not."""
+    watch = guard()
+
+    def marks(*sizes):
+        notes = Notes()
+        draws = [torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(len(sizes))]
+        updates = [(None, Sent(n, {"w": size * draws[n]}, WIDE)) for n, size in enumerate(sizes)]
+        list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
+        return set(notes.of("suspicious"))
+
+    usual = [1.0] * 7
+    assert marks(*usual, 4.0) == set()
+    assert marks(*usual, 12.0) == {7}
+    assert watch.known == {7: RECENT}
+    assert marks(*usual, 4.0) == {7}  # known by now
+    again = guard().returned_to(watch.tensors())
+    assert (again.median, again.known) == (watch.median, watch.known)
+    for left in reversed(range(RECENT)):
+        assert marks(*usual, 1.0) == set()
+        assert watch.known.get(7, 0) == left
+    assert marks(*usual, 4.0) == set()
+    assert marks(*usual) == set()  # whoever takes no part
+
+
+def test_known_devices_are_no_measure_for_the_others():
+    """Four of ten that send the same large update: once known, they no longer raise the spread that limits follow."""
+    watch, mean = guard(), torch.randn(64, generator=torch.Generator().manual_seed(99))
+
+    def marks(noise):
+        notes = Notes()
+        draws = [torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(6)]
+        honest = [mean + noise * one for one in draws]
+        values = [*honest, *[12.0 * torch.randn(64, generator=torch.Generator().manual_seed(7))] * 4]
+        updates = [(None, Sent(n, {"w": value}, WIDE)) for n, value in enumerate(values)]
+        list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
+        return set(notes.of("suspicious"))
+
+    fresh, hostile = guard(), {6, 7, 8, 9}
+    assert marks(0.5) == hostile
+    assert marks(3.0) == hostile
+    watch = fresh
+    assert marks(3.0) != hostile  # nobody is known yet, and honest devices hardly agree
+
+
+def test_a_forged_state_is_one_line():
+    for change in (
+        {"known": torch.zeros(3, 1).long()},
+        {"known": torch.zeros(2, 1)},
+        {"median": torch.zeros(2).double()},
+    ):
+        with pytest.raises(RunError, match="the state of the guard in the checkpoint is unreadable"):
+            guard().returned_to(guard().tensors() | change)

@@ -69,4 +69,4 @@ def test_only_kept_values_and_their_positions_are_copied(tmp_path):
     assert not device.handle(frame).error
     samples = sum(tensor.nbytes for tensor in run.prepared.task.samples[:2])
     positions = sum(piece.index.nbytes for piece in subnet.values() if piece.index is not None)
-    assert accelerator.MOVED == {"to": 4 * kept + positions + samples, "from": 4 * kept}
+    assert {"to": 4 * kept + positions + samples, "from": 4 * kept} == accelerator.MOVED

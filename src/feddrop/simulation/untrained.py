@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from feddrop.errors import RunError, clean
 from feddrop.subnets.piece import Subnet
 
 
@@ -50,7 +50,12 @@ class Untrained:
 
     def return_to(self, saved: Mapping[str, Tensor]) -> Untrained:
         """Return the state of a checkpoint; ``self`` is that of the start."""
-        bits: dict[str, Any] = {name: np.unpackbits(t.numpy()).astype(bool) for name, t in saved.items()}
-        return Untrained(
-            {name: bits[name][: left.size] for name, left in self.left.items() if name in bits}, self.total
-        )
+        left = {}
+        for name, bits in saved.items():
+            size = self.left[name].size if name in self.left else -1
+            if bits.dtype != torch.uint8 or bits.shape != ((size + 7) // 8,):
+                raise RunError(
+                    f"the untrained parameters of {clean(name)} in the checkpoint belong to another network."
+                )
+            left[name] = np.unpackbits(bits.numpy(), count=size).astype(bool)
+        return Untrained({name: left[name] for name in self.left if name in left}, self.total)
