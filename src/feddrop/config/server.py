@@ -31,9 +31,10 @@ class Server(Settings):
             of the round (centered clipping); ``"fltrust"`` weighs them by their cosine with an update that the server
             computes on the samples of ``data.validation``, of which a hundred are enough.
         trim: for ``"trimmed"``: share of the devices whose values are cut at either end of every entry, rounded down
-            but at least one device; 0 cuts none. Set it to the share of devices that may be hostile. What too few
-            devices hold for that is clipped to 3 times the usual size of the tensor's changes (also with
-            ``"median"``).
+            but at least one device; 0 cuts none. Set it to the share of devices that may be hostile: with one more
+            than it cuts, the mean follows that one. Against four of ten, 0.4 fails as well, as does ``"median"``: what
+            is left is the outermost of the honest values; set ``filter``. What too few devices hold is clipped to 3
+            times the usual size of the tensor's changes (also with ``"median"``).
         agreement: τ of gradient masked averaging: the change of a weight is multiplied by the agreement of the devices
             that hold it, the absolute mean of their signs, unless that is at least τ; 0 for none, 1 damps wherever
             devices disagree.
@@ -44,7 +45,8 @@ class Server(Settings):
             the closest together and honest ones are left out, which is worse than the mean: set it too high rather
             than too low.
         filter: whether to leave out updates that are marked as suspicious by their size, direction or distance from
-            the others; holds all updates of a round in memory.
+            the others, with lower limits for devices that were marked in their last five updates; holds all updates of
+            a round in memory.
         max_samples: largest number of samples that a device's update counts for; 1 gives all devices the same weight;
             0 for no limit. Set it if devices report their own numbers of samples.
         min_devices: smallest number of usable updates per round; a round with fewer stops the run with an error.
