@@ -6,8 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from feddrop.config import to_table
 from reproduction import fiarse
 from reproduction.framework.store import Store, key_of
@@ -39,10 +37,9 @@ def test_methods_are_ranked_by_size_beside_the_published_ranking(tmp_path):
     assert "| HeteroFL | not run | not run | not run | not run | not run |" in text
     assert "| 1 | FedRolex > FIARSE | FIARSE > FedRolex > HeteroFL |" in text
     assert "| 1/64 | FIARSE > FedRolex | FIARSE > HeteroFL > FedRolex |" in text
-    assert f"| FIARSE | {2 * fiarse.ROUNDS} | 60 |" in text
+    assert f"| FIARSE | {2 * fiarse.ROUNDS} |" in text
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="no stored runs")
 def test_the_committed_page_is_what_the_results_say():
     text = fiarse.page(Store(RESULTS, Path("nowhere")))
     assert text == (ROOT / "docs" / "sizes.md").read_text(encoding="utf-8")
