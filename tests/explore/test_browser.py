@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from feddrop.explore import open_explorer
-from feddrop.explore.cell import START, from_toml, solve
+from feddrop.explore.cell import START, solve
 from feddrop.explore.compare import compared
 from feddrop.explore.runs import Runs
+from feddrop.explore.settle import from_toml
 from support.browser import MISSING, PROGRAM, Browser
 from support.explore import make_run
 

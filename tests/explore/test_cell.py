@@ -18,8 +18,9 @@ from feddrop.allocation import OBJECTIVES, allocate
 from feddrop.config import RunConfig
 from feddrop.errors import ConfigError
 from feddrop.explore import cell
-from feddrop.explore.cell import SHOWN, START, curve, from_toml, settle, solve, tables_of, to_run, to_toml
+from feddrop.explore.cell import SHOWN, START, solve, tables_of
 from feddrop.explore.routes import _json
+from feddrop.explore.settle import curve, from_toml, settle, to_run, to_toml
 from feddrop.radio import build_cell
 from feddrop.seeds import derive
 from support.pages import ROOT

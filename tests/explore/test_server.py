@@ -112,7 +112,7 @@ def test_a_client_that_goes_away(server, capfd, monkeypatch):
         time.sleep(0.05)
         return {"name": name, "charged": 1.0}
 
-    monkeypatch.setattr("feddrop.explore.cell._scheme", slow)
+    monkeypatch.setattr("feddrop.explore.settle.round_of", slow)
     values = [1.0 + n for n in range(33)]
     body = json.dumps({"state": START, "key": "radio.deadline_s", "values": values}).encode()
     head = (

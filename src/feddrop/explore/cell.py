@@ -9,35 +9,32 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
-import tomli_w
 
 from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortfall, allocate
 from feddrop.allocation.problem import FloatArray
-from feddrop.config.parsing import parse_toml
 from feddrop.config.presets import PRESETS, SITES
 from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
-from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, RunError, clean, one_of
+from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean
 from feddrop.explore.sliders import NAMES, as_tables
-from feddrop.radio.bounds import smallest_bandwidth
 from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
 from feddrop.radio.files import CellFile, read_cell
 from feddrop.radio.propagation import MODELS
-from feddrop.schemes import SCHEME_TABLE, channel_of, scheme_of
+from feddrop.schemes import channel_of, scheme_of
 from feddrop.seeds import derive
 
 SHOWN = (*(name for name in SCHEMES if name not in ("primal-dual", "fixed")), "max-min", "proportional-fair")
 """The schemes side by side. ``primal-dual`` approaches ``exact``, and ``fixed`` and others need settings."""
 
-MOST_DEVICES, POINTS = 2_000, 33
+MOST_DEVICES = 2_000
 NETWORKS = {
     "LeNet, CIFAR-100": {"parameters": 69_656, "forward_flops": 1_318_560},
     "AlexNet, CIFAR-100": {"parameters": 36_223_908, "forward_flops": 401_768_448},
@@ -58,7 +55,6 @@ NEAR_M, NEAR_GAIN, EXPONENT, DISC_M = 100.0, 1e-3, 3.0, 220.0
 _FILES = ("gains_csv", "gains_array", "devices_csv")
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _ONE = Lock()
-Gone = Callable[[], bool]
 
 
 def choices() -> dict[str, Any]:
@@ -122,7 +118,7 @@ def _placed(radio: Mapping[str, Any]) -> bool:
 
 def solve(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page shows: places, devices, and the round of every scheme."""
-    with _quiet() as caught:
+    with quiet() as caught:
         tables = tables_of(state)
         found = read_cell(tables, channel_of=channel_of)
         cell, channels = found.cell, found.channels
@@ -137,19 +133,21 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
                 "tx_power_w": channels.tx_power_w,
                 "uplink_db": 10.0 * np.log10(channels.uplink),
             },
-            "schemes": [_seen(_scheme(name, found), name == state.get("scheme", "exact")) for name in _schemes(found)],
+            "schemes": [
+                _seen(round_of(name, found), name == state.get("scheme", "exact")) for name in schemes_of(found)
+            ],
         }
 
 
 @contextmanager
-def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Collect warnings instead of printing them. One thread at a time: filters are global."""
     with _ONE, warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always", FeddropWarning)
         yield caught
 
 
-def _schemes(found: CellFile) -> tuple[str, ...]:
+def schemes_of(found: CellFile) -> tuple[str, ...]:
     """Return the schemes that can choose what the cell leaves open."""
     if "share" not in found.radio.control:
         return ("equal",)
@@ -183,7 +181,7 @@ def _places(found: CellFile) -> dict[str, Any]:
     return {"moves": "path_loss", "least_m": 10.0, "radius_m": reach, "m": metres, "path_loss": loss}
 
 
-def _scheme(name: str, found: CellFile) -> dict[str, Any]:
+def round_of(name: str, found: CellFile) -> dict[str, Any]:
     """Return the allocation of a scheme, or what the cell lacks."""
     radio = found.radio
     try:
@@ -243,113 +241,3 @@ def _lacks(error: InfeasibleError, found: CellFile, rate: float) -> dict[str, An
     enough = {key: value for key in keys if (value := getattr(short, key)) != math.inf}
     needs = found.problem.least_share(np.asarray(1.0 / (1.0 - rate)))
     return {"text": short.text(), "needs": needs} | enough | {"least_share": np.asarray(short.least_share)}
-
-
-def settle(state: Mapping[str, Any], key: str, values: Any, gone: Gone = lambda: False) -> dict[str, Any]:
-    """Return what need not follow a moving slider: files, calls, the smallest bandwidth, and a curve.
-
-    Args:
-        state: the state.
-        key: the setting that the curve of the objective varies, such as ``"radio.deadline_s"``.
-        values: its values.
-        gone: returns whether the answer is no longer wanted.
-    """
-    with _quiet():
-        found = read_cell(tables_of(state), channel_of=channel_of)
-        lowest = None
-        if not found.radio.chooses and "lacks" in _scheme(SHOWN[0], found):
-            lowest = smallest_bandwidth(found.cell, found.channels, **found.costs)
-    files = {"toml": to_toml(state), "run": to_run(state)} | calls(state, found)
-    return {"bandwidth_hz": lowest, "curve": curve(state, key, values, gone)} | files
-
-
-def curve(state: Mapping[str, Any], key: str, values: Any, gone: Gone = lambda: False) -> dict[str, Any]:
-    """Return the charged objective of every scheme at these values of one setting; NaN where it is infeasible."""
-    section, _, name = key.partition(".")
-    one_of("the curve's table", section, ("cell", "model", "radio", "shape"))
-    if not isinstance(values, list) or not 1 <= len(values) <= POINTS:
-        raise ConfigError(f"a curve has 1 to {POINTS} values.")
-    lines: dict[str, list[float]] = {}
-    for n, value in enumerate(values):
-        if gone():
-            raise RunError("the page no longer asks for this curve.")
-        table = state.get(section, {})
-        varied = {**state, section: {**(table if isinstance(table, Mapping) else {}), name: value}}
-        with suppress(ConfigError), _quiet():  # a value that this cell cannot have, such as a radius beyond the model
-            found = read_cell(tables_of(varied), channel_of=channel_of)
-            for scheme in _schemes(found):
-                at = _scheme(scheme, found).get("charged", math.nan)
-                lines.setdefault(scheme, [math.nan] * len(values))[n] = at
-    return {"values": values, "lines": lines}
-
-
-def _scheme_table(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``radio`` table of a file: with the scheme looked at, and no objective that it would not use."""
-    radio: dict[str, Any] = dict(tables_of(state)["radio"])
-    scheme = one_of("the scheme", str(state.get("scheme", "exact")), SHOWN)
-    if scheme != "exact":
-        radio.pop("objective", None)
-        radio["scheme"] = scheme
-    return radio
-
-
-def to_toml(state: Mapping[str, Any]) -> str:
-    """Return the file that ``feddrop allocate`` takes."""
-    return tomli_w.dumps(tables_of(state) | {"radio": _scheme_table(state)})
-
-
-def to_run(state: Mapping[str, Any]) -> str:
-    """Return the file that ``feddrop run`` takes: the same cell around the embedded digits."""
-    cell = tables_of(state)["cell"]
-    top: dict[str, Any] = {"seed": cell.get("seed", 0), "rounds": state.get("rounds", 20)}
-    return tomli_w.dumps(top | {"data": {"devices": cell.get("devices", 10)}, "radio": _scheme_table(state)})
-
-
-def from_toml(text: str) -> dict[str, Any]:
-    """Return the state of a file for ``feddrop allocate`` or ``feddrop run``."""
-    table = parse_toml(text, "the file")
-    radio = table.get("radio")
-    if not isinstance(radio, dict):
-        raise ConfigError("the file has no [radio] table. Load a cell, such as examples/cell.toml, or a run.")
-    state = deepcopy(START) | {"radio": radio, "shape": {}, "scheme": radio.pop("scheme", "exact")}
-    if "cell" in table or ("model" in table and "data" not in table):
-        state |= {key: table[key] for key in ("cell", "model") if key in table}
-    else:  # a run, whose data and network are not those of the picture
-        data = table.get("data", {})
-        devices = data.get("devices", 10) if isinstance(data, dict) else 10
-        state["cell"] |= {"devices": devices, "seed": table.get("seed", 0)}
-        radio.pop("costs", None)
-    if state["scheme"] not in SHOWN:
-        state["scheme"] = "exact"
-    if isinstance(budget := radio.get("energy_budget_j"), float) and math.isinf(budget):
-        radio["energy_budget_j"] = "inf"
-    solve(state)
-    return state
-
-
-def calls(state: Mapping[str, Any], found: CellFile) -> dict[str, str]:
-    """Return the state as Python and as a command."""
-    radio, table, scheme = found.radio, found.table, str(state.get("scheme", "exact"))
-    samples = list(table.samples) if isinstance(table.samples, tuple) else table.samples
-    costs = ", ".join(f"{key}={value!r}" for key, value in found.costs.items())
-    named, more = repr(scheme), ""
-    if scheme == "random":
-        named = f'feddrop.Random(feddrop.derive({table.seed}, "shares", {table.round}))'
-    if scheme in SCHEME_TABLE:
-        named = f"FunctionScheme(SCHEME_TABLE[{scheme!r}], {scheme!r}, cell, channels, dict({costs}))"
-        more = "from feddrop.radio.plan import FunctionScheme\nfrom feddrop.schemes import SCHEME_TABLE\n"
-    if scheme == "exact" and radio.objective != "inverse":
-        named, more = f"feddrop.Exact(OBJECTIVES[{radio.objective!r}])", "from feddrop.allocation import OBJECTIVES\n"
-    infinite = "from math import inf\n" if math.isinf(radio.energy_budget_j) and "inf" in repr(radio) else ""
-    python = (
-        f"{infinite}import feddrop\n{more}from feddrop.radio import build_cell\n\n"
-        f"radio = feddrop.{radio!r}\n"
-        f"seed = feddrop.derive({table.seed}, 'cell')\n"
-        f"cell = build_cell(radio, devices={table.devices}, samples={samples!r}, seed=seed)\n"
-        f"channels = cell.draw({table.round}, seed=feddrop.derive({table.seed}, 'channels'))\n"
-        f"problem = cell.problem(channels, {costs}, choose=radio.chooses)\n"
-        f"found = feddrop.allocate(problem, {named}, policy=radio.policy)\n"
-        "print(found.objective, found.rate, found.share)\n"
-    )
-    command = f"cat > cell.toml <<'END'\n{to_toml(state)}END\nfeddrop allocate cell.toml\n"
-    return {"python": python, "command": command}

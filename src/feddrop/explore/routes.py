@@ -11,7 +11,7 @@ import numpy as np
 
 from feddrop.config.parsing import json_line
 from feddrop.errors import ConfigError
-from feddrop.explore import cell, compare
+from feddrop.explore import cell, compare, settle
 from feddrop.explore.jobs import Jobs
 from feddrop.explore.paper import Paper
 from feddrop.explore.runs import AXES, MAPPED, QUANTITIES, Runs
@@ -77,7 +77,7 @@ def _login(app: App, _: Mapping[str, Any]) -> Response:
 
 
 def _settle(given: Mapping[str, Any], gone: Callable[[], bool]) -> Response:
-    return _json(cell.settle(given["state"], str(given["key"]), given["values"], gone))
+    return _json(settle.settle(given["state"], str(given["key"]), given["values"], gone))
 
 
 def _curves(app: App, given: Mapping[str, Any]) -> Response:
@@ -99,7 +99,7 @@ def _page(app: App, given: Mapping[str, Any]) -> Response:
 
 
 def _train(app: App, given: Mapping[str, Any]) -> Response:
-    return _json({"name": app.jobs.train(cell.to_run(given["state"]))})
+    return _json({"name": app.jobs.train(settle.to_run(given["state"]))})
 
 
 def _resume(app: App, given: Mapping[str, Any]) -> Response:
@@ -150,7 +150,7 @@ GET: dict[str, Route] = {
 POST: dict[str, Route] = {
     "/api/login": _login,
     "/api/cell": lambda _, given: _json(cell.solve(given["state"])),
-    "/api/load": lambda _, given: _json({"state": cell.from_toml(str(given["toml"]))}),
+    "/api/load": lambda _, given: _json({"state": settle.from_toml(str(given["toml"]))}),
     "/api/curves": _curves,
     "/api/compare": _compare,
     "/api/train": _train,

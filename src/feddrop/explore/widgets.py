@@ -14,7 +14,8 @@ from typing import Any
 from feddrop.allocation import OBJECTIVES
 from feddrop.config.parsing import read_text
 from feddrop.errors import ConfigError, FeddropError
-from feddrop.explore.cell import SHOWN, START, from_toml, solve
+from feddrop.explore.cell import SHOWN, START, solve
+from feddrop.explore.settle import from_toml
 from feddrop.explore.sliders import NAMES, SLIDERS, Slider
 
 MOVED = ("cell.devices", "radio.bandwidth_hz", "radio.deadline_s", "radio.energy_budget_j", "radio.max_rate")

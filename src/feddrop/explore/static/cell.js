@@ -130,12 +130,14 @@ function listen() {
   $("against").addEventListener("change", settle);
   $("rounds").addEventListener("change", () => { page.state.rounds = Math.round($("rounds").valueAsNumber) || 20; change(); });
   $("load").addEventListener("change", async () => {
+    const [file] = $("load").files;
+    if (!file) return;
     try {
-      page.state = (await ask("/api/load", { toml: await $("load").files[0].text() })).state;
-      say(`Loaded ${$("load").files[0].name}.`);
+      page.state = (await ask("/api/load", { toml: await file.text() })).state;
+      say(`Loaded ${file.name}.`);
       change();
     } catch (error) { say(error.message); }
-    $("load").value = "";
+    if ($("load").files[0] === file) $("load").value = ""; // so that the same file can be chosen again
   });
   const save = (name, text) => {
     const link = el("a", { href: URL.createObjectURL(new Blob([text], { type: "application/toml" })), download: name });
