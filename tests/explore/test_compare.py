@@ -106,7 +106,7 @@ def test_the_page_agrees_with_the_claims():
     for claim in Paper(RESULTS).claims()["claims"]:
         row = next(line for line in page.splitlines() if line.startswith(f"| {claim['text']} |"))
         assert f"**{claim['shown']}**" in row
-        assert claim["tally"] in row
+        assert "," not in claim["tally"] or claim["tally"] in row  # verdicts that are all alike are not counted
 
 
 def test_without_results_one_clear_line(tmp_path, monkeypatch):
