@@ -28,7 +28,7 @@ from feddrop import wire
 from feddrop.config import METHODS, Participation
 from feddrop.config.parsing import flat
 from feddrop.errors import ConfigError
-from feddrop.flower import FleetConfig, client_app, server_app, train
+from feddrop.flower import FleetConfig, client_app, server_app, train, warm
 from feddrop.flower.config import read_settings
 from feddrop.flower.memory import KEPT, NodeMemory
 from feddrop.flower.messages import Introduction, pack, unpack
@@ -796,6 +796,38 @@ def test_a_clock_that_goes_back_deletes_no_memory_in_use(tmp_path, monkeypatch):
     names = [memory.put(b"back %d" % number) for number in range(KEPT)]
     assert [memory.get(name) for name in names] == [b"back %d" % number for number in range(KEPT)]
     assert len(list((tmp_path / "m").iterdir())) == KEPT
+
+
+# --- warm nodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_warm_node_answers_in_forks_and_collects_them(tmp_path, monkeypatch):
+    """``test_flower_processes.py`` runs it in a federation: the example's nodes are warm."""
+
+    def run_clientapp(*, token, **_):
+        (tmp_path / token).write_text(str(os.getpid()))
+        sys.exit(0)
+
+    monkeypatch.setattr(warm, "run_clientapp", run_clientapp)
+    started = []
+    monkeypatch.setattr(warm.SubprocessExecutor, "launch", lambda self, spec: started.append(spec.task_type))
+    executor = warm.ForkExecutor()
+    given = {"runtime_api_address": "127.0.0.1:1", "insecure": True, "root_certificates_path": None}
+    given |= {"runtime_dependency_install": False, "parent_pid": None, "suppress_output": True, "task_id": 1}
+    for token in ("one", "two"):
+        spec = warm.ExecutionSpec(task_type=warm.TaskType.CLIENT_APP, token=token, **given)
+        assert executor.launch(spec).status == "accepted"
+    executor.launch(warm.ExecutionSpec(task_type=warm.TaskType.SERVER_APP, token="three", **given))
+    end = time.monotonic() + 30
+    while executor._children and time.monotonic() < end:
+        executor.reconcile()
+        time.sleep(0.01)
+    assert not executor._children
+    pids = {(tmp_path / token).read_text() for token in ("one", "two")}
+    assert len(pids) == 2
+    assert str(os.getpid()) not in pids
+    assert started == [warm.TaskType.SERVER_APP]
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
