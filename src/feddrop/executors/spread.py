@@ -20,7 +20,7 @@ class Spread:
     """Runs devices on a pool of workers, each of which answers calls with a :class:`DeviceCalls`.
 
     Quick devices are sent to a worker together, as many as it trains in ``together_s`` seconds and as have
-    ``TOGETHER_BYTES`` in all: a call has a cost of its own.
+    ``TOGETHER_BYTES`` in all: every call has a cost.
     """
 
     def __init__(self, pool: Pool[Any], task: DeviceTask, together_s: float = 0.0) -> None:

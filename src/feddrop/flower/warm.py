@@ -7,8 +7,8 @@ as always. It takes the options of ``flower-superexec``::
     flower-supernode ... --host 127.0.0.1 --port 9094 --isolation process
     python -m feddrop.flower.warm --runtime-api-address 127.0.0.1:9094 --insecure
 
-It needs ``fork``, so it does not run on Windows. The Runtime API of a SuperNode gives tasks to whoever asks: keep it on
-127.0.0.1, or set the same ``--superexec-auth-secret-file`` on both sides.
+It needs ``fork``, so it does not run on Windows. The Runtime API of a SuperNode gives tasks to any process that asks:
+keep it on 127.0.0.1, or set the same ``--superexec-auth-secret-file`` on both sides.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     """Run a SuperExec, with the options of ``flower-superexec``."""
     if not hasattr(os, "fork"):
         raise SystemExit("feddrop.flower.warm needs fork, which this system lacks. Use --isolation subprocess.")
-    run_superexec.get_executor = lambda *_, **__: ForkExecutor()  # type: ignore[assignment]
+    run_superexec.get_executor = lambda *_, **__: ForkExecutor()  # type: ignore[attr-defined]
     flower_superexec()
 
 
