@@ -253,6 +253,6 @@ NOT_COVERED = (
     "AlexNet at full size on all images, as in the paper, needs the scale `paper`. PruneFL is not trained; only its "
     "traffic is counted. AlexNet is charged for its measured frames, not for Q = 256 bits per parameter. No run takes "
     "the noise literally, as a variance. The literal aggregation, rule `model`, is shown but decides no claim. "
-    "FedDST is trained with the "
-    "learning rate that was chosen without dropout; other learning rates and α have one seed.",
+    "FedDST is trained with the learning rate that was chosen without dropout; runs with others, one seed each, are in "
+    "the last section, as far as they were made.",
 )
