@@ -24,7 +24,7 @@ TRAINING = {
     f"{LENET.format('20,000', 40)} 0.1 (constant); {DST.format('0.01', 10)}",
     f"{LENET.format('all', 50)} 0.1 (cosine); {DST.format('0.01', 10)}",
     f"{LENET.format('all', 50)} 0.2 (cosine); {DST.format('0.5', 5)}",
-    ALEXNET.format(0.01).split("dropped")[0] + DST.format("0.01", 10),
+    *(ALEXNET.format(lr).split("dropped")[0] + DST.format("0.01", 10) for lr in (0.005, 0.01)),
     *(ALEXNET.format(lr) for lr in (0.005, 0.01)),
 }
 CELL = (
