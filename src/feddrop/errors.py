@@ -97,6 +97,8 @@ def named_object(name: str, what: str) -> Any:
     """Import ``"package.module:object"``, the value of the setting ``what``."""
     module, _, attribute = name.partition(":")
     try:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ImportError(f"{module!r} is not the name of a module")
         found = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)

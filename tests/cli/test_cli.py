@@ -533,7 +533,7 @@ def test_a_narrow_table_drops_columns_not_digits(radio, devices, metrics):
         shown.append({column.name for column in live.fitting(live._columns(records), width)})
     assert shown[0] == {"round", "accuracy"}
     assert all(narrow <= wide for narrow, wide in itertools.pairwise(shown))
-    assert {"train loss", "accuracy", "by device", "down", "up", "time", *metrics} - {
+    assert {"train loss", "accuracy", "by device", "down", "up", "wall", *metrics} - {
         "a rather long name of a metric"
     } <= shown[-1]
 
@@ -543,6 +543,18 @@ def test_without_accuracy_the_loss_stands_in():
     assert {column.name for column in live.fitting(live._columns(regression), 20)} == {"round", "test loss"}
     assert "test loss 2.1235" in live.line(regression[0], 10)
     assert "mae 0.5000" in live.line(regression[0], 10)
+
+
+def test_the_virtual_time_is_shown_and_the_latency_only_where_the_server_waits():
+    waiting, virtual = (
+        record(3, radio=True, time_s=24.0),
+        record(3, radio=True, time_s=24.0, given={0: {"start_s": 1.0}}),
+    )
+    assert "latency 7.98 s  time 24.0 s  energy 12.3 J  wall 1.23 s" in live.line(waiting, 10)
+    assert "latency" not in live.line(virtual, 10)
+    assert "time 24.0 s  energy 12.3 J" in live.line(virtual, 10)
+    assert {"time", "wall"} <= {column.name for column in live._columns([virtual])}
+    assert "latency" not in {column.name for column in live._columns([virtual])}
 
 
 def test_a_line_tells_of_refused_and_suspicious_updates():

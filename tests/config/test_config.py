@@ -227,31 +227,46 @@ def test_numpy_numbers_are_numbers_in_every_section():
         Data(devices=np.float64(2.5))
 
 
-def test_settings_that_may_have_an_effect_later_are_a_line():
-    lines = RunConfig.from_toml("", ["execution.workers=4", "data.alpha=0.5"]).notices()
-    assert len(lines) == 2
-    assert all("no effect" in line for line in lines)
-    assert RunConfig().notices() == []
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("execution = { workers = 4 }", "execution.workers is 4, which has no effect"),
+        ("data = { alpha = 0.5 }", "data.alpha is 0.5, which has no effect"),
+        ("[radio]\nmin_devices = 3", "radio.min_devices is 3, which has no effect"),
+        ("[radio]\npath_loss_exponent = 2.0", "radio.path_loss_exponent is 2.0, which has no effect"),
+        ("[radio]\ngains_csv = 'g.csv'\nkappa = 1.0", "no effect: gains come from radio.gains_csv"),
+        ("[radio]\ngains_csv = 'g.csv'\npath_loss = 1e-4", "no effect: gains come from radio.gains_csv"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device is 1, which has no"),
+        (
+            "method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }",
+            "no effect: method.first_rounds",
+        ),
+    ],
+)
+def test_what_another_setting_leaves_without_effect_is_an_error(toml, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_toml(toml)
+
+
+def test_an_override_without_a_value_restores_the_default():
+    text = "rate = 0.5\ndata = { partition = 'dirichlet', alpha = 0.5 }"
+    found = RunConfig.from_toml(text, ["data.partition=iid", "data.alpha=", "rate="])
+    assert found == RunConfig()
 
 
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ("[radio]\nmin_devices = 3", "radio.min_devices is 3, which has no effect"),
-        ("[radio]\npath_loss_exponent = 2.0", "radio.path_loss_exponent has no effect"),
-        ("[radio]\ngains_csv = 'g.csv'\nkappa = 1.0", "radio.kappa has no effect: gains come from radio.gains_csv"),
         ("rounds = 12\nmethod = 'feddst'", "the mask never moves"),
-        ("[radio]\ndynamic = true\nmin_devices = 3", ""),
         ("rounds = 20\nmethod = 'feddst'", ""),
         ("rounds = 12\nmethod = { name = 'feddst', alpha = 0 }", ""),
         ("method = { name = 'prunefl', first_rounds = 1, first_adjust_every = 7 }", "first_rounds = 1 prunes nothing"),
-        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device has no effect"),
-        ("method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }", "first_adjust_every has no effect"),
         ("method = { name = 'prunefl', first_rounds = 7, first_adjust_every = 7 }", ""),
     ],
 )
-def test_what_another_setting_leaves_without_effect_is_a_line(toml, said):
-    lines = RunConfig.from_toml(toml).notices()
+def test_what_a_method_never_reaches_is_a_line(toml, said):
+    config = RunConfig.from_toml(toml)
+    lines = config.method.notices(config.rounds)
     assert len(lines) == bool(said)
     assert said in "".join(lines)
 

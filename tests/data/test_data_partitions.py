@@ -201,16 +201,17 @@ def test_todays_partitions_are_pinned():
 # --- settings
 
 
-def test_settings_are_checked_and_those_without_effect_named():
-    assert Data().notices() == []
-    assert Data(partition="dirichlet", alpha=0.5).notices() == []
-    assert Data(partition="quantity", alpha=0.5).notices() == []
-    (line,) = Data(alpha=0.5).notices()
-    assert line == (
+def test_settings_are_checked_and_those_without_effect_refused():
+    for partition in ("dirichlet", "quantity"):
+        assert Data(partition=partition, alpha=0.5).alpha == 0.5
+    with pytest.raises(ConfigError) as error:
+        Data(alpha=0.5)
+    assert str(error.value) == (
         "data.alpha is 0.5, which has no effect with data.partition = 'iid'; it needs data.partition = 'dirichlet' or "
-        "'quantity'."
+        "'quantity'. Remove it, or change the other setting."
     )
-    assert len(Data(alpha=0.5, classes_per_device=3).notices()) == 2
+    with pytest.raises(ConfigError, match=r"data.classes_per_device is 3, which has no effect"):
+        Data(classes_per_device=3)
     for change, message in (
         ({"alpha": -1.0}, "data.alpha is -1"),
         ({"alpha": float("nan")}, "data.alpha is nan"),

@@ -8,16 +8,13 @@ between ``<!-- settings: KEY -->`` and ``<!-- end -->``, where KEY is a section,
 from __future__ import annotations
 
 import re
-import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from feddrop.cli.settings import toml_value
 from feddrop.config import METHODS, RATE, RunConfig
-from feddrop.config.conversion import declared, options_of
-from feddrop.config.descriptions import meanings
-from feddrop.config.fields import Limits
+from feddrop.config.conversion import declared
+from feddrop.config.descriptions import allowed, meanings
 from feddrop.config.run import sections_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
@@ -52,40 +49,11 @@ def _rows(key: str) -> str:
             cells = (
                 f"`{item.name}`",
                 f"`{toml_value(value)}`",
-                allowed(hint, item.metadata["limits"]),
+                allowed(hint, item.metadata["limits"], code="`"),
                 texts[item.name],
             )
             rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return "".join(rows)
-
-
-def allowed(hint: Any, limits: Limits) -> str:
-    """Describe the allowed values of a setting."""
-    first, *others = (_allowed(option, limits) for option in options_of(hint))
-    return "; ".join([first, *("or a list of these" if other == f"list of {first}" else other for other in others)])
-
-
-def _allowed(option: Any, limits: Limits) -> str:
-    origin, inner = typing.get_origin(option), typing.get_args(option)
-    if origin is tuple:
-        if inner[0] is str:
-            return "list of strings" if limits.words else f"list of {_allowed(str, limits)}"
-        return f"list of numbers {_range(limits)}"
-    if origin is not None and issubclass(origin, Mapping):
-        return f"table of numbers {_allowed(inner[1], limits)}".removesuffix(" number")
-    if option is bool:
-        return "`true`, `false`"
-    if option is str:
-        words = [f'`"{word}"`' for word in limits.choices or limits.words]
-        words += ['`"package.module:name"`'] if limits.custom else []
-        return ", ".join(words) or ("file name" if limits.file else "string")
-    return ("whole, " if option is int else "") + _range(limits)
-
-
-def _range(limits: Limits) -> str:
-    text = limits.range().replace("at least ", "≥ ").replace("above ", "> ").replace("at most ", "≤ ")
-    text = "number" if text == "a number" else text
-    return f"{text}, or `inf`" if limits.infinite else text
 
 
 if __name__ == "__main__":

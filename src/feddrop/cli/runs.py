@@ -15,6 +15,7 @@ from feddrop.cli.output import SET, Json, Screen, note, say
 from feddrop.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from feddrop.config import RunConfig
     from feddrop.simulation.run import Run
 
 
@@ -58,6 +59,7 @@ def run(
     settings = RunConfig.from_file(config, changes) if config else RunConfig.from_toml("", changes)
     folder = out or Path("runs") / f"{settings.data.name}-{settings.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = shlex.join(["feddrop", *sys.argv[1:]])
+    _check(settings)
     _drive(lambda: Run(settings, folder, command=command, report=False), folder, json_)
 
 
@@ -89,7 +91,16 @@ def resume(
     _require_python(folder)
     if set_:
         settings = RunConfig.from_toml(settings.to_toml(), set_)
+    _check(settings)
     _drive(lambda: Run(settings, folder, resume=True, back=back, report=False), folder, json_)
+
+
+def _check(settings: RunConfig) -> None:
+    """Raise a ConfigError for all mistakes that can be found before the data are read."""
+    from feddrop.simulation.custom import CustomObjects
+    from feddrop.simulation.preflight import check_start
+
+    check_start(settings.located(), CustomObjects())
 
 
 def _shorthands(changes: list[str], **given: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""``feddrop config``: list every setting with its default and meaning, or print the JSON schema."""
+"""``feddrop config``: list every setting with its default and meaning, look one up, or print the JSON schema."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
+from feddrop.cli.lookup import show
 from feddrop.cli.output import FLAG, Json, Screen, say
 from feddrop.errors import ConfigError
 
@@ -40,6 +41,8 @@ class SettingsTable(NamedTuple):
 
 
 def config(
+    key: str | None = None,
+    /,
     *,
     method: str | None = None,
     write: Annotated[Path | None, Parameter(negative=())] = None,
@@ -47,10 +50,12 @@ def config(
     compare: Annotated[bool, FLAG] = False,
     json_: Json = False,
 ) -> None:
-    """List every setting of a run with its default and meaning.
+    """List every setting of a run with its default and meaning, or look one up.
 
     Parameters
     ----------
+    key:
+        Setting or section to look up, e.g. radio.deadline_s, radio or deadline_s. Default: all settings.
     method:
         Learning method whose settings are listed.
     write:
@@ -64,6 +69,11 @@ def config(
     """
     if compare and (write is not None or not schema):
         raise ConfigError("--compare prints a schema: use it with --schema and without --write.")
+    if key is not None:
+        if method or write or schema or json_:
+            raise ConfigError(f"{key!r} is looked up without options. Remove the option, or the key.")
+        show(key)
+        return
     found = list(tables(method))
     if write is not None:
         hint = ""
@@ -189,6 +199,7 @@ def _print(found: list[SettingsTable]) -> None:
                 screen.print(Padding(Text(row.meaning), (0, 0, 0, 4)))
         screen.print()
     say("Change a setting with --set section.key=value, or in a file: feddrop config --write run.toml")
+    say("Look up a setting with feddrop config KEY, for example: feddrop config radio.deadline_s")
 
 
 def _schema(compare: bool = False) -> str:

@@ -33,16 +33,26 @@ def from_table(cls: type[T], table: Mapping[str, Any], prefix: str = "", others:
     """
     known = [item.name for item, _ in declared(cls)]
     if unknown := [key for key in table if key not in known]:
-        raise ConfigError(_unknown_key(unknown[0], table, known, prefix, others or {}))
+        if command := next((others[other] for other in table if others and other in others), ""):
+            raise ConfigError(f"unknown key {unknown[0]!r}: this looks like a file for `feddrop {command}`.")
+        raise ConfigError(f"unknown key {prefix + unknown[0]!r}.{did_you_mean(cls, unknown[0], prefix)}")
     return cls(**table)
 
 
-def _unknown_key(key: str, table: Mapping[str, Any], known: list[str], prefix: str, others: Mapping[str, str]) -> str:
-    if command := next((others[other] for other in table if other in others), ""):
-        return f"unknown key {key!r}: this looks like a file for `feddrop {command}`."
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f" Did you mean {prefix + near[0]!r}?" if near else f" Known keys: {', '.join(known)}."
-    return f"unknown key {prefix + key!r}.{hint}"
+def did_you_mean(cls: Any, key: str, prefix: str = "") -> str:
+    """Return a hint for a key that a settings class lacks: the nearest of its keys, or of those of its sections."""
+    known = [item.name for item, _ in declared(cls)]
+    sections = [(item.name, one) for item, hint in declared(cls) for one in options_of(hint) if is_section(one)]
+    below = [f"{name}.{inner.name}" for name, one in sections for inner, _ in declared(one)]
+    exact = [one for one in below if one.rpartition(".")[2] == key]
+    if near := exact or difflib.get_close_matches(key, known, n=1):
+        return f" Did you mean {' or '.join(repr(prefix + one) for one in near)}?"
+    return f" Known keys: {', '.join(known)}." if known else " It has none."
+
+
+def is_section(option: Any) -> bool:
+    """Return whether the type of a field is a settings class."""
+    return isinstance(option, type) and dataclasses.is_dataclass(option)
 
 
 def to_table(settings: Any) -> dict[str, Any]:

@@ -43,14 +43,14 @@ class Execution(Settings):
     section: ClassVar[str] = "execution"
 
     executor: str = setting("serial", choices=EXECUTORS)
-    workers: int = setting(2, ge=1, le=MOST, only_with={"executor": ("processes", "ray")}, strict=False)
+    workers: int = setting(2, ge=1, le=MOST, only_with={"executor": ("processes", "ray")})
     threads: int = setting(1, ge=1, le=MOST)
     torch_device: str = setting("cpu")
     dtype: str = setting("float32", choices=(*DTYPES, AUTO))
-    timeout_s: float = setting(3600.0, gt=0, infinite=True, only_with={"executor": ("processes", "ray")}, strict=False)
-    address: str = setting("", only_with={"executor": ("ray",)}, strict=False)
-    cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
-    gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
+    timeout_s: float = setting(3600.0, gt=0, infinite=True, only_with={"executor": ("processes", "ray")})
+    address: str = setting("", only_with={"executor": ("ray",)})
+    cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)})
+    gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)})
 
     def problems(self) -> Iterator[str]:
         """Require a well-formed Ray address, and a GPU for a Ray worker that trains on one."""
@@ -60,11 +60,6 @@ class Execution(Settings):
                 f"execution.gpus is {self.gpus:g} and execution.torch_device is {self.torch_device!r}: a Ray worker "
                 'sees only the GPUs it reserves. Set both, as in torch_device = "cuda" and gpus = 1, or neither.'
             )
-
-    def remarks(self) -> Iterator[str]:
-        """Report CPUs per worker on a local Ray."""
-        if self.executor == "ray" and self.cpus and ray_address(self.address) == "local":
-            yield "execution.cpus has no effect on a local Ray: it is for a cluster."
 
 
 def address_problems(what: str, address: str) -> Iterator[str]:

@@ -7,16 +7,17 @@ A section of the configuration is a frozen dataclass derived from :class:`Settin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
-from feddrop.config.conversion import convert, declared
+from feddrop.config.conversion import convert, declared, did_you_mean
 from feddrop.errors import ConfigError, not_one_of, shortened
 
 _PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
@@ -37,8 +38,8 @@ class Limits:
         words: the allowed strings of a setting that may also be a list of any strings.
         custom: whether ``"package.module:object"`` is allowed in addition to the choices.
         file: whether the setting names a file; relative names are resolved against the TOML file's folder.
-        only_with: other settings of the section, with the values under which this one has an effect.
-        strict: whether a value without effect is an error; otherwise it is a notice.
+        only_with: other settings of the section, with the values under which this one has an effect; under others, a
+            value that differs from the default is an error.
     """
 
     gt: float | None = None
@@ -52,7 +53,6 @@ class Limits:
     custom: bool = False
     file: bool = False
     only_with: Mapping[str, tuple[Any, ...]] | None = None
-    strict: bool = True
 
     def problems(self, name: str, value: Any) -> Iterator[str]:
         """Yield one message for each entry of a value that is not allowed."""
@@ -137,13 +137,21 @@ class Settings:
     section: ClassVar[str] = ""
     """The section's key in TOML; empty at the top level."""
 
+    def __init_subclass__(cls) -> None:
+        """Let the ``__init__`` that the dataclass writes reject an unknown setting and suggest the nearest one.
+
+        A dataclass with slots is created twice; the second time, it has its ``__init__``.
+        """
+        if written := vars(cls).get("__init__"):
+            cls.__init__ = _rejecting_unknown(cls, written)  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         for item, hint in declared(type(self)):
             value = getattr(self, item.name)
             optional = types.NoneType in typing.get_args(hint)
             if value is not FROM_PRESET and not isinstance(value, Chosen) and not (optional and value is None):
                 object.__setattr__(self, item.name, convert(value, hint, self.key(item.name)))
-        found = chain(self._range_problems(), self.complete(), without_effect(self, strict=True), self.problems())
+        found = chain(self._range_problems(), self.complete(), without_effect(self), self.problems())
         if problem := next(found, ""):
             raise ConfigError(problem)
 
@@ -173,26 +181,29 @@ class Settings:
         """Yield one message for each rule between fields that is violated."""
         yield from ()
 
-    def remarks(self) -> Iterator[str]:
-        """Yield one line for each setting that has no effect for a reason that its declaration cannot express."""
-        yield from ()
-
-    def notices(self) -> list[str]:
-        """Return one line for each non-default setting that has no effect now but may have one later."""
-        return [*without_effect(self, strict=False), *self.remarks()]
-
     def _range_problems(self) -> Iterator[str]:
         for item, _ in declared(type(self)):
             if limits := item.metadata.get("limits"):
                 yield from limits.problems(self.key(item.name), getattr(self, item.name))
 
 
-def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
-    """Yield one line for each non-default setting that has no effect according to its declaration."""
+def _rejecting_unknown(cls: type[Settings], written: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(written)  # keeps the signature for help and completion
+    def init(self: Settings, *args: Any, **given: Any) -> None:
+        if unknown := given.keys() - {item.name for item in dataclasses.fields(self)}:  # type: ignore[arg-type]
+            key = min(unknown)
+            raise ConfigError(f"{cls.__name__} has no setting {key!r}.{did_you_mean(type(self), key)}")
+        written(self, *args, **given)
+
+    return init
+
+
+def without_effect(settings: Settings) -> Iterator[str]:
+    """Yield one message for each non-default setting that has no effect according to its declaration."""
     normal = settings.defaults()
     for item in dataclasses.fields(settings):  # type: ignore[arg-type]
         limits, value = item.metadata.get("limits"), getattr(settings, item.name)
-        if limits is None or limits.only_with is None or limits.strict != strict or value == normal[item.name]:
+        if limits is None or limits.only_with is None or value == normal[item.name]:
             continue
         needed = {
             settings.key(name): (getattr(settings, name), allowed)
@@ -203,8 +214,7 @@ def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
             given = " and ".join(f"{key} = {other!r}" for key, (other, _) in needed.items())
             uses = " and ".join(f"{key} = {' or '.join(map(repr, allowed))}" for key, (_, allowed) in needed.items())
             what = f"{settings.key(item.name)} is {shortened(value)}"
-            remedy = " Remove it or change the other setting." if strict else ""
-            yield f"{what}, which has no effect with {given}; it needs {uses}.{remedy}"
+            yield f"{what}, which has no effect with {given}; it needs {uses}. Remove it, or change the other setting."
 
 
 def default_of(item: dataclasses.Field[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from feddrop.config.conversion import to_table
@@ -42,6 +42,10 @@ class MethodSettings(Settings):
         """Return the method's name and settings as plain values."""
         return {"name": self.name, **to_table(self)}
 
-    def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Return one line for each setting that has no effect in a run of this many rounds."""
+    def impossible(self, rounds: int, devices: int | None) -> Iterator[str]:  # noqa: ARG002
+        """Yield one message for each setting that a run of this many rounds and devices (None if unknown) rules out."""
+        yield from ()
+
+    def notices(self, rounds: int) -> list[str]:  # noqa: ARG002
+        """Return one line for each step of the method that a run of this many rounds never reaches."""
         return []

@@ -202,7 +202,7 @@ class FedDST(MethodSettings):
             return self.alpha
         return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / last_move(self.readjust_until, rounds)))
 
-    def effect_notices(self, rounds: int) -> list[str]:
+    def notices(self, rounds: int) -> list[str]:
         """Report a mask that never moves, unless that was asked for."""
         return idle_mask("readjust", self.readjust_every, self.readjust_until, rounds) if self.alpha else []
 
@@ -307,15 +307,35 @@ class PruneFL(MethodSettings):
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0
 
-    def effect_notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Report settings of the first stage that have no effect."""
-        if not self.first_rounds:
-            return [
-                f"method.{item.name} has no effect: method.first_rounds is 0, so there is no first stage."
-                for item in dataclasses.fields(self)
-                if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default
-            ]
-        if self.first_adjust_every <= self.first_rounds:
+    def problems(self) -> Iterator[str]:
+        """Report settings of a first stage that does not exist."""
+        for item in dataclasses.fields(self) if not self.first_rounds else ():
+            if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default:
+                yield (
+                    f"method.{item.name} is {getattr(self, item.name)}, which has no effect: method.first_rounds is 0, "
+                    "so there is no first stage. Remove it, or set method.first_rounds."
+                )
+
+    def impossible(self, rounds: int, devices: int | None) -> Iterator[str]:
+        """Report a first device that does not exist, and a mask that would never be adjusted by all devices."""
+        if devices is not None and self.first_device >= devices:
+            yield f"method.first_device is {self.first_device}; it must be from 0 to {devices - 1}."
+        first = self.first_adjust_every if self.first_adjust_every <= self.first_rounds else None
+        first = first or self.first_rounds + self.adjust_every
+        if first > rounds:
+            yield (
+                f"'prunefl' would first adjust its mask in round {first}, but the run has {rounds}. Lower "
+                "method.adjust_every or method.first_rounds, or run more rounds."
+            )
+        if self.first_rounds >= rounds:
+            yield (
+                f"method.first_rounds is {self.first_rounds}, but the run has {rounds} rounds, so only one device "
+                "would train. Lower it, or run more rounds."
+            )
+
+    def notices(self, rounds: int) -> list[str]:  # noqa: ARG002
+        """Report a first stage that prunes nothing."""
+        if not self.first_rounds or self.first_adjust_every <= self.first_rounds:
             return []
         return [
             f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "

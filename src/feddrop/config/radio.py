@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from feddrop.config.fields import FROM_PRESET, Settings, setting
 from feddrop.config.presets import PRESETS, SITE, SITES, chosen_by_user, contradictions, resolve
+from feddrop.errors import shortened
 
 SCHEME_FUNCTIONS = ("max-min", "proportional-fair", "subcarriers", "battery", "time-budget")
 """Schemes that are functions, as a user's own; see :mod:`feddrop.schemes`."""
@@ -166,7 +167,7 @@ class Radio(Settings):
     tx_power_w: tuple[float, ...] = setting(FROM_PRESET, gt=0)
     cpu_constant: tuple[float, ...] = setting(FROM_PRESET, gt=0)
     dynamic: bool = setting(False)
-    min_devices: int = setting(5, ge=1, only_with={"dynamic": (True,)}, strict=False)
+    min_devices: int = setting(5, ge=1, only_with={"dynamic": (True,)})
 
     def complete(self) -> Iterator[str]:
         """Set the fields that come from the preset."""
@@ -195,17 +196,18 @@ class Radio(Settings):
         if len(given) > 1:
             yield f"radio.{given[0]} and radio.{given[1]} are both given; give one source of gains."
         yield from self._site_problems() if self.propagation else self._no_site_problems()
+        yield from self._fading_problems()
 
-    def remarks(self) -> Iterator[str]:
+    def _fading_problems(self) -> Iterator[str]:
         """Report settings of path loss and fading that have no effect."""
         near = "" if self.distances_m or self.devices_csv else "it needs devices with distances (radio.distances_m)"
         source = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
         measured = f"gains come from radio.{source}" if source else ""
         idle = {"path_loss_exponent": near, "reference_m": near, "kappa": measured, "path_loss": measured}
-        default = Radio()
+        normal = self.defaults()
         for name, why in idle.items():
-            if why and getattr(self, name) != getattr(default, name):
-                yield f"radio.{name} has no effect: {why}."
+            if why and getattr(self, name) != normal[name]:
+                yield f"radio.{name} is {shortened(getattr(self, name))}, which has no effect: {why}. Remove it."
 
     def _control_problems(self) -> Iterator[str]:
         if "rate" not in self.control or len(set(self.control)) < len(self.control):

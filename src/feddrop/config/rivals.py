@@ -24,7 +24,7 @@ def idle_mask(key: str, every: int, until: float, rounds: int) -> list[str]:
     if not until or every <= last:
         return []
     return [
-        f"method.alpha has no effect: the mask never moves. The first {key}ment would be in round {every} "
+        f"the mask never moves: the first {key}ment would be in round {every} "
         f"(method.{key}_every), and the last one can be in round {last} (method.{key}_until = {until:g} of {rounds} "
         "rounds)."
     ]
@@ -83,7 +83,7 @@ class FedRTS(MethodSettings):
         share = self.alpha / 2.0 * (1.0 + math.cos(math.pi * round_ / self.last(rounds)))
         return min(inactive, math.floor(active * share + 1e-9))
 
-    def effect_notices(self, rounds: int) -> list[str]:
+    def notices(self, rounds: int) -> list[str]:
         """Report a mask that never moves, unless that was asked for."""
         return idle_mask("adjust", self.adjust_every, self.adjust_until, rounds) if self.alpha else []
 

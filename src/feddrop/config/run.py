@@ -108,11 +108,6 @@ class RunConfig(Settings):
             return self.rate
         return 0.0 if self.method.rateless else RATE
 
-    def notices(self) -> list[str]:
-        """Return one line for each non-default setting that has no effect now but may have one later."""
-        sections = [section for section in (self.data, self.execution, self.radio) if section is not None]
-        return [line for one in sections for line in one.notices()] + self.method.effect_notices(self.rounds)
-
     @classmethod
     def from_toml(cls, text: str, overrides: Sequence[str] = (), folder: str | Path = "") -> RunConfig:
         """Read a configuration from TOML text.
@@ -212,7 +207,7 @@ def _number_or_word(text: str) -> float | str:
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
-    """Apply one ``section.key=value``; the value is TOML, or a bare word."""
+    """Apply one ``section.key=value``; the value is TOML, or a bare word. No value restores the default."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {override!r}: write it as key=value, e.g. train.lr=0.05.")
@@ -234,7 +229,10 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {override!r}: {section!r} is not a section.")
         table = inner
-    table[last] = value
+    if text.strip():
+        table[last] = value
+    else:
+        table.pop(last, None)
 
 
 def _other_method(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

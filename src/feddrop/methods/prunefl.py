@@ -10,7 +10,7 @@ paper leaves open.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -74,7 +74,7 @@ def build_prunefl(setup: Setup, config: PruneFL) -> Method:
     """
     for layer in config.layer_costs:
         setup.blueprint().droppable_layer(layer, "a layer of method.layer_costs")
-    for problem in _problems(setup, config):
+    for problem in config.impossible(setup.rounds, len(setup.rates) if setup.rates is not None else None):
         raise ConfigError(problem)
     return shared_mask_method(_Prunefl(setup, config))
 
@@ -290,21 +290,3 @@ def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: fl
         seconds = BITS / config.bits_per_second + work * samples / config.flops_per_second
         costs[name] = config.layer_costs.get(layer, seconds)
     return costs
-
-
-def _problems(setup: Setup, config: PruneFL) -> Iterator[str]:
-    """Find settings with which PruneFL cannot run, or would do nothing."""
-    if setup.rates is not None and config.first_device >= len(setup.rates):
-        yield f"method.first_device is {config.first_device}; it must be from 0 to {len(setup.rates) - 1}."
-    first = config.first_adjust_every if config.first_adjust_every <= config.first_rounds else None
-    first = first or config.first_rounds + config.adjust_every
-    if first > setup.rounds:
-        yield (
-            f"'prunefl' would first adjust its mask in round {first}, but the run has {setup.rounds}. Lower "
-            "method.adjust_every or method.first_rounds, or run more rounds."
-        )
-    if config.first_rounds >= setup.rounds:
-        yield (
-            f"method.first_rounds is {config.first_rounds}, but the run has {setup.rounds} rounds, so only one device "
-            "would train. Lower it, or run more rounds."
-        )

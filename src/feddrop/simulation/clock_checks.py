@@ -11,6 +11,7 @@ from feddrop.config.radio import IDEAL
 from feddrop.simulation.availability import Availability
 
 if TYPE_CHECKING:
+    from feddrop.simulation.early import Known
     from feddrop.simulation.preparation import Prepared
 
 _USE = 'Use clock.kind = "deadline"'
@@ -64,7 +65,7 @@ def devices_are_simulated(run: Prepared) -> Iterator[str]:
         )
 
 
-def clock_has_enough_devices(run: Prepared) -> Iterator[str]:
+def clock_has_enough_devices(run: Known | Prepared) -> Iterator[str]:
     """There are as many devices as the clock waits for."""
     clock, devices, most = run.config.clock, len(run.samples), run.roster.most
     for key, value in (("buffer", clock.buffer), ("concurrency", clock.concurrency)):
@@ -74,7 +75,7 @@ def clock_has_enough_devices(run: Prepared) -> Iterator[str]:
         yield f"clock.count is {clock.count}, but at most {most} devices take part in a round. Lower it."
 
 
-def devices_come_online(run: Prepared) -> Iterator[str]:
+def devices_come_online(run: Known | Prepared) -> Iterator[str]:
     """Some device is online at some time."""
     clock, devices = run.config.clock, len(run.samples)
     known = Availability(clock, devices, run.config.seed)
@@ -92,7 +93,13 @@ def stale_updates_fit(run: Prepared) -> Iterator[str]:
         )
 
 
+def check_devices(run: Known | Prepared) -> Iterator[str]:
+    """The checks that need the number of devices."""
+    yield from clock_has_enough_devices(run)
+    yield from devices_come_online(run)
+
+
 def check_run(run: Prepared) -> Iterator[str]:
     """The checks that need network, data, method and scheme."""
-    for check in (devices_are_simulated, clock_has_enough_devices, devices_come_online, stale_updates_fit):
-        yield from check(run)
+    yield from devices_are_simulated(run)
+    yield from stale_updates_fit(run)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrop.errors import clean
-from feddrop.report.quantities import in_hertz, in_watts
+from feddrop.report.quantities import in_hertz, in_seconds, in_watts
 from feddrop.storage.records import UNANSWERED
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ def line(record: Record, rounds: int) -> str:
         cells += [f"test loss {_number(record['test_loss'])}"]
     cells += [f"{clean(name)} {_number(value)}" for name, value in (record.get("metrics") or {}).items()]
     cells += [f"down {_size(record['push_bytes'])}", f"up {_size(record['pull_bytes'])}"]
-    if record["latency_s"] is not None:
-        cells += [f"latency {record['latency_s']:.3g} s", f"energy {record['energy_j']:.3g} J"]
+    given = (("latency", _latency(record)), ("time", _time(record)), ("energy", _energy(record)))
+    cells += [f"{name} {text}" for name, text in given if text]
     cells += [
         f"{name} {text}" for name, text in (("power", _mean_power(record)), ("clock", _mean_clock(record))) if text
     ]
@@ -129,7 +129,7 @@ def line(record: Record, rounds: int) -> str:
         for word in ("lost", "refused", *UNANSWERED, "suspicious")
         if word in record.counts
     ]
-    return "  ".join([*cells, f"{record['wall_s']:.2f} s"])
+    return "  ".join([*cells, f"wall {record['wall_s']:.2f} s"])
 
 
 def table(records: Sequence[Record], width: int) -> Table:
@@ -172,7 +172,7 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         return lambda record: _number((record.get("metrics") or {}).get(name))
 
     own = dict.fromkeys(name for record in records for name in record.get("metrics") or {})
-    metrics = [found for name in own for found in column(clean(name)[:16], metric(name), 9)]
+    metrics = [found for name in own for found in column(clean(name)[:16], metric(name), 10)]
     return [
         *column("round", value("round", "{}"), 1),
         *column("train loss", value("train_loss", "{:.4f}"), 4),
@@ -184,20 +184,36 @@ def _columns(records: Sequence[Record]) -> list[Column]:
             for word in ("lost", "refused", "late", *UNANSWERED, "suspicious")
             for found in column(word, _count(word), 3)
         ),
-        *column("rate", value("mean_rate", "{:.2f}"), 8),
+        *column("rate", value("mean_rate", "{:.2f}"), 9),
         *column("by device", lambda r: _bars(_rates(r)), 0),
-        *column("down", lambda r: _size(r["push_bytes"]), 10),
-        *column("up", lambda r: _size(r["pull_bytes"]), 11),
-        *column("latency", value("latency_s", "{:.3g} s"), 5),
-        *column("energy", value("energy_j", "{:.3g} J"), 6),
-        *column("power", _mean_power, 12),
-        *column("clock", _mean_clock, 13),
-        *column("time", value("wall_s", "{:.2f} s"), 7),
+        *column("down", lambda r: _size(r["push_bytes"]), 11),
+        *column("up", lambda r: _size(r["pull_bytes"]), 12),
+        *column("latency", _latency, 6),
+        *column("time", _time, 5),
+        *column("energy", _energy, 7),
+        *column("power", _mean_power, 13),
+        *column("clock", _mean_clock, 14),
+        *column("wall", value("wall_s", "{:.2f} s"), 8),
     ]
 
 
 def _count(word: str) -> Callable[[Record], str | None]:
     return lambda record: str(record.counts[word]) if word in record.counts else None
+
+
+def _latency(record: Record) -> str | None:
+    """Return how long the round took; None under a virtual clock, where the server does not wait for devices."""
+    virtual = any(device.start_s is not None for device in record.devices)
+    return None if record.latency_s is None or virtual else f"{record.latency_s:.3g} s"
+
+
+def _time(record: Record) -> str | None:
+    """Return the virtual time at the end of the round."""
+    return None if record.time_s is None else in_seconds(record.time_s)
+
+
+def _energy(record: Record) -> str | None:
+    return None if record.energy_j is None else f"{record.energy_j:.3g} J"
 
 
 def _rates(record: Record) -> list[float]:

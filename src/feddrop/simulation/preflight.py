@@ -1,4 +1,4 @@
-"""Can this run work? Every check that a run passes before its first round, in three lists.
+"""Can this run work? Every check that a run passes before its first round, in four lists.
 
 A check is a small function that yields a message per problem: what was given, what is allowed, what to do. The first
 message is raised. Checks of a single setting are declared with the setting, in ``config/``.
@@ -14,14 +14,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from feddrop.config import CustomMethod, RunConfig
-from feddrop.config.execution import AUTO
+from feddrop.config.execution import AUTO, ray_address
 from feddrop.config.radio import GIVEN_RATES
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.local import accuracy
 from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
-from feddrop.simulation import clock_checks, mistakes
+from feddrop.simulation import clock_checks, early, mistakes
 from feddrop.simulation.cell_rates import CellRates
 from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects, takes
 from feddrop.simulation.importance import objective_note
@@ -31,6 +31,7 @@ from feddrop.storage import RoundRecord
 from feddrop.storage.records import UNTRAINED, WORST
 
 if TYPE_CHECKING:
+    from feddrop.simulation.early import Known
     from feddrop.simulation.preparation import Prepared
 
 log = logging.getLogger("feddrop")
@@ -84,6 +85,25 @@ def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
 
 
+def cpus_have_a_cluster(config: RunConfig) -> Iterator[str]:
+    """CPUs per worker are those of a Ray cluster; which one it is depends on the environment."""
+    execution = config.execution
+    if execution.executor == "ray" and execution.cpus and ray_address(execution.address) == "local":
+        yield (
+            f"execution.cpus is {execution.cpus:g}, which has no effect on a local Ray: it is for a cluster. Remove "
+            "it, or set execution.address."
+        )
+
+
+def fltrust_has_samples(config: RunConfig) -> Iterator[str]:
+    """FLTrust needs samples at the server."""
+    if config.server.mean == "fltrust" and not config.data.validation:
+        yield (
+            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
+            "share that the server keeps, such as 0.05."
+        )
+
+
 def clock_is_possible(config: RunConfig) -> Iterator[str]:
     """Seconds and joules are counted in a cell, and a virtual clock fits the other sections."""
     for name in ("seconds", "joules"):
@@ -98,8 +118,11 @@ CONFIG_CHECKS = (
     rate_has_an_effect,
     fixed_scheme_has_a_rate,
     auto_dtype_has_a_cell,
+    cpus_have_a_cluster,
     one_mask_has_one_rate,
+    fltrust_has_samples,
     clock_is_possible,
+    early.files_exist,
 )
 """Checks that need the configuration alone."""
 
@@ -111,8 +134,19 @@ def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None
             f"config is {shortened(config)}; it must be a feddrop.RunConfig, as RunConfig.from_file reads."
         )
     _raise_first(problem for check in CONFIG_CHECKS for problem in check(config))
-    if custom is not None:
-        check_custom(custom)
+    if custom is None:
+        return
+    check_custom(custom)
+    early.import_names(config, custom)
+    if known := early.known_devices(config, custom):
+        _raise_first(problem for check in DEVICE_CHECKS for problem in check(known))
+
+
+def check_start(config: RunConfig, custom: CustomObjects) -> None:
+    """Raise a ConfigError for everything that can be known on this machine before the data are read."""
+    check_config(config, custom)
+    if config.execution.executor != "ray" and config.execution.torch_device != "cpu":  # workers of a cluster check theirs
+        try_torch_device(config.execution.torch_device)
 
 
 # --- the user's objects
@@ -227,13 +261,6 @@ def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
 # --- everything that was built
 
 
-def torch_device_computes(run: Prepared) -> Iterator[str]:
-    """Torch can compute on the device; workers of a Ray cluster check theirs."""
-    if run.config.execution.executor != "ray" and run.config.execution.torch_device != "cpu":
-        try_torch_device(run.config.execution.torch_device)
-    yield from ()
-
-
 def gains_have_a_radio(run: Prepared) -> Iterator[str]:
     """Gains, schemes, channels and outcomes are those of a radio."""
     if run.config.radio is not None or isinstance(run.custom.scheme, PlannedBy):
@@ -245,8 +272,8 @@ def gains_have_a_radio(run: Prepared) -> Iterator[str]:
             yield f"{name}=... is given, which has no effect without a radio. Add a [radio] section."
 
 
-def every_round_has_devices(run: Prepared) -> Iterator[str]:
-    """In every round, devices are available and in the cell."""
+def every_round_has_devices(run: Known | Prepared) -> Iterator[str]:
+    """In every round, devices are available."""
     wanted, devices, rounds = run.config.participation.count, len(run.samples), run.config.rounds
     if wanted > devices:
         yield f"participation.count is {wanted}, but there are only {devices} devices."
@@ -255,14 +282,18 @@ def every_round_has_devices(run: Prepared) -> Iterator[str]:
             f"no device is available in round {empty}, by participation.availability. Run fewer rounds, or add rows "
             "for it and start a new run."
         )
-    elif isinstance(run.scheme, CellRates) and (empty := run.scheme.first_empty_round(rounds)):
+
+
+def cohorts_are_in_the_cell(run: Prepared) -> Iterator[str]:
+    """In every round, devices are in the cell."""
+    if isinstance(run.scheme, CellRates) and (empty := run.scheme.first_empty_round(run.config.rounds)):
         yield (
             f"none of the devices chosen for round {empty} is in the cell. Let more take part, or raise "
             "radio.min_devices."
         )
 
 
-def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
+def rounds_have_enough_updates(run: Known | Prepared) -> Iterator[str]:
     """A round can have as many updates as the server needs."""
     server, clock = run.config.server, run.config.clock
     most, what = run.roster.most, "devices take part in a round"
@@ -275,8 +306,24 @@ def rounds_have_enough_updates(run: Prepared) -> Iterator[str]:
         yield f"server.krum is {server.krum}, which needs at least {needed} updates, but at most {most} {what}."
 
 
+def clock_fits_the_devices(run: Known | Prepared) -> Iterator[str]:
+    """A virtual clock fits the number of devices."""
+    if run.config.clock.kind != "deadline":
+        yield from clock_checks.check_devices(run)
+
+
+DEVICE_CHECKS = (
+    early.lists_have_an_entry_per_device,
+    early.method_is_possible,
+    every_round_has_devices,
+    rounds_have_enough_updates,
+    clock_fits_the_devices,
+)
+"""Checks that need the number of devices; called before the data are read, unless these decide it."""
+
+
 def clock_fits_the_run(run: Prepared) -> Iterator[str]:
-    """A virtual clock fits the devices, the scheme and the method."""
+    """A virtual clock fits the scheme and the method."""
     if run.config.clock.kind != "deadline":
         yield from clock_checks.check_run(run)
 
@@ -340,36 +387,25 @@ def method_uses_the_mean(run: Prepared) -> Iterator[str]:
             yield unused_mean(run.config.server)
 
 
-def fltrust_has_samples(run: Prepared) -> Iterator[str]:
-    """FLTrust needs samples at the server."""
-    if run.config.server.mean == "fltrust" and not len(run.task.validation):
-        yield (
-            'server.mean is "fltrust", which needs samples at the server, but data.validation is 0. Set it to the '
-            "share that the server keeps, such as 0.05."
-        )
-
-
 RUN_CHECKS = (
-    torch_device_computes,
     gains_have_a_radio,
     network_fits_the_data,
     devices_have_an_accuracy,
     custom_objects_return_means,
-    every_round_has_devices,
-    rounds_have_enough_updates,
+    cohorts_are_in_the_cell,
     clock_fits_the_run,
     metrics_are_not_notes,
     sub_models_can_be_built,
     first_round_can_be_planned,
     method_uses_the_mean,
-    fltrust_has_samples,
 )
 """Checks that need network, data, method and scheme."""
 
 
 def check(run: Prepared) -> None:
     """Raise a ConfigError if a run cannot work, before anything is written; log what is probably not intended."""
-    _raise_first(problem for one in RUN_CHECKS for problem in one(run))
+    late = DEVICE_CHECKS if not early.known_devices(run.config, run.custom) else ()
+    _raise_first(problem for one in (*late, *RUN_CHECKS) for problem in one(run))
     for line in notices(run):
         log.warning(line)
 
@@ -377,7 +413,7 @@ def check(run: Prepared) -> None:
 def notices(run: Prepared) -> list[str]:
     """Return one line per thing that works but is probably not intended."""
     custom, setup = run.custom, run.task.setup
-    lines = [*run.config.notices(), *custom.notices(run.config, getattr(run.scheme, "takes", ()))]
+    lines = [*run.config.method.notices(run.config.rounds), *custom.notices(run.config, getattr(run.scheme, "takes", ()))]
     lines.append(setup.blueprint().note())
     if setup.train.batch_size == 1 or 1 in run.samples:
         lines.append(single_sample_notice(setup, run.samples))

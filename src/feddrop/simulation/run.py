@@ -112,7 +112,7 @@ class Run:
     ) -> None:
         given = locals()  # every argument, by name
         custom = CustomObjects(**{item.name: given[item.name] for item in fields(CustomObjects)})
-        preflight.check_config(config, custom)
+        preflight.check_start(config, custom)
         if overwrite and resume:
             raise ConfigError("resume and overwrite are mutually exclusive. Remove one.")
         if back < 0 or (back and not resume):

@@ -1,0 +1,130 @@
+"""``feddrop config KEY``: look up one setting or one section."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from feddrop.cli.output import say
+from feddrop.errors import ConfigError, shortened
+
+_WIDTH = 100
+
+
+class Entry(NamedTuple):
+    """A setting as it is looked up.
+
+    Attributes:
+        key: its dotted key.
+        default: its default in TOML; empty if it has none.
+        meaning: what it does.
+        allowed: its values, with their unit.
+        needs: the settings under which it has an effect; empty for all.
+        method: the learning method that has it; empty if all have.
+    """
+
+    key: str
+    default: str
+    meaning: str
+    allowed: str
+    needs: str
+    method: str
+
+    def text(self) -> str:
+        """Return the entry as lines."""
+        head = f"{self.key} = {self.default}" if self.default else f"{self.key}  (no default)"
+        facts = {"Allowed": self.allowed, "Needs": self.needs, "Method": self.method}
+        lines = [self.meaning, *(f"{name}: {fact}" for name, fact in facts.items() if fact)]
+        wrapped = [textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    ") for line in lines]
+        return "\n".join([head, *wrapped])
+
+
+def entries() -> Iterator[Entry]:
+    """Yield every setting of a run and of a comparison."""
+    from feddrop.config import METHODS, Budget, Compare, RunConfig
+    from feddrop.config.run import sections_of
+
+    yield from _of(RunConfig)
+    yield Entry(
+        key="method",
+        default='"feddrop"',
+        meaning="The learning method: a name, or a table with a name and settings. `feddrop config NAME` lists these.",
+        allowed=", ".join([*(f'"{name}"' for name in METHODS), '"package.module:factory"']),
+        needs="",
+        method="",
+    )
+    for name, cls in sections_of().items():
+        if name != "method":
+            yield from _of(cls)
+    for name, cls in METHODS.items():
+        yield from _of(cls, name)
+    yield from _of(Compare)
+    yield from _of(Budget)
+
+
+def _of(cls: Any, method: str = "") -> Iterator[Entry]:
+    from feddrop.cli.settings import toml_value
+    from feddrop.config import RATE
+    from feddrop.config.conversion import declared
+    from feddrop.config.descriptions import allowed, meanings, unit
+    from feddrop.config.fields import default_of
+    from feddrop.config.run import sections_of
+
+    texts, inner = meanings(cls), sections_of(cls)
+    presets = cls().defaults() if cls.section == "radio" else {}
+    for item, hint in declared(cls):
+        if item.name in inner:
+            continue
+        limits, default = item.metadata["limits"], RATE if item.name == "rate" else default_of(item)
+        default = presets.get(item.name, default)
+        needs = " and ".join(
+            f"{cls.key(name)} = {' or '.join(map(toml_value, values))}"
+            for name, values in (limits.only_with or {}).items()
+        )
+        measured = unit(item.name)
+        yield Entry(
+            key=cls.key(item.name),
+            default="" if default is None else toml_value(default),
+            meaning=f"{texts[item.name][0].upper()}{texts[item.name][1:]}",
+            allowed=allowed(hint, limits) + (f", in {measured}" if measured else ""),
+            needs=needs,
+            method=method,
+        )
+
+
+def found(key: str) -> list[Entry]:
+    """Return the settings of a key: exact, all of a section, or of that name in any section."""
+    known = list(entries())
+    for some in (
+        [one for one in known if one.key == key],
+        [one for one in known if one.key.startswith(f"{key}.")],
+        [one for one in known if one.method == key],
+        [one for one in known if one.key.endswith(f".{key}")],
+    ):
+        if some:
+            return some
+    raise ConfigError(f"there is no setting {shortened(key)}.{_nearest(key, known)}")
+
+
+def _nearest(key: str, known: list[Entry]) -> str:
+    """Suggest the nearest keys: in the given section, by their last words, or by whole keys."""
+    keys = list(dict.fromkeys(one.key for one in known))
+    section, _, last = key.rpartition(".")
+    inside = [one for one in keys if one.rpartition(".")[0] == section] if section else []
+    names = {one.rpartition(".")[2]: one for one in reversed(inside or keys)}
+    near = [names[one] for one in difflib.get_close_matches(last, names, n=2)] or difflib.get_close_matches(key, keys)
+    if near:
+        return f" Did you mean {' or '.join(map(repr, near))}?"
+    return " `feddrop config` lists all of them."
+
+
+def show(key: str) -> None:
+    """Print a setting, or each of a section."""
+    from feddrop.config.descriptions import summary
+    from feddrop.config.run import sections_of
+
+    if key != "method" and (section := sections_of().get(key)):
+        say(f"[{key}]  {summary(section)}\n")
+    say("\n\n".join(one.text() for one in found(key)))
