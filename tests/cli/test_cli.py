@@ -125,6 +125,71 @@ def test_errors_are_one_clear_line(here, words, message):
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("participation.count=20", "participation.count is 20, but there are only 10 devices"),
+        ("server.min_devices=20", "server.min_devices is 20, but at most 10 devices take part"),
+        ("server.krum=9", "server.krum is 9, which needs at least 21 updates"),
+        ("server.mean=fltrust", "data.validation is 0"),
+        ("rate=[0.1,0.2]", "rate lists 2 rates for 10 devices"),
+        ("rate=no.csv", "cannot read the rates"),
+        ("participation.availability=no.csv", "no.csv', which does not exist"),
+        ("radio.gains_csv=no.csv", "no.csv', which does not exist"),
+        ("radio.path_loss=[1e-3,1e-4]", "radio.path_loss has 2 values for 10 devices"),
+        ("radio.distances_m=[10,20]", "radio.distances_m has 2 values for 10 devices"),
+        ("clock.kind=first clock.count=40 radio.deadline_s=1", "clock.count is 40, but at most 10 devices"),
+        ("clock.kind=buffered clock.buffer=40 radio.deadline_s=1", "clock.buffer is 40, but there are only 10"),
+        ("train.loss=nowhere:f", "train.loss is 'nowhere:f', which cannot be imported"),
+        ("method=../x:y", "method.name is '../x:y', which cannot be imported: '../x' is not the name of a module"),
+        ("radio.scheme=nowhere:f", "radio.scheme is 'nowhere:f', which cannot be imported"),
+        ("execution.torch_device=meta", "execution.torch_device is 'meta'"),
+        ("method=prunefl method.first_device=50", "method.first_device is 50; it must be from 0 to 9"),
+        ("method=prunefl rounds=5", "method.first_rounds is 10, but the run has 5 rounds"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_found_before_data_are_read(here, changes, message, monkeypatch):
+    monkeypatch.setattr("feddrop.data.load_dataset", lambda *_, **__: pytest.fail("data were read"))
+    code, out, err = here("run", *(word for change in changes.split() for word in ("--set", change)))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("radio.deadline_s", ["radio.deadline_s = 8.0\n  Deadline T0 of a round", "Allowed: > 0, in s"]),
+        ("deadline_s", ["radio.deadline_s = 8.0"]),
+        ("clock", ["[clock]  Which answers", "clock.kind = ", "clock.offline_s = 3600.0"]),
+        ("lr", ["train.lr = 0.1", "server.lr = 1.0", 'Needs: server.optimizer = "fedavgm" or']),
+        ("method", ['method = "feddrop"', '"fiarse"', '"package.module:factory"']),
+        ("method.alpha", ["Method: feddst", "Method: fedrts"]),
+        ("feddst", ["method.readjust_every = 10"]),
+        ("compare.budget.bytes", ["compare.budget.bytes  (no default)", "in B"]),
+        ("rate", ["rate = 0.3", "in [0, 1)"]),
+    ],
+)
+def test_a_setting_is_looked_up(here, key, found):
+    code, out, _ = here("config", key)
+    assert code == 0
+    assert all(text in out for text in found), out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["radio.deadlin"], "there is no setting 'radio.deadlin'. Did you mean 'radio.deadline_s'?"),
+        (["rat"], "Did you mean 'rate'?"),
+        (["zzzqq"], "`feddrop config` lists all of them"),
+        (["rate", "--json"], "'rate' is looked up without options"),
+    ],
+)
+def test_an_unknown_setting_is_not_found(here, words, message):
+    code, _, err = here("config", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (f"rounds={'9' * 20}", "rounds has about 20 digits"),

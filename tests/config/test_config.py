@@ -1,5 +1,8 @@
+import copy
 import inspect
 import math
+import pickle
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -282,3 +285,30 @@ def test_what_a_method_never_reaches_is_a_line(toml, said):
 def test_values_that_python_or_torch_would_refuse(override, message):
     with pytest.raises(ConfigError, match=message):
         named_object(RunConfig.from_toml("", [override]).method.factory, "method.name")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: RunConfig(rat=0.3), r"RunConfig has no setting 'rat'. Did you mean 'rate'\?"),
+        (lambda: RunConfig(lr=0.1), r"RunConfig has no setting 'lr'. Did you mean 'train.lr' or 'server.lr'\?"),
+        (lambda: Data("digits", device=3), r"Data has no setting 'device'. Did you mean 'devices'\?"),
+        (lambda: replace(RunConfig(), round=3), r"RunConfig has no setting 'round'. Did you mean 'rounds'\?"),
+        (lambda: feddrop.FedDrop(leve="unit"), r"FedDrop has no setting 'leve'. Did you mean 'level'\?"),
+        (lambda: feddrop.FedAvg(rate=0.3), r"FedAvg has no setting 'rate'. It has none"),
+        (lambda: RunConfig.from_toml("alpha = 0.5"), r"unknown key 'alpha'. Did you mean 'data.alpha'\?"),
+    ],
+)
+def test_an_unknown_setting_suggests_the_nearest(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_settings_keep_their_signatures_and_behave_as_dataclasses():
+    for cls in (RunConfig, Data, feddrop.FedDrop):
+        parameters = inspect.signature(cls).parameters
+        assert list(parameters) == [item.name for item in fields(cls)]
+        assert cls.__init__.__name__ == "__init__"
+    assert inspect.signature(Data).parameters["name"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    config = RunConfig(rate=0.3, data=Data("digits", devices=3))
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config == replace(config)

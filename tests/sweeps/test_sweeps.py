@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from feddrop.cli.output import Screen
 from feddrop.cli.sweeps import Board, with_address
 from feddrop.errors import ConfigError, RunError
 from feddrop.storage import RunFolder
-from feddrop.sweeps import engine, jobs_for, read_sweep
+from feddrop.sweeps import engine, jobs_for, read_sweep, warned
 from feddrop.sweeps.plan import merged
 from support.sweeps import deadly_loss
 
@@ -347,13 +348,43 @@ def test_what_is_left_of_a_sweep_is_never_no_time_at_all():
     assert board._summary(2, {}, 10, 10).endswith("10 of 10 rounds")
 
 
-def test_runs_of_one_worker_do_not_repeat_each_others_warnings(caplog):
-    log = logging.getLogger("feddrop")
-    before = list(log.filters)
-    try:
-        engine._trainer(None)
-        for text in ("62 of 128 units", "62 of 128 units", "60 of 128 units"):
-            log.warning("%s are in no window", text)
-    finally:
-        log.filters[:] = before
-    assert [record.getMessage()[:2] for record in caplog.records] == ["62", "60"]
+def test_a_board_of_a_comparison_says_each_pass_not_each_run(tmp_path, capsys):
+    jobs = [replace(job, label=job.name) for job in jobs_for({"a": small(), "b": small(seed=1)}, tmp_path)]
+    with Board(Screen(), passes=True) as board:
+        for _ in range(2):
+            board.show([replace(job, until=1) for job in jobs], {})
+        for job in jobs:
+            job.folder.mkdir()
+            (job.folder / "metrics.jsonl").write_text("{}\n{}\n")
+        board.show([replace(jobs[0], until=1), jobs[1]], {})
+    said = "2 runs: 1 rounds each, to measure what a round costs\n2 runs: a 1, b 2 rounds\n"
+    assert capsys.readouterr().out == said
+
+
+def test_warnings_of_many_runs_are_said_once_with_a_count(tmp_path, caplog):
+    warned.Warnings(tmp_path)  # removes those of an earlier command
+    log = logging.getLogger("feddrop.test_worker")
+    collector = warned.Collector()
+    log.addHandler(collector)
+    log.propagate = False
+    found = warned.Warnings(tmp_path)
+    for name in ("a", "b", "c"):
+        collector.run = tmp_path / name
+        log.warning("round %d: odd", ord(name))
+        found.tell()
+    collector.run = tmp_path / "a"
+    log.warning("only here")
+    found.end()
+    assert caplog.messages == [
+        "a: round 97: odd",
+        "a: only here",
+        "The same warning came from 2 other runs: 'round 97: odd'",
+    ]
+    assert not (tmp_path / warned.FOLDER).exists()
+
+
+def test_a_sweep_says_the_warnings_of_its_runs(tmp_path, caplog):
+    feddrop.sweep({name: small(method="feddst", seed=seed) for seed, name in enumerate("ab")}, tmp_path, workers=1)
+    first, same = caplog.messages
+    assert first.startswith("a: the mask never moves")
+    assert same.startswith("The same warning came from another run")

@@ -132,28 +132,31 @@ def compare(
     address = None if ray is None else address_of(ray)
     folder, options = out or Path("runs") / file.stem, {"workers": workers, "ray": address}
     try:
-        with Board(Screen()) as board:
+        with Board(Screen(), passes=True) as board:
             found = train(file, folder, overrides=set_, targets=target or None, watch=board.show, **options)  # type: ignore[arg-type]
     except KeyboardInterrupt:
         note("All finished rounds are saved; the same command continues.")
         raise
-    for row in found.rows:
-        if row.measure == "rounds":
-            say(f"{row.arm}: {row.runs} runs of {row.mean:.4g} rounds")
+    say(f"\n{found}\n")
     say(f"Tables and figures: {folder}")
     say(f"Comparison: {found.page}")
 
 
 class Board:
-    """Progress of a sweep: all rounds and the active runs; plain lines without a terminal."""
+    """Progress of a sweep: all rounds and the active runs; plain lines without a terminal.
 
-    def __init__(self, console: Screen) -> None:
+    With ``passes``, runs are trained in several passes, as those of a comparison: the start of each is reported, not
+    the end of every run.
+    """
+
+    def __init__(self, console: Screen, *, passes: bool = False) -> None:
         from rich.live import Live
 
         self._console = console
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._started = self._printed = time.monotonic()
         self._first: int | None = None
+        self._passes, self._goals = passes, dict[str, int]()
         self._ended: set[tuple[str, int]] = set()  # name and rounds: a comparison may add rounds
 
     def __enter__(self) -> Board:
@@ -169,12 +172,13 @@ class Board:
         """Update the progress."""
         from feddrop.sweeps import rounds_done
 
+        self._announce(jobs)
         done = {job.name: min(rounds_done(job), job.goal) for job in jobs}
         for job in jobs:  # report each once, when it ends
             state = "failed" if job.name in failed else "done" if done[job.name] == job.goal else ""
             if state and (job.name, job.goal) not in self._ended:
                 self._ended.add((job.name, job.goal))
-                if self._first is not None:
+                if self._first is not None and (state == "failed" or not self._passes):
                     self._console.print(f"{job.name}: {state}", markup=False, highlight=False)
         total = sum(job.goal for job in jobs)
         rounds = sum(done.values())
@@ -186,6 +190,18 @@ class Board:
         elif time.monotonic() - self._printed >= _LINE_EVERY_S:
             self._printed = time.monotonic()
             self._console.print(line, markup=False, highlight=False)
+
+    def _announce(self, jobs: list[SweepJob]) -> None:
+        """Report a new pass: how many rounds each arm is trained to."""
+        goals = {job.label: job.goal for job in jobs}
+        if not self._passes or goals == self._goals:
+            return
+        counts = [str(count) for count in dict.fromkeys(goals.values())]
+        each = f"{counts[0]} rounds each" if len(counts) == 1 else ", ".join(f"{arm} {n}" for arm, n in goals.items())
+        first = not self._goals and len(counts) == 1 and any(job.goal < job.config.rounds for job in jobs)
+        why = ", to measure what a round costs" if first else "" if len(counts) == 1 else " rounds"
+        self._console.print(f"{len(jobs)} runs: {each}{why}", markup=False, highlight=False, soft_wrap=True)
+        self._goals, self._first = goals, None
 
     def _summary(self, ended: str, failed: Mapping[str, str], rounds: int, total: int) -> str:
         elapsed = time.monotonic() - self._started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from feddrop.storage import LoadedRun, RunFolder, load_run
 from feddrop.storage.files import locked
 from feddrop.storage.manifest import check_files, check_rounds, digest
 from feddrop.storage.totals import Totals
-from feddrop.sweeps.comparison import Arm, Compared, checked, finish, train_to_budget
+from feddrop.sweeps.comparison import Arm, checked, finish, train_to_budget
 from feddrop.sweeps.engine import SweepJob, rounds_done, train_all
 from feddrop.sweeps.plan import read_sweep
 from feddrop.sweeps.results import ResultsTable
+from feddrop.sweeps.summary import Compared
+from feddrop.sweeps.warned import Warnings
 
 __all__ = [
     "PAGE", "TABLE", "Arm", "Compared", "SweepJob", "compare", "jobs_for", "read_sweep", "rounds_done", "sweep",
@@ -67,8 +70,8 @@ def sweep(
     """
     out = Path(out)
     jobs = jobs_for(runs if isinstance(runs, Mapping) else read_sweep(runs), out)
-    with locked(out):  # two sweeps in one folder would wait for each other's runs
-        failed, done = _train(jobs, out, workers, ray, watch)
+    with locked(out), _warnings(out) as warnings:  # two sweeps in one folder would wait for each other's runs
+        failed, done = _train(jobs, out, workers, ray, watch, warnings)
         if done:
             write_comparison([job.folder for job in done], out / PAGE)
     _raise_failed(failed, jobs)
@@ -124,15 +127,25 @@ def compare(
 
     def train(jobs: list[SweepJob]) -> None:
         check_jobs(jobs)
-        failed, _ = _train(jobs, out, workers, ray, watch)
+        failed, _ = _train(jobs, out, workers, ray, watch, warnings)
         _raise_failed(failed, jobs)
 
-    with locked(out):
+    with locked(out), _warnings(out) as warnings:
         return finish(train_to_budget(found, settings, out, train), settings, out, PAGE)
 
 
+@contextlib.contextmanager
+def _warnings(out: Path) -> Iterator[Warnings]:
+    """Collect the warnings of runs; in the end, say how many had each."""
+    found = Warnings(out)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
 def _train(
-    jobs: list[SweepJob], out: Path, workers: int | None, ray: str | None, watch: Watcher | None
+    jobs: list[SweepJob], out: Path, workers: int | None, ray: str | None, watch: Watcher | None, warnings: Warnings
 ) -> tuple[dict[str, str], list[SweepJob]]:
     """Train the unfinished runs and write the table; return why runs failed, by name, and the finished ones."""
     if workers is not None:
@@ -140,6 +153,7 @@ def _train(
     table, failed = ResultsTable(jobs, out / TABLE), dict[str, str]()
 
     def tick() -> None:
+        warnings.tell()
         if watch is not None:
             watch(jobs, failed)
 

@@ -16,12 +16,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from feddrop.config import Budget, Compare, RunConfig, from_table, locate
-from feddrop.config.display import html_table
 from feddrop.config.parsing import read_toml
 from feddrop.config.run import apply_override
 from feddrop.errors import ConfigError, RunError, not_one_of
@@ -29,14 +28,15 @@ from feddrop.report.compare import Standings, comparison_page, read_logs, standi
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped, marked
 from feddrop.report.html import write_page
-from feddrop.report.measures import Row
-from feddrop.report.quantities import Scale, bare, byte_scale, in_digits, in_percent, joule_scale, second_scale
+from feddrop.report.measures import amount_text
+from feddrop.report.quantities import how_many
 from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.preflight import check_config
-from feddrop.storage import LoadedRun, RunFolder, load_run
+from feddrop.storage import RunFolder, load_run
 from feddrop.storage.manifest import depends_on_rounds
 from feddrop.sweeps.engine import SweepJob, rounds_done
 from feddrop.sweeps.plan import configured, conflicts, merged, run_name
+from feddrop.sweeps.summary import Compared
 
 PILOT = 3
 """Rounds that are trained to measure what a round costs."""
@@ -69,51 +69,6 @@ class Arm(CustomObjects):
     def given(self) -> dict[str, Any]:
         """Return the objects that were given, by argument."""
         return {name: value for name, value in CustomObjects.given(self).items() if name != "config"}
-
-
-class Compared(NamedTuple):
-    """The result of a comparison.
-
-    Attributes:
-        page: the page that was written; tables and figures are beside it.
-        rows: one per arm and measure, as in ``comparison.csv``.
-        runs: the runs of every arm, one per seed.
-    """
-
-    page: Path
-    rows: list[Row]
-    runs: dict[str, list[LoadedRun]]
-
-    def __repr__(self) -> str:
-        return f"Compared({str(self.page)!r}: {', '.join(f'{arm} ({len(runs)})' for arm, runs in self.runs.items())})"
-
-    def _repr_html_(self) -> str:
-        """Return the judged measures of every arm: mean, difference to the reference with its margin, and verdict."""
-        judged = {row.measure for row in self.rows if row.verdict}
-        rows = [
-            (row.arm, row.measure, _amount(row, row.mean), _margin(row), row.verdict, row.why)
-            for row in self.rows
-            if row.measure in judged
-        ]
-        head = ("arm", "measure", "mean", "difference ± margin", "better?", "why")
-        return html_table("Compared", head, rows, f"Page: {self.page}")
-
-
-_SCALES: dict[str, Callable[[float], Scale]] = {"rounds": bare, "B": byte_scale, "s": second_scale, "J": joule_scale}
-
-
-def _amount(row: Row, value: float) -> str:
-    """Write a value of a row in a suitable unit; accuracies in percent."""
-    if row.unit not in _SCALES:
-        return in_percent(value) if row.measure.startswith(("accuracy", "best")) else in_digits(value)
-    size, unit = _SCALES[row.unit](abs(value))
-    return f"{in_digits(value / size)} {unit}".strip()
-
-
-def _margin(row: Row) -> str:
-    if not np.isfinite(row.difference):
-        return ""
-    return _amount(row, row.difference) + (f" ± {_amount(row, row.margin)}" if np.isfinite(row.margin) else "")
 
 
 def read_comparison(path: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Arm], Compare]:
@@ -283,20 +238,34 @@ def _fitting(arm: str, jobs: Sequence[SweepJob], budget: Budget, first: int | No
 
     If ``first`` is given, only so many rounds are looked at.
     """
-    counts = []
+    counts, each = [], dict[str, float]()
     for records in (RunFolder(job.folder).records()[:first] for job in jobs):
         costs = {key: [sum(one[name] or 0.0 for name in names) for one in records] for key, names in _COSTS.items()}
         costs["rounds"] = [1.0] * len(records)
         if idle := [key for key in budget.given() if not any(costs[key])]:
             raise RunError(f"arm {arm} spends no {idle[0]}, so compare.budget.{idle[0]} never ends. Remove it.")
         counts.append(max(rounds_within(costs[key], amount) for key, amount in budget.given().items()))
+        each = {key: max(costs[key][0], each.get(key, 0.0)) for key in budget.given()}
     if not 1 <= min(counts) <= max(counts) <= MOST_ROUNDS:
-        amounts = ", ".join(f"{key} = {amount:g}" for key, amount in budget.given().items())
-        raise RunError(
-            f"compare.budget ({amounts}) has room for {min(counts)} to {max(counts)} rounds of arm {arm}; it must be 1 "
-            f"to {MOST_ROUNDS}. Change the budget."
-        )
+        raise RunError(_misfit(arm, budget, each, short=min(counts) < 1))
     return max(counts)
+
+
+def _misfit(arm: str, budget: Budget, each: Mapping[str, float], *, short: bool) -> str:
+    """Return the message for a budget that has room for no round, or for too many; ``each`` is what one costs."""
+    limits = " or ".join(f"{key} = {amount:g}" for key, amount in budget.given().items())
+    cost = " and ".join(amount_text(key, amount) for key, amount in each.items())
+    if short:
+        enough = " or ".join(f"compare.budget.{key} = {30 * amount:.2g}" for key, amount in each.items())
+        return (
+            f"compare.budget ({limits}) has no room for a single round of arm {arm}, which costs {cost}. Raise it: "
+            f"{enough} has room for about 30 rounds."
+        )
+    enough = " or ".join(f"compare.budget.{key} = {1000 * amount:.2g}" for key, amount in each.items())
+    return (
+        f"compare.budget ({limits}) has room for more than {how_many(MOST_ROUNDS, 'round')} of arm {arm}, of which one "
+        f"costs {cost}. Lower it: {enough} has room for about 1,000 rounds."
+    )
 
 
 def rounds_within(costs: Sequence[float], amount: float) -> int:

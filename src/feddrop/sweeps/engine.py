@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import multiprocessing as mp
 import os
@@ -13,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from feddrop.executors.pool import Pool
 from feddrop.executors.shared import pickled
 from feddrop.storage import RunFolder
 from feddrop.storage.files import InUseError, locked, read_whole, write_atomically
+from feddrop.sweeps.warned import Collector, collecting
 
 TICK_S = 0.5
 LOCKED_S = 60.0
@@ -162,39 +162,26 @@ def _nothing(_link: Connection, _pid: int) -> None:
     """Send nothing at start: each call carries its run."""
 
 
-class _Once(logging.Filter):
-    """Passes each message once, so that runs that differ in their seed do not repeat each other's warnings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a message is new."""
-        text = record.getMessage()
-        new = text not in self._seen
-        self._seen.add(text)
-        return new
-
-
 def _trainer(_: Connection) -> Callable[..., str]:
-    logging.getLogger("feddrop").addFilter(_Once())
-    return _train
+    return partial(_train, warnings=collecting())
 
 
 def _trainer_seeing(probe: str) -> Callable[..., str]:
     if not Path(probe).exists():
         raise RunError(f"{socket.gethostname()} has no {Path(probe).parent}: all machines must share a sweep's folder")
-    logging.getLogger("feddrop").addFilter(_Once())
-    return _train
+    return partial(_train, warnings=collecting())
 
 
-def _train(toml: str, folder: str, label: str = "", custom: bytes = b"", goal: int = 0) -> str:
+def _train(
+    toml: str, folder: str, label: str = "", custom: bytes = b"", goal: int = 0, *, warnings: Collector | None = None
+) -> str:
     """Train a run in this process from its last checkpoint to its goal; return the reason if it fails, else ''."""
     from feddrop.simulation.run import Run
 
     try:
         path = Path(folder)
+        if warnings is not None:
+            warnings.run = path
         _wait_for(path)
         given = pickle.loads(custom) if custom else {}  # noqa: S301 -- from the process that started us
         resume = bool(RunFolder(path).about())
