@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -304,7 +305,12 @@ def test_the_command(tmp_path, monkeypatch, capsys, here):
     call = ["compare", path.name, "--target", "0.01", "--target", "0.99", "--set", "train.lr=0.05"]
     assert guarded(lambda: app(call, print_error=False, exit_on_error=False)) == 0
     said = capsys.readouterr().out
-    assert "a: 3 runs of 2 rounds\nb: 3 runs of 2 rounds\n" in said
+    assert said.startswith("6 runs: 2 rounds each\n")
+    assert re.search(
+        r"^accuracy at 2 rounds, 3 seeds +mean ± deviation +difference to a ± 95 % margin +verdict$", said, re.M
+    )
+    assert re.search(r"^a +\d+\.\d ± \d+\.\d % +reference$", said, re.M)
+    assert re.search(r"^b +\d+\.\d ± \d+\.\d % +[+-]?\d+\.\d ± \d+\.\d points +(better|worse|undecided)", said, re.M)
     assert "Comparison: runs/c/comparison.html" in said
     page = (tmp_path / "runs" / "c" / "comparison.html").read_text()
     for text in (

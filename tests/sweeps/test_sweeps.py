@@ -126,7 +126,11 @@ def test_what_is_varied_is_not_set(tmp_path):
     ("text", "given", "varied"),
     [
         ('[grid]\nmethod = ["fedavg", "feddrop"]', "method.name=heterofl", "method"),
-        ('[grid]\n"data.alpha" = [0.1, 0.9]', "data = {devices = 2}", "data.alpha"),
+        (
+            'base = { data = { partition = "dirichlet" } }\n[grid]\n"data.alpha" = [0.1, 0.9]',
+            "data = {devices = 2}",
+            "data.alpha",
+        ),
         ('[[variants]]\nname = "a"\nmethod = { name = "feddst", alpha = 0.1 }', "method=heterofl", "method.alpha"),
     ],
 )

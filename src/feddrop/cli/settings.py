@@ -198,8 +198,7 @@ def _print(found: list[SettingsTable]) -> None:
                 screen.print(Padding(shown(row), (0, 0, 0, 2)))
                 screen.print(Padding(Text(row.meaning), (0, 0, 0, 4)))
         screen.print()
-    say("Change a setting with --set section.key=value, or in a file: feddrop config --write run.toml")
-    say("Look up a setting with feddrop config KEY, for example: feddrop config radio.deadline_s")
+    say("Look up a setting: feddrop config KEY. Change it: --set KEY=VALUE, or in a file: feddrop config --write FILE")
 
 
 def _schema(compare: bool = False) -> str:

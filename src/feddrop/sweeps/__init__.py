@@ -10,7 +10,8 @@ from feddrop.config import Budget, RunConfig
 from feddrop.config.execution import MOST
 from feddrop.errors import ConfigError, RunError, within
 from feddrop.report import write_comparison
-from feddrop.simulation.custom import with_method
+from feddrop.simulation.custom import CustomObjects, with_method
+from feddrop.simulation.preflight import check_config
 from feddrop.storage import LoadedRun, RunFolder, load_run
 from feddrop.storage.files import locked
 from feddrop.storage.manifest import check_files, check_rounds, digest
@@ -70,6 +71,11 @@ def sweep(
     """
     out = Path(out)
     jobs = jobs_for(runs if isinstance(runs, Mapping) else read_sweep(runs), out)
+    for job in jobs:
+        try:
+            check_config(job.config, CustomObjects())
+        except ConfigError as error:
+            raise ConfigError(f"run {job.name}: {error}") from None
     with locked(out), _warnings(out) as warnings:  # two sweeps in one folder would wait for each other's runs
         failed, done = _train(jobs, out, workers, ray, watch, warnings)
         if done:

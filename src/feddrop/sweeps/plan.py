@@ -17,7 +17,6 @@ import tomli_w
 from feddrop.config import RunConfig, locate
 from feddrop.config.parsing import flat, read_toml, user_path
 from feddrop.errors import ConfigError, not_one_of, shortened
-from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.preflight import check_config
 
 MOST = 10_000
@@ -115,7 +114,7 @@ def configured(settings: dict[str, Any], cell: Mapping[str, Any], folder: Path, 
         settings = merged(settings, _nested(key, cell[key]))
     locate(settings, folder)
     config = RunConfig.from_toml(tomli_w.dumps(settings), overrides)
-    check_config(config, CustomObjects())
+    check_config(config)
     return config
 
 
