@@ -145,7 +145,9 @@ def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None
 def check_start(config: RunConfig, custom: CustomObjects) -> None:
     """Raise a ConfigError for everything that can be known on this machine before the data are read."""
     check_config(config, custom)
-    if config.execution.executor != "ray" and config.execution.torch_device != "cpu":  # workers of a cluster check theirs
+    if (
+        config.execution.executor != "ray" and config.execution.torch_device != "cpu"
+    ):  # workers of a cluster check theirs
         try_torch_device(config.execution.torch_device)
 
 
@@ -413,7 +415,10 @@ def check(run: Prepared) -> None:
 def notices(run: Prepared) -> list[str]:
     """Return one line per thing that works but is probably not intended."""
     custom, setup = run.custom, run.task.setup
-    lines = [*run.config.method.notices(run.config.rounds), *custom.notices(run.config, getattr(run.scheme, "takes", ()))]
+    lines = [
+        *run.config.method.notices(run.config.rounds),
+        *custom.notices(run.config, getattr(run.scheme, "takes", ())),
+    ]
     lines.append(setup.blueprint().note())
     if setup.train.batch_size == 1 or 1 in run.samples:
         lines.append(single_sample_notice(setup, run.samples))
