@@ -66,19 +66,17 @@ def entries() -> Iterator[Entry]:
 
 def _of(cls: Any, method: str = "") -> Iterator[Entry]:
     from feddrop.cli.settings import toml_value
-    from feddrop.config import RATE
+    from feddrop.config import RATE, Budget
     from feddrop.config.conversion import declared
     from feddrop.config.descriptions import allowed, meanings, unit
-    from feddrop.config.fields import default_of
     from feddrop.config.run import sections_of
 
     texts, inner = meanings(cls), sections_of(cls)
-    presets = cls().defaults() if cls.section == "radio" else {}
+    start = None if cls is Budget else cls()  # an empty budget is an error
     for item, hint in declared(cls):
         if item.name in inner:
             continue
-        limits, default = item.metadata["limits"], RATE if item.name == "rate" else default_of(item)
-        default = presets.get(item.name, default)
+        limits, default = item.metadata["limits"], RATE if item.name == "rate" else getattr(start, item.name, None)
         needs = " and ".join(
             f"{cls.key(name)} = {' or '.join(map(toml_value, values))}"
             for name, values in (limits.only_with or {}).items()

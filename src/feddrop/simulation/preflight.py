@@ -145,9 +145,7 @@ def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None
 def check_start(config: RunConfig, custom: CustomObjects) -> None:
     """Raise a ConfigError for everything that can be known on this machine before the data are read."""
     check_config(config, custom)
-    if (
-        config.execution.executor != "ray" and config.execution.torch_device != "cpu"
-    ):  # workers of a cluster check theirs
+    if config.execution.executor != "ray" and config.execution.torch_device != "cpu":  # or the cluster checks it
         try_torch_device(config.execution.torch_device)
 
 
