@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from feddrop.cli.settings import toml_value
+from feddrop.cli.lookup import toml_value
 from feddrop.config import METHODS, RATE, RunConfig
 from feddrop.config.conversion import declared
 from feddrop.config.descriptions import allowed, meanings

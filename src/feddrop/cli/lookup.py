@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from feddrop.cli.output import say
@@ -65,7 +67,6 @@ def entries() -> Iterator[Entry]:
 
 
 def _of(cls: Any, method: str = "") -> Iterator[Entry]:
-    from feddrop.cli.settings import toml_value
     from feddrop.config import RATE, Budget
     from feddrop.config.conversion import declared
     from feddrop.config.descriptions import allowed, meanings, unit
@@ -90,6 +91,22 @@ def _of(cls: Any, method: str = "") -> Iterator[Entry]:
             needs=needs,
             method=method,
         )
+
+
+def toml_value(value: Any) -> str:
+    """Return a value in TOML on one line."""
+    import tomli_w
+
+    if isinstance(value, Mapping):
+        keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
+        inner = ", ".join(f"{key} = {toml_value(item)}" for key, item in zip(keys, value.values(), strict=True))
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, float) and "e" in (short := f"{value:g}") and float(short) == value:
+        mantissa, exponent = short.split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip()
 
 
 def found(key: str) -> list[Entry]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from feddrop.cli.lookup import show
+from feddrop.cli.lookup import show, toml_value
 from feddrop.cli.output import FLAG, Json, Screen, say
 from feddrop.errors import ConfigError
 
@@ -150,22 +149,6 @@ def as_toml(found: list[SettingsTable]) -> str:
 def assignment(row: SettingRow) -> str:
     """Return ``key = default`` in TOML; a key without a default is commented out."""
     return f"# {row.key} =" if row.default is None else f"{row.key} = {toml_value(row.default)}"
-
-
-def toml_value(value: Any) -> str:
-    """Return a value in TOML on one line."""
-    import tomli_w
-
-    if isinstance(value, Mapping):
-        keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
-        inner = ", ".join(f"{key} = {toml_value(item)}" for key, item in zip(keys, value.values(), strict=True))
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, float) and "e" in (short := f"{value:g}") and float(short) == value:
-        mantissa, exponent = short.split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip()
 
 
 def _comment(text: str) -> list[str]:
