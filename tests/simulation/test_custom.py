@@ -243,6 +243,16 @@ def test_a_rate_besides_custom_rates_has_no_effect_unless_they_use_it(tmp_path, 
     assert caplog.messages == ["rate: no effect, because scheme=... was given."]
 
 
+def test_fading_besides_gains_is_reported(tmp_path, caplog):
+    feddrop.Run(
+        config("radio.deadline_s=20", "radio.kappa=3", "radio.noise_w_hz=1e-20"),
+        tmp_path / "run",
+        gains=np.full((2, 3), 1e-3),
+    )
+    assert "radio.kappa: no effect, because gains=... was given." in caplog.messages
+    assert not any("deadline_s" in line for line in caplog.messages)
+
+
 def test_a_radio_or_gains_besides_custom_rates_have_no_effect_and_are_reported(tmp_path, caplog):
     def own(_, who):
         return GivenRates([0.1] * 3, who)

@@ -76,13 +76,14 @@ class CustomObjects:
         if not given:
             return
         settings, default = config.flat(), RunConfig().flat()
-        if config.radio is not None and named:
+        if config.radio is not None and not any(map(self._plans, given)):
             default |= {f"radio.{key}": value for key, value in to_table(Radio(preset=config.radio.preset)).items()}
         changed = [key for key, value in settings.items() if value != default.get(key) and key not in used]
         for name in given:
             idle = [key for key in changed if any(f"{key}.".startswith(f"{place}.") for place in self.replaced(name))]
             if idle:
-                shown = dict.fromkeys("[radio]" if not named and key.startswith("radio.") else key for key in idle)
+                whole = "radio" in self.replaced(name)
+                shown = dict.fromkeys("[radio]" if whole and key.startswith("radio.") else key for key in idle)
                 yield f"{', '.join(shown)}: no effect, because {name}=... was given."
 
     def replaced(self, name: str) -> tuple[str, ...]:
@@ -180,6 +181,7 @@ REPLACED = {
     "method": ("method",),
     "executor": ("execution.executor", "execution.workers", "execution.timeout_s"),
     "loss": ("train.loss",),
+    "gains": ("radio.kappa", "radio.path_loss", "radio.path_loss_exponent", "radio.reference_m", "radio.distances_m"),
     "scheme": ("radio.scheme", "radio.scheme_settings", "radio.objective"),
     "channel": ("radio.channel", "radio.channel_settings"),
     "outcome": ("radio.outcome", "radio.outcome_settings"),
