@@ -30,7 +30,7 @@ from torch import nn
 
 from feddrop.models import Shapes, build_model
 
-SMALL = "--small" in sys.argv
+SMALL = "--small" in sys.argv or "BENCH_SMALL" in os.environ  # the latter for actors, which import this file
 DEVICES, COHORT, SAMPLES, BATCH, LR = (20, 4, 4, 2, 0.01) if SMALL else (1000, 100, 20, 10, 0.01)
 ROUNDS = 2 if SMALL else 5
 IMAGES = 2000
@@ -195,8 +195,11 @@ def flower_rounds(workers: int, rounds: Rounds) -> None:
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
+        import bench_peers as work  # by name: an actor then makes the images only once
+
         torch.set_num_threads(1)
-        net, part, (x, y) = network(), part_of(int(context.node_config["partition-id"])), images_once()
+        net, part = work.network(), work.part_of(int(context.node_config["partition-id"]))
+        x, y = work.images_once()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
         for batch in part[torch.randperm(len(part))].split(BATCH):
@@ -257,7 +260,14 @@ def measure(name: str) -> list[tuple[float, float]]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name.startswith("pfl,") else []
     with tempfile.TemporaryDirectory() as home:
         env = {**os.environ, "FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        env |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu"}
+        env |= {"BENCH_SMALL": "1"} if SMALL else {}
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        env |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PFL_PYTORCH_DEVICE": "cpu",
+        }
         target = Path(home) / "seconds.json"
         command = [sys.executable, *launcher, __file__, "--one", name, str(target), *(["--small"] if SMALL else [])]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=home)
