@@ -224,7 +224,7 @@ def _figure(table: Table) -> Figure:
                 sent = np.mean([np.cumsum(traffic(one)) for one in known], axis=0) / 1e6
                 mean = 100.0 * np.mean([one.values("test_accuracy") for one in known], axis=0)
                 there = np.isfinite(mean)
-                look: dict[str, Any] = {"marker": "osv^D*PdhX"[number], "lw": 2.2 if method in OURS else 1.2, "ms": 4}
+                look: dict[str, Any] = {"marker": "osv^D*PdhX8"[number], "lw": 2.2 if method in OURS else 1.2, "ms": 4}
                 panel.plot(sent[there], mean[there], label=method, color=SERIES[number % len(SERIES)], **look)
         panel.set_xlabel("MB sent")
         panel.set_ylabel("test accuracy of the full network, %")

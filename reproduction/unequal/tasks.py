@@ -47,11 +47,12 @@ EXPONENTS, EXPONENT_SEEDS = (1.0, 2.0, 3.0, 4.0), 3
 """Exponents of the draw that were compared in the same way, on LeNet at the hard rates, and the number of seeds."""
 
 PAPER, HOLDERS = "FedDrop", "FedDrop, holders"
-IMPORTANCE, SQUARED, UNITS = "FedDrop, importance", "FedDrop, importance²", "FedDrop, importance, units"
-OURS = (PAPER, HOLDERS, IMPORTANCE, SQUARED, UNITS)
+IMPORTANCE, SQUARED = "FedDrop, importance", "FedDrop, importance²"
+UNITS, SQUARED_UNITS = "FedDrop, importance, units", "FedDrop, importance², units"
+OURS = (PAPER, HOLDERS, IMPORTANCE, SQUARED, UNITS, SQUARED_UNITS)
 """The variants of federated dropout; the other methods are their rivals."""
 _WIDTHS = tuple(round(float(np.sqrt(share)), 3) for share in (0.1, 0.25, 0.5, 1.0))
-_IMPORTANCE = FedDrop(draw="importance", threshold="network", rule="holders", step="plain")
+_IMPORTANCE = FedDrop(draw="importance")
 METHODS: dict[str, MethodSettings] = {
     "FedAvg": FedAvg(),
     "FIARSE": FIARSE(),
@@ -62,7 +63,8 @@ METHODS: dict[str, MethodSettings] = {
     HOLDERS: FedDrop(rule="holders", step="plain"),
     IMPORTANCE: _IMPORTANCE,
     SQUARED: replace(_IMPORTANCE, exponent=2.0),
-    UNITS: FedDrop(level="unit", draw="importance", rule="holders", step="plain"),
+    UNITS: FedDrop(level="unit", draw="importance"),
+    SQUARED_UNITS: FedDrop(level="unit", draw="importance", exponent=2.0),
 }
 
 

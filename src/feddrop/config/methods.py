@@ -77,8 +77,9 @@ class FedDrop(Subnets):
             with a probability q proportional to its magnitude and scales it by 1/q: unbiased, too, with less variance.
         threshold: for importance draws of weights: ``"layer"`` keeps a fraction 1-γ of every layer; ``"network"`` keeps
             that fraction of the whole network, so that layers of small weights lose more, the default of these draws.
-        exponent: for importance draws of weights: p ≥ 1 in q = min(1, |w|/τ)^p. 1 is unbiased; 2 favours large weights,
-            which is better at high rates; the larger, the closer to keeping the largest weights.
+        exponent: for importance draws: p ≥ 1 in q = min(1, |w|/τ)^p; at the unit level, |w| is the norm of a unit. 1 is
+            unbiased; 2 favours large weights, which is better at high rates and, for units, at unequal ones; the
+            larger, the closer to keeping the largest weights.
         rule: how updates are aggregated: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
             that held it, the default of importance draws.
@@ -100,7 +101,7 @@ class FedDrop(Subnets):
 
     draw: str = setting("uniform", choices=DRAWS)
     threshold: str = setting(FROM_PRESET, choices=THRESHOLDS, only_with={"draw": ("importance",), "level": ("weight",)})
-    exponent: float = setting(1.0, ge=1, le=8, only_with={"draw": ("importance",), "level": ("weight",)})
+    exponent: float = setting(1.0, ge=1, le=8, only_with={"draw": ("importance",)})
     rule: str = setting(FROM_PRESET, choices=RULES)
     step: str = setting(FROM_PRESET, choices=STEPS, only_with={"rule": ("delta", "holders")})
     variance_weight: float = setting(0.0, ge=0)

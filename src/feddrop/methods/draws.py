@@ -175,9 +175,14 @@ class ImportantWeights:
 
 
 class ImportantUnits:
-    """Units are kept with probabilities proportional to their norm over all tensors of their group."""
+    """Units are kept with probability q_u = min(1, n_u/τ)^p, where n_u is their norm over all tensors of their group.
+
+    What reads a unit is scaled by τ/n_u = q_u^(-1/p). With p = 1 it is unbiased. With p = 2 it keeps its mean square
+    instead: activations do not grow where few units are kept, and steps that suit other devices do not diverge there.
+    """
 
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
+        self._exponent = config.exponent
         self._blueprint, self._graph = blueprint, blueprint.units
         self._rate_of = layer_rates(blueprint, config)
         self._sent = {"units": ("float32", (sum(self._graph.groups.values()),))}
@@ -216,10 +221,10 @@ class ImportantUnits:
         for group, share in self._shares(job.rate).items():
             kept, norm = kept_count(len(norms[group]), share), norms[group]
             norm = norm if np.count_nonzero(norm) >= kept else np.ones_like(norm)
-            q = probabilities(norm, Magnitudes(norm).threshold(kept))
+            q = probabilities(norm, Magnitudes(norm, self._exponent).threshold(kept), self._exponent)
             chosen = draw(derive(job.seed, "mask"), group, q)
             factor = np.zeros(len(q), np.float32)
-            factor[chosen] = 1.0 / q[chosen]
+            factor[chosen] = 1.0 / q[chosen] ** (1.0 / self._exponent)
             factors.append(factor)
         return {"units": torch.from_numpy(np.concatenate(factors))}
 
@@ -245,7 +250,7 @@ class ImportantUnits:
         factors: Mapping[str, npt.NDArray[np.float32]],
         kept: Mapping[str, npt.NDArray[Any]],
     ) -> Piece:
-        """Return a piece whose entries are scaled by 1/q of the units that they read."""
+        """Return a piece whose entries are scaled by the factors of the units that they read."""
         axes = [axis for axis in self._graph.axes.get(name, ()) if axis.role == "in"]
         if not axes:
             return piece
@@ -258,11 +263,11 @@ class ImportantUnits:
         return replace(piece, scale=scale.reshape(-1))
 
     def variance(self, params: Params, rate: float) -> float:
-        """Return Σ n_u²(1/q_u - 1)/Σ n_u² over the units' norms."""
+        """Return the mean squared error of the units' norms; with p = 1, Σ n_u²(1/q_u - 1)/Σ n_u²."""
         found = total = 0.0
         norms, shares = self._norms(params), self._shares(rate)
         for group, norm in norms.items():
-            sizes = Magnitudes(norm)
+            sizes = Magnitudes(norm, self._exponent)
             found += sizes.variance(kept_count(sizes.size, shares[group]))
             total += float((norm**2).sum())
         return found / total if total else 0.0
