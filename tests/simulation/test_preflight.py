@@ -21,10 +21,14 @@ CONTRADICTIONS = {
         (["execution.dtype=auto", "radio.costs=formula"], "which has no effect: radio.costs is 'formula'"),
         (["execution.dtype=auto", "radio.scheme=fixed", "rate=0.3"], "has no effect: radio.scheme is 'fixed'"),
     ],
+    "cpus_have_a_cluster": [
+        (["execution.executor=ray", "execution.cpus=2", "execution.address=local"], "has no effect on a local Ray"),
+    ],
     "one_mask_has_one_rate": [
         (["method=feddst", "radio.deadline_s=9"], "radio.scheme is 'exact', which sets one rate per device"),
         (["method=fedrts", "radio.scheme=common", "execution.dtype=auto"], "the rate of 'fedrts' is the same"),
     ],
+    "fltrust_has_samples": [(["server.mean=fltrust"], "needs samples at the server, but data.validation is 0")],
     "clock_is_possible": [
         (["seconds=9"], r"seconds is 9, but without a \[radio\] section none are counted"),
         (["joules=9"], r"joules is 9, but without a \[radio\] section none are counted"),
@@ -41,6 +45,9 @@ CONTRADICTIONS = {
             ],
             r"\[participation\] count and share have no effect",
         ),
+    ],
+    "files_exist": [
+        (["clock.kind=buffered", "radio.gains_csv=/no.csv"], "radio.gains_csv is '/no.csv', which does not")
     ],
 }
 
@@ -70,7 +77,9 @@ def test_settings_that_go_together(settings):
     preflight.check_config(RunConfig.from_toml("", settings))
 
 
-@pytest.mark.parametrize("checks", [preflight.CONFIG_CHECKS, preflight.CUSTOM_CHECKS, preflight.RUN_CHECKS])
+@pytest.mark.parametrize(
+    "checks", [preflight.CONFIG_CHECKS, preflight.CUSTOM_CHECKS, preflight.DEVICE_CHECKS, preflight.RUN_CHECKS]
+)
 def test_every_check_says_what_it_checks(checks):
     assert all(check.__doc__ and check.__name__.islower() for check in checks)
 
