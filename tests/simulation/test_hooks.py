@@ -438,6 +438,20 @@ def test_the_importance_objective_is_the_variance_of_the_network(tmp_path):
     assert records[0].objective == pytest.approx(first.objective)
 
 
+def test_the_importance_objective_of_units_follows_the_steps_of_their_variance(tmp_path):
+    """Counts of units are rounded. The table is convex and stays within the neighbouring steps."""
+    run = Run(configured("radio.objective=importance", "method.draw=importance", "method.level=unit"), tmp_path / "run")
+    objective = run.prepared.scheme._hooks.objective(run.params)
+    draw = draw_for(run.prepared.task.setup.blueprint(), run.config.method)
+    s = np.linspace(0.15, 0.95, 100)
+    above, below = (np.array([draw.variance(run.params, 1.0 - one - side) for one in s]) for side in (-0.03, 0.03))
+    assert (above > below).all()  # there is something to follow
+    value = objective.value(s)
+    assert (value <= above).all()
+    assert (value >= below).all()
+    assert (np.diff(objective.slope(s)) >= 0.0).all()
+
+
 def test_a_custom_objective_in_toml_and_in_python(tmp_path, module):
     import my_radio
 

@@ -89,7 +89,8 @@ def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Alloca
         if not (least <= FITS).all():
             return None
 
-        loose, tight = most <= BAND, least >= BAND
+        # Where more band is worth nothing, the least shares are as good as any.
+        loose, tight = most <= BAND, (least >= BAND) | (steep == 0)
         special = loose | tight
         some = special.any()
         start = 1 / steep

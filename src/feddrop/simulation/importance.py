@@ -51,9 +51,28 @@ def importance_of(setup: Setup, method: MethodSettings, max_rate: float) -> Obje
 
     def of_units(params: Params) -> Objective:
         values = np.array([draw.variance(params, float(1.0 - s)) for s in kept])
-        return _table(kept, np.gradient(values, kept))  # counts of units are rounded, so V has steps
+        return _table(kept, _hull_slopes(kept, values))
 
     return of_units
+
+
+def _hull_slopes(s: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the slopes, at all points, of the largest convex function below the values.
+
+    Counts of units are rounded, so V has steps. Their own slopes are 0 almost everywhere.
+    """
+    corners = [0]
+    for point in range(1, len(s)):
+        while len(corners) > 1 and _slope(s, values, corners[-2], corners[-1]) >= _slope(s, values, corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    edges = np.diff(values[corners]) / np.diff(s[corners])
+    middles = (s[corners][1:] + s[corners][:-1]) / 2.0
+    return np.interp(s, middles, edges)
+
+
+def _slope(s: npt.NDArray[np.float64], values: npt.NDArray[np.float64], one: int, other: int) -> float:
+    return float((values[other] - values[one]) / (s[other] - s[one]))
 
 
 def _table(kept: npt.NDArray[np.float64], slopes: npt.NDArray[np.float64]) -> Objective:
