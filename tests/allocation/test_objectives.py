@@ -200,6 +200,16 @@ def test_a_cost_that_is_flat_at_the_end_still_has_a_price():
         assert found.residual <= 1e-9
 
 
+def test_a_cost_that_nothing_lowers_still_fits_into_the_band():
+    worthless = TabulatedCost([0.1, 1.0], [0.0, 0.0])
+    p = problem(np.random.default_rng(0), 10)
+    for cell in (p, replace(p, comm_s=p.comm_s * 1e-3, compute_s=p.compute_s * 1e-3, upload_j=p.upload_j * 1e-3)):
+        found = allocate(cell, Exact(worthless))
+        assert found.objective == 0.0
+        assert found.share.sum() <= 1.0
+        assert found.residual <= 1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["density", "subband"])
 @pytest.mark.parametrize("cost", [LinearKept(), VARIANCE, InverseKept()], ids=list("lvp"))
