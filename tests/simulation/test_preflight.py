@@ -6,7 +6,7 @@ import pytest
 
 from feddrop import RunConfig
 from feddrop.errors import ConfigError
-from feddrop.simulation import preflight
+from feddrop.simulation import custom_checks, preflight
 
 CONTRADICTIONS = {
     "rate_has_an_effect": [
@@ -78,7 +78,7 @@ def test_settings_that_go_together(settings):
 
 
 @pytest.mark.parametrize(
-    "checks", [preflight.CONFIG_CHECKS, preflight.CUSTOM_CHECKS, preflight.DEVICE_CHECKS, preflight.RUN_CHECKS]
+    "checks", [preflight.CONFIG_CHECKS, custom_checks.CUSTOM_CHECKS, preflight.DEVICE_CHECKS, preflight.RUN_CHECKS]
 )
 def test_every_check_says_what_it_checks(checks):
     assert all(check.__doc__ and check.__name__.islower() for check in checks)

@@ -27,8 +27,8 @@ from feddrop.flower.messages import DECLARED, Introduction, network_digest, own_
 from feddrop.learning.local import Loss
 from feddrop.methods.method import MethodFactory
 from feddrop.seeds import derive
-from feddrop.simulation import preflight
 from feddrop.simulation.custom import CustomObjects, Network
+from feddrop.simulation.custom_checks import check_custom
 from feddrop.simulation.device import Device
 from feddrop.simulation.preparation import device_task
 from feddrop.simulation.schemes import PlannedBy
@@ -65,7 +65,7 @@ def client_app(
         ... )
     """
     custom = CustomObjects(model=model, method=method, loss=loss)
-    preflight.check_custom(custom)
+    check_custom(custom)
     app = ClientApp(mods=list(mods))
     ready: dict[tuple[Any, ...], ClientNode] = {}
 

@@ -30,8 +30,8 @@ from feddrop.learning.metrics import Metric
 from feddrop.methods.method import MethodFactory
 from feddrop.radio.outcome import OutcomeFunction
 from feddrop.report import write_report
-from feddrop.simulation import preflight
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
+from feddrop.simulation.custom_checks import check_custom
 from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run
@@ -81,7 +81,7 @@ def server_app(
         channel=channel,
         outcome=outcome,
     )
-    preflight.check_custom(custom)
+    check_custom(custom)
     app = ServerApp()
 
     @app.main()

@@ -11,7 +11,7 @@ from feddrop.config.radio import IDEAL
 from feddrop.simulation.availability import Availability
 
 if TYPE_CHECKING:
-    from feddrop.simulation.early import Known
+    from feddrop.simulation.preflight import Known
     from feddrop.simulation.preparation import Prepared
 
 _USE = 'Use clock.kind = "deadline"'

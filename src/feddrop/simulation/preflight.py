@@ -1,40 +1,51 @@
-"""Can this run work? Every check that a run passes before its first round, in four lists.
+"""Can this run work? Every check that a run passes before its first round, in named lists.
 
 A check is a small function that yields a message per problem: what was given, what is allowed, what to do. The first
-message is raised. Checks of a single setting are declared with the setting, in ``config/``.
+message is raised. Checks of a single setting are declared with the setting, in ``config/``; those of the user's objects
+and of virtual clocks have their own files, ``custom_checks`` and ``clock_checks``.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO, ray_address
 from feddrop.config.radio import GIVEN_RATES
-from feddrop.data import Dataset
-from feddrop.errors import ConfigError, RunError, shortened
+from feddrop.errors import ConfigError, named_object, shortened
 from feddrop.learning.local import accuracy
-from feddrop.learning.metrics import Accumulator
 from feddrop.methods.sizes import NO_AT
-from feddrop.simulation import clock_checks, early, mistakes
+from feddrop.simulation import clock_checks, mistakes
 from feddrop.simulation.cell_rates import CellRates
-from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects, takes
+from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
+from feddrop.simulation.custom_checks import check_custom
 from feddrop.simulation.importance import objective_note
-from feddrop.simulation.schemes import GivenRates, PlannedBy
+from feddrop.simulation.participation import Roster
+from feddrop.simulation.schemes import GivenRates, PlannedBy, read_rates
 from feddrop.simulation.trial import single_sample_notice, try_network, try_torch_device, unused_mean, uses_server_mean
-from feddrop.storage import RoundRecord
-from feddrop.storage.records import UNTRAINED, WORST
+from feddrop.storage.records import UNTRAINED
 
 if TYPE_CHECKING:
-    from feddrop.simulation.early import Known
     from feddrop.simulation.preparation import Prepared
 
 log = logging.getLogger("feddrop")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A run whose number of devices is known; as in :class:`~feddrop.simulation.preparation.Prepared`."""
+
+    config: RunConfig
+    custom: CustomObjects
+    samples: Sequence[object]
+    roster: Roster
+
 
 # --- the configuration
 
@@ -114,6 +125,14 @@ def clock_is_possible(config: RunConfig) -> Iterator[str]:
         yield from clock_checks.check_clock(config)
 
 
+def files_exist(config: RunConfig) -> Iterator[str]:
+    """The files that settings name exist; data sets say themselves where to get them."""
+    for key, path in config.files().items():
+        if key not in ("data.path", "rate") and not os.access(path, os.R_OK):
+            why = "cannot be read" if path.exists() else "does not exist"
+            yield f"{key} is {str(path)!r}, which {why}. Relative names start from the configuration's folder."
+
+
 CONFIG_CHECKS = (
     rate_has_an_effect,
     fixed_scheme_has_a_rate,
@@ -122,7 +141,7 @@ CONFIG_CHECKS = (
     one_mask_has_one_rate,
     fltrust_has_samples,
     clock_is_possible,
-    early.files_exist,
+    files_exist,
 )
 """Checks that need the configuration alone."""
 
@@ -136,10 +155,35 @@ def check_config(config: RunConfig, custom: CustomObjects | None = None) -> None
     _raise_first(problem for check in CONFIG_CHECKS for problem in check(config))
     if custom is None:
         return
-    check_custom(custom)
-    early.import_names(config, custom)
-    if known := early.known_devices(config, custom):
+    if any(getattr(custom, name) is not None for name in NAMES):
+        check_custom(custom)
+    _import_names(config, custom)
+    if known := _known_devices(config, custom):
         _raise_first(problem for check in DEVICE_CHECKS for problem in check(known))
+
+
+def _import_names(config: RunConfig, custom: CustomObjects) -> None:
+    """Import what settings name as ``"package.module:object"``, unless an object replaces it."""
+    if isinstance(config.method, CustomMethod) and custom.method is None:
+        named_object(config.method.factory, "method.name")
+    if ":" in config.train.loss and custom.loss is None:
+        named_object(config.train.loss, "train.loss")
+    for name in ("scheme", "channel", "outcome", "objective") if config.radio is not None else ():
+        value = getattr(config.radio, name)
+        if ":" in value and getattr(custom, "scheme" if name == "objective" else name) is None:
+            named_object(value, f"radio.{name}")
+
+
+def _known_devices(config: RunConfig, custom: CustomObjects) -> Known | None:
+    """Return what is known of a run if its number of devices is: unless the owners of the samples decide it."""
+    given = custom.samples if custom.samples is not None else custom.parts
+    if given is None and config.data.partition == "owner":
+        return None
+    try:
+        count = config.data.devices if given is None else len(given)
+    except TypeError:  # the partition reports it
+        return None
+    return Known(config, custom, range(count), Roster(config.participation, count, config.seed))
 
 
 def check_start(config: RunConfig, custom: CustomObjects) -> None:
@@ -147,115 +191,6 @@ def check_start(config: RunConfig, custom: CustomObjects) -> None:
     check_config(config, custom)
     if config.execution.executor != "ray" and config.execution.torch_device != "cpu":  # or the cluster checks it
         try_torch_device(config.execution.torch_device)
-
-
-# --- the user's objects
-
-_CALLED = {
-    "method": ("a function of one argument, setup -> Method", 1, "method.name"),
-    "executor": ("a function of one argument, task -> Executor", 1, "execution.executor"),
-    "loss": ("a function (outputs, targets) -> mean loss", 2, "train.loss"),
-    "outcome": ("a function (plan, truth, costs, state) -> (lost, state)", 4, "radio.outcome"),
-}
-"""Arguments that must be functions: what they are, their number of arguments, and the setting they replace."""
-
-
-def functions_can_be_called(custom: CustomObjects) -> Iterator[str]:
-    """Functions take the arguments that they are called with."""
-    for name, (what, count, key) in _CALLED.items():
-        given = getattr(custom, name)
-        if given is not None and not takes(given, count):
-            yield f"{name} is {shortened(given)}; it must be {what}. To use one of feddrop's by name, set {key}."
-
-
-def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
-    """The data are a Dataset."""
-    given: Any = custom.dataset
-    if given is not None and not isinstance(given, Dataset):
-        yield (
-            f"dataset is {shortened(given)}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
-            "feddrop.from_dataset return. To use one of feddrop's by name, set data.name."
-        )
-
-
-def metrics_are_functions(custom: CustomObjects) -> Iterator[str]:
-    """Metrics are functions by name, and the names are free."""
-    metrics: Any = custom.metrics or {}
-
-    def usable(metric: Any) -> bool:
-        return callable(metric) or isinstance(metric, Accumulator)
-
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) and usable(metrics[name]) for name in metrics):
-        yield (
-            f"metrics is {shortened(metrics)}; it must map names to functions (outputs, targets) -> number, or to "
-            "objects with update(outputs, targets), compute() and reset()."
-        )
-        return
-    taken = {"loss", "mean_rate", WORST, *(item.name for item in fields(RoundRecord))}
-    for name in metrics:
-        if not name.strip():
-            yield f"metrics has the name {name!r}; metric names must not be blank."
-        if name in taken:
-            yield f"metrics has {name!r}, which is a field of every record. Use another name."
-
-
-def objects_go_together(custom: CustomObjects) -> Iterator[str]:
-    """No argument makes another one useless."""
-    if custom.samples is not None and (custom.parts is not None or custom.executor is None):
-        yield (
-            "samples is given, which is for devices that hold their own data: it needs an executor that reaches them, "
-            "and no parts. For simulated devices, give parts only."
-        )
-    if custom.gains is not None and isinstance(custom.scheme, PlannedBy):
-        yield "gains are given, which have no effect if a planner decides. Remove them."
-
-
-def schemes_and_channels_fit(custom: CustomObjects) -> Iterator[str]:
-    """A scheme is a function of what it sees or has ``solve``; a channel has ``draw`` or is a function to one."""
-    scheme, channel = custom.scheme, custom.channel
-    if scheme is not None and not (isinstance(scheme, PlannedBy) or hasattr(scheme, "solve") or takes(scheme, 1)):
-        yield (
-            f"scheme is {shortened(scheme)}; it must be a function seen -> Plan, or an allocation scheme such as "
-            "feddrop.Exact(). To use one of feddrop's by name, set radio.scheme."
-        )
-    if channel is not None and not (hasattr(channel, "draw") or takes(channel, 1)):
-        yield (
-            f"channel is {shortened(channel)}; it must have draw(devices, round, seed) -> gains, or be a function from "
-            "the cell's fading to such an object. To use one of feddrop's by name, set radio.channel."
-        )
-
-
-CUSTOM_CHECKS = (
-    functions_can_be_called,
-    dataset_is_a_dataset,
-    metrics_are_functions,
-    objects_go_together,
-    schemes_and_channels_fit,
-)
-"""Checks that need the user's objects alone."""
-
-
-def check_custom(custom: CustomObjects) -> None:
-    """Raise a ConfigError if an object is of the wrong type, or has no effect."""
-    _raise_first(problem for check in CUSTOM_CHECKS for problem in check(custom))
-
-
-def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
-    """Raise a RunError unless the same kinds of objects are given as ``run.json`` lists; the executor may differ."""
-    if not isinstance(names := before.get("custom"), list):
-        raise RunError(
-            "run.json does not list the custom objects of the run; feddrop before 0.3 wrote it. Start a new run."
-        )
-    given = custom.given()
-    changed = [one for one in NAMES if one != "executor" and (one in given) != (NAMES[one] in names)]
-    missing = [argument for argument in changed if argument not in given]
-    if more := [argument for argument in changed if argument in given]:
-        raise RunError(
-            f"the run was started without a custom {' and '.join(more)}. Resume it without, or start a new one."
-        )
-    if missing:
-        call = f"feddrop.resume(folder, {', '.join(f'{argument}=...' for argument in missing)})"
-        raise RunError(f"the run was started with a custom {' and '.join(missing)}. Give the same again: {call}.")
 
 
 # --- everything that was built
@@ -270,6 +205,25 @@ def gains_have_a_radio(run: Prepared) -> Iterator[str]:
     for name in RADIO_HOOKS:
         if getattr(run.custom, name) is not None:
             yield f"{name}=... is given, which has no effect without a radio. Add a [radio] section."
+
+
+def method_is_possible(run: Known | Prepared) -> Iterator[str]:
+    """The method can work in so many rounds with so many devices."""
+    if run.custom.method is None:
+        yield from run.config.method.impossible(run.config.rounds, len(run.samples))
+
+
+def lists_have_an_entry_per_device(run: Known | Prepared) -> Iterator[str]:
+    """Lists of rates, path losses and distances have one entry per device; wrong rates are raised."""
+    config, devices = run.config, len(run.samples)
+    radio = config.radio if not isinstance(run.custom.scheme, PlannedBy) else None
+    listed = config.rate if isinstance(config.rate, tuple | str) else None
+    if listed is not None and run.custom.scheme is None and (radio is None or radio.scheme == "fixed"):
+        read_rates(listed, devices)
+    for name in ("path_loss", "distances_m") if radio is not None else ():
+        values = getattr(radio, name)
+        if isinstance(values, tuple) and values and len(values) != devices:
+            yield f"radio.{name} has {len(values)} values for {devices} devices; give one per device."
 
 
 def every_round_has_devices(run: Known | Prepared) -> Iterator[str]:
@@ -313,8 +267,8 @@ def clock_fits_the_devices(run: Known | Prepared) -> Iterator[str]:
 
 
 DEVICE_CHECKS = (
-    early.lists_have_an_entry_per_device,
-    early.method_is_possible,
+    lists_have_an_entry_per_device,
+    method_is_possible,
     every_round_has_devices,
     rounds_have_enough_updates,
     clock_fits_the_devices,
@@ -404,7 +358,7 @@ RUN_CHECKS = (
 
 def check(run: Prepared) -> None:
     """Raise a ConfigError if a run cannot work, before anything is written; log what is probably not intended."""
-    late = DEVICE_CHECKS if not early.known_devices(run.config, run.custom) else ()
+    late = DEVICE_CHECKS if run.config.data.partition == "owner" else ()  # the data decided the number of devices
     _raise_first(problem for one in (*late, *RUN_CHECKS) for problem in one(run))
     for line in notices(run):
         log.warning(line)

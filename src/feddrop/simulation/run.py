@@ -31,6 +31,7 @@ from feddrop.report import write_report
 from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
+from feddrop.simulation.custom_checks import check_resumed
 from feddrop.simulation.finish import finish
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.server import first_state, next_round
@@ -119,7 +120,7 @@ class Run:
             raise ConfigError(f"back is {back}; it must be 0, or with resume=True the number of rounds to repeat.")
         self.folder, self._disk = Path(out), RunFolder(out)
         if resume:
-            preflight.check_resumed(custom, self._disk.begun())
+            check_resumed(custom, self._disk.begun())
         self.config = with_custom_names(config, custom, self._disk.config() if resume else None).located()
         if resume:
             self._disk.check_config(self.config)
