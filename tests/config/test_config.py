@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import feddrop.config
 from feddrop import Data, Model, Participation, Radio, Server, Train
 from feddrop.config import METHODS, RunConfig, method_named
+from feddrop.config.fields import waiting
 from feddrop.config.run import sections_of
 from feddrop.errors import ConfigError, named_object
 from feddrop.simulation.preflight import check_config
@@ -233,22 +234,28 @@ def test_numpy_numbers_are_numbers_in_every_section():
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ("execution = { workers = 4 }", "execution.workers is 4, which has no effect"),
-        ("data = { alpha = 0.5 }", "data.alpha is 0.5, which has no effect"),
-        ("[radio]\nmin_devices = 3", "radio.min_devices is 3, which has no effect"),
         ("[radio]\npath_loss_exponent = 2.0", "radio.path_loss_exponent is 2.0, which has no effect"),
         ("[radio]\ngains_csv = 'g.csv'\nkappa = 1.0", "no effect: gains come from radio.gains_csv"),
         ("[radio]\ngains_csv = 'g.csv'\npath_loss = 1e-4", "no effect: gains come from radio.gains_csv"),
-        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device is 1, which has no"),
-        (
-            "method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }",
-            "no effect: method.first_rounds",
-        ),
     ],
 )
 def test_what_another_setting_leaves_without_effect_is_an_error(toml, said):
     with pytest.raises(ConfigError, match=said):
         RunConfig.from_toml(toml)
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("execution = { workers = 4 }", "execution.workers is 4, which has no effect"),
+        ("data = { alpha = 0.5 }", "data.alpha is 0.5, which has no effect"),
+        ("[radio]\nmin_devices = 3", "radio.min_devices is 3, which has no effect"),
+        ("[radio]\ndynamic = true\nmin_devices = 3", ""),
+    ],
+)
+def test_what_waits_for_another_option_is_a_line(toml, said):
+    lines = waiting(RunConfig.from_toml(toml))
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 
 def test_an_override_without_a_value_restores_the_default():
@@ -265,6 +272,8 @@ def test_an_override_without_a_value_restores_the_default():
         ("rounds = 12\nmethod = { name = 'feddst', alpha = 0 }", ""),
         ("method = { name = 'prunefl', first_rounds = 1, first_adjust_every = 7 }", "first_rounds = 1 prunes nothing"),
         ("method = { name = 'prunefl', first_rounds = 7, first_adjust_every = 7 }", ""),
+        ("method = { name = 'prunefl', first_rounds = 0, first_device = 1 }", "method.first_device is 1, which has no"),
+        ("method = { name = 'prunefl', first_rounds = 0, first_adjust_every = 7 }", "no effect: method.first_rounds"),
     ],
 )
 def test_what_a_method_never_reaches_is_a_line(toml, said):

@@ -111,7 +111,7 @@ def test_it_goes_around_every_method(name, mean, tiny, digits):
             assert one.pull_bytes < 0.5 * two.pull_bytes or name in ("prunefl", "fjord")  # whose payload is large
 
 
-@pytest.mark.parametrize("settings", [{}, {"level": "unit"}, {"draw": "importance"}])
+@pytest.mark.parametrize("settings", [{}, {"level": "unit"}, {"draw": "importance", "threshold": "layer"}])
 def test_sizes_bound_every_frame(tiny, digits, settings):
     task = compressed(tiny, digits, "feddrop", **settings)
     method, device = method_of(task), Device(task)

@@ -21,9 +21,6 @@ CONTRADICTIONS = {
         (["execution.dtype=auto", "radio.costs=formula"], "which has no effect: radio.costs is 'formula'"),
         (["execution.dtype=auto", "radio.scheme=fixed", "rate=0.3"], "has no effect: radio.scheme is 'fixed'"),
     ],
-    "cpus_have_a_cluster": [
-        (["execution.executor=ray", "execution.cpus=2", "execution.address=local"], "has no effect on a local Ray"),
-    ],
     "one_mask_has_one_rate": [
         (["method=feddst", "radio.deadline_s=9"], "radio.scheme is 'exact', which sets one rate per device"),
         (["method=fedrts", "radio.scheme=common", "execution.dtype=auto"], "the rate of 'fedrts' is the same"),

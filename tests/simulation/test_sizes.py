@@ -142,7 +142,7 @@ def test_untrained_parameters_are_saved_as_bits():
     setup = feddrop.Setup(model=model, example=torch.zeros(1, 5), rounds=1)
     method, start = feddrop.build_method(feddrop.FedDrop(), setup), Untrained.of(model)
     assert start.total == 15 + 3 + 6
-    left = start.copy()
+    left = Untrained.of(model)
     left.add(held_subnet(method, {}, {}, 1, 0.5, 0))
     again = start.return_to(left.tensors())
     assert left.share == again.share == pytest.approx((15 - 8 + 3) / 24)

@@ -43,8 +43,8 @@ class Data(Settings):
     train_limit: int = setting(0, ge=0)
     devices: int = setting(10, ge=0)
     partition: str = setting("iid", choices=PARTITIONS)
-    alpha: float = setting(0.1, gt=0, le=MAX_ALPHA, only_with={"partition": ("dirichlet", "quantity")})
-    classes_per_device: int = setting(2, ge=1, only_with={"partition": ("classes",)})
+    alpha: float = setting(0.1, gt=0, le=MAX_ALPHA, only_with={"partition": ("dirichlet", "quantity")}, strict=False)
+    classes_per_device: int = setting(2, ge=1, only_with={"partition": ("classes",)}, strict=False)
     validation: float = setting(0.0, ge=0, lt=1)
 
     def problems(self) -> Iterator[str]:

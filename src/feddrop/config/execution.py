@@ -43,14 +43,14 @@ class Execution(Settings):
     section: ClassVar[str] = "execution"
 
     executor: str = setting("serial", choices=EXECUTORS)
-    workers: int = setting(2, ge=1, le=MOST, only_with={"executor": ("processes", "ray")})
+    workers: int = setting(2, ge=1, le=MOST, only_with={"executor": ("processes", "ray")}, strict=False)
     threads: int = setting(1, ge=1, le=MOST)
     torch_device: str = setting("cpu")
     dtype: str = setting("float32", choices=(*DTYPES, AUTO))
-    timeout_s: float = setting(3600.0, gt=0, infinite=True, only_with={"executor": ("processes", "ray")})
-    address: str = setting("", only_with={"executor": ("ray",)})
-    cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)})
-    gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)})
+    timeout_s: float = setting(3600.0, gt=0, infinite=True, only_with={"executor": ("processes", "ray")}, strict=False)
+    address: str = setting("", only_with={"executor": ("ray",)}, strict=False)
+    cpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
+    gpus: float = setting(0.0, ge=0, le=MOST, only_with={"executor": ("ray",)}, strict=False)
 
     def problems(self) -> Iterator[str]:
         """Require a well-formed Ray address, and a GPU for a Ray worker that trains on one."""

@@ -40,6 +40,7 @@ class Limits:
         file: whether the setting names a file; relative names are resolved against the TOML file's folder.
         only_with: other settings of the section, with the values under which this one has an effect; under others, a
             value that differs from the default is an error.
+        strict: whether it is; otherwise it is a warning, since the setting waits for an option that is not chosen now.
     """
 
     gt: float | None = None
@@ -53,6 +54,7 @@ class Limits:
     custom: bool = False
     file: bool = False
     only_with: Mapping[str, tuple[Any, ...]] | None = None
+    strict: bool = True
 
     def problems(self, name: str, value: Any) -> Iterator[str]:
         """Yield one message for each entry of a value that is not allowed."""
@@ -151,7 +153,7 @@ class Settings:
             optional = types.NoneType in typing.get_args(hint)
             if value is not FROM_PRESET and not isinstance(value, Chosen) and not (optional and value is None):
                 object.__setattr__(self, item.name, convert(value, hint, self.key(item.name)))
-        found = chain(self._range_problems(), self.complete(), without_effect(self), self.problems())
+        found = chain(self._range_problems(), self.complete(), without_effect(self, strict=True), self.problems())
         if problem := next(found, ""):
             raise ConfigError(problem)
 
@@ -198,23 +200,28 @@ def _rejecting_unknown(cls: type[Settings], written: Callable[..., None]) -> Cal
     return init
 
 
-def without_effect(settings: Settings) -> Iterator[str]:
+def without_effect(settings: Settings, *, strict: bool) -> Iterator[str]:
     """Yield one message for each non-default setting that has no effect according to its declaration."""
-    normal = settings.defaults()
     for item in dataclasses.fields(settings):  # type: ignore[arg-type]
         limits, value = item.metadata.get("limits"), getattr(settings, item.name)
-        if limits is None or limits.only_with is None or value == normal[item.name]:
+        if limits is None or limits.only_with is None or limits.strict != strict:
             continue
         needed = {
             settings.key(name): (getattr(settings, name), allowed)
             for name, allowed in limits.only_with.items()
             if getattr(settings, name) not in allowed
         }
-        if needed:
+        if needed and value != settings.defaults()[item.name]:
             given = " and ".join(f"{key} = {other!r}" for key, (other, _) in needed.items())
             uses = " and ".join(f"{key} = {' or '.join(map(repr, allowed))}" for key, (_, allowed) in needed.items())
             what = f"{settings.key(item.name)} is {shortened(value)}"
             yield f"{what}, which has no effect with {given}; it needs {uses}. Remove it, or change the other setting."
+
+
+def waiting(config: Settings) -> list[str]:
+    """Return one line for each non-default setting, of any section, that waits for an option that is not chosen."""
+    sections = [getattr(config, item.name) for item in dataclasses.fields(config)]  # type: ignore[arg-type]
+    return [line for one in sections if isinstance(one, Settings) for line in without_effect(one, strict=False)]
 
 
 def default_of(item: dataclasses.Field[Any]) -> Any:

@@ -308,15 +308,6 @@ class PruneFL(MethodSettings):
             return round_ % self.first_adjust_every == 0
         return round_ > began and (round_ - began) % self.adjust_every == 0
 
-    def problems(self) -> Iterator[str]:
-        """Report settings of a first stage that does not exist."""
-        for item in dataclasses.fields(self) if not self.first_rounds else ():
-            if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default:
-                yield (
-                    f"method.{item.name} is {getattr(self, item.name)}, which has no effect: method.first_rounds is 0, "
-                    "so there is no first stage. Remove it, or set method.first_rounds."
-                )
-
     def impossible(self, rounds: int, devices: int | None) -> Iterator[str]:
         """Report a first device that does not exist, and a mask that would never be adjusted by all devices."""
         if devices is not None and self.first_device >= devices:
@@ -335,8 +326,15 @@ class PruneFL(MethodSettings):
             )
 
     def notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Report a first stage that prunes nothing."""
-        if not self.first_rounds or self.first_adjust_every <= self.first_rounds:
+        """Report a first stage that prunes nothing, and settings of one that does not exist."""
+        if not self.first_rounds:
+            return [
+                f"method.{item.name} is {getattr(self, item.name)}, which has no effect: method.first_rounds is 0, so "
+                "there is no first stage. Remove it, or set method.first_rounds."
+                for item in dataclasses.fields(self)
+                if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default
+            ]
+        if self.first_adjust_every <= self.first_rounds:
             return []
         return [
             f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "

@@ -167,7 +167,7 @@ class Radio(Settings):
     tx_power_w: tuple[float, ...] = setting(FROM_PRESET, gt=0)
     cpu_constant: tuple[float, ...] = setting(FROM_PRESET, gt=0)
     dynamic: bool = setting(False)
-    min_devices: int = setting(5, ge=1, only_with={"dynamic": (True,)})
+    min_devices: int = setting(5, ge=1, only_with={"dynamic": (True,)}, strict=False)
 
     def complete(self) -> Iterator[str]:
         """Set the fields that come from the preset."""
@@ -204,7 +204,10 @@ class Radio(Settings):
         source = next((name for name in ("gains_csv", "gains_array") if getattr(self, name)), "")
         measured = f"gains come from radio.{source}" if source else ""
         idle = {"path_loss_exponent": near, "reference_m": near, "kappa": measured, "path_loss": measured}
-        normal = self.defaults()
+        normal = Settings.defaults(self) | {
+            name: getattr(self, name) for name in ("preset", "gains_csv", "gains_array")
+        }
+        normal |= resolve(normal)  # what the preset has beside the same gains is not the user's
         for name, why in idle.items():
             if why and getattr(self, name) != normal[name]:
                 yield f"radio.{name} is {shortened(getattr(self, name))}, which has no effect: {why}. Remove it."

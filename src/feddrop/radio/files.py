@@ -21,6 +21,7 @@ run, see :func:`is_run`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,10 +34,10 @@ from feddrop.allocation.power import PowerProblem
 from feddrop.allocation.problem import FloatArray, Problem
 from feddrop.allocation.solution import Allocation, AnyProblem
 from feddrop.config import Radio, from_table
-from feddrop.config.fields import Settings, setting
+from feddrop.config.fields import Settings, setting, without_effect
 from feddrop.config.parsing import json_line, parse_json, parse_toml, read_text
 from feddrop.config.radio import IMPORTANCE
-from feddrop.errors import ConfigError, InfeasibleError, one_of
+from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, one_of
 from feddrop.radio.build import build_cell
 from feddrop.radio.cell import Cell, Channels
 from feddrop.radio.tables import brief, read_table
@@ -215,6 +216,8 @@ def read_cell(table: Mapping[str, Any], folder: str | Path = ".", channel_of: Ch
     if wrong := next(_cell_problems(table), ""):
         raise ConfigError(wrong)
     radio, cell, model = (from_table(kind, table.get(name, {}), f"{name}.") for name, kind in _TABLES.items())
+    for line in without_effect(radio, strict=False):
+        warnings.warn(line, FeddropWarning, stacklevel=3)
     if radio.channel and channel_of is None:
         raise ConfigError(f"radio.channel is {radio.channel!r}, which is not available here. Remove it.")
     channel = channel_of(radio) if channel_of and radio.channel else None

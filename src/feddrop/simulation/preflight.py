@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feddrop.config import CustomMethod, RunConfig
-from feddrop.config.execution import AUTO, ray_address
+from feddrop.config.execution import AUTO, Execution, ray_address
+from feddrop.config.fields import waiting
 from feddrop.config.radio import GIVEN_RATES
 from feddrop.errors import ConfigError, named_object, shortened
 from feddrop.learning.local import accuracy
@@ -96,16 +97,6 @@ def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
 
 
-def cpus_have_a_cluster(config: RunConfig) -> Iterator[str]:
-    """CPUs per worker are those of a Ray cluster; which one it is depends on the environment."""
-    execution = config.execution
-    if execution.executor == "ray" and execution.cpus and ray_address(execution.address) == "local":
-        yield (
-            f"execution.cpus is {execution.cpus:g}, which has no effect on a local Ray: it is for a cluster. Remove "
-            "it, or set execution.address."
-        )
-
-
 def fltrust_has_samples(config: RunConfig) -> Iterator[str]:
     """FLTrust needs samples at the server."""
     if config.server.mean == "fltrust" and not config.data.validation:
@@ -137,7 +128,6 @@ CONFIG_CHECKS = (
     rate_has_an_effect,
     fixed_scheme_has_a_rate,
     auto_dtype_has_a_cell,
-    cpus_have_a_cluster,
     one_mask_has_one_rate,
     fltrust_has_samples,
     clock_is_possible,
@@ -368,10 +358,13 @@ def notices(run: Prepared) -> list[str]:
     """Return one line per thing that works but is probably not intended."""
     custom, setup = run.custom, run.task.setup
     lines = [
+        *waiting(run.config),
         *run.config.method.notices(run.config.rounds),
         *custom.notices(run.config, getattr(run.scheme, "takes", ())),
     ]
     lines.append(setup.blueprint().note())
+    if run.config.execution.cpus:
+        lines.append(local_cpus(run.config.execution))
     if setup.train.batch_size == 1 or 1 in run.samples:
         lines.append(single_sample_notice(setup, run.samples))
     if run.gains:
@@ -381,6 +374,12 @@ def notices(run: Prepared) -> list[str]:
     if custom.model or custom.dataset or custom.loss:
         lines += mistakes.notices(run)
     return [line for line in lines if line]
+
+
+def local_cpus(execution: Execution) -> str:
+    """Return a notice if CPUs per worker are set for a Ray on this machine; which it is depends on the environment."""
+    local = execution.executor == "ray" and ray_address(execution.address) == "local"
+    return "execution.cpus has no effect on a local Ray: it is for a cluster. Set execution.address." if local else ""
 
 
 def _raise_first(problems: Iterator[str]) -> None:
