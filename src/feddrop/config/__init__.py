@@ -14,11 +14,9 @@ from feddrop.config.methods import METHODS as METHODS
 from feddrop.config.methods import CustomMethod as CustomMethod
 from feddrop.config.methods import FedAvg as FedAvg
 from feddrop.config.methods import FedDrop as FedDrop
-from feddrop.config.methods import FedDST as FedDST
 from feddrop.config.methods import FedRolex as FedRolex
 from feddrop.config.methods import FjORD as FjORD
 from feddrop.config.methods import HeteroFL as HeteroFL
-from feddrop.config.methods import PruneFL as PruneFL
 from feddrop.config.methods import Subnets as Subnets
 from feddrop.config.methods import SuppliedMethod as SuppliedMethod
 from feddrop.config.methods import Windows as Windows
@@ -28,7 +26,6 @@ from feddrop.config.participation import Participation as Participation
 from feddrop.config.radio import Radio as Radio
 from feddrop.config.rivals import Caldas as Caldas
 from feddrop.config.rivals import FedDD as FedDD
-from feddrop.config.rivals import FedRTS as FedRTS
 from feddrop.config.rivals import PerFedMask as PerFedMask
 from feddrop.config.rivals import Pruning as Pruning
 from feddrop.config.rivals import Wen as Wen
@@ -36,4 +33,7 @@ from feddrop.config.run import RATE as RATE
 from feddrop.config.run import RunConfig as RunConfig
 from feddrop.config.run import locate as locate
 from feddrop.config.server import Server as Server
+from feddrop.config.sparse import FedDST as FedDST
+from feddrop.config.sparse import FedRTS as FedRTS
+from feddrop.config.sparse import PruneFL as PruneFL
 from feddrop.config.train import Train as Train

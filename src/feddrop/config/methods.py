@@ -14,18 +14,8 @@ import tomli_w
 from feddrop.config.conversion import from_table, plain
 from feddrop.config.fields import FROM_PRESET, Chosen, setting
 from feddrop.config.method_base import MethodSettings
-from feddrop.config.rivals import (
-    LAYER_SPARSITIES,
-    THRESHOLDS,
-    Caldas,
-    FedDD,
-    FedRTS,
-    PerFedMask,
-    Pruning,
-    Wen,
-    idle_mask,
-    last_move,
-)
+from feddrop.config.rivals import THRESHOLDS, Caldas, FedDD, PerFedMask, Pruning, Wen
+from feddrop.config.sparse import FedDST, FedRTS, PruneFL
 from feddrop.errors import ConfigError, one_of, shortened
 
 LEVELS = ("weight", "unit")
@@ -169,46 +159,6 @@ class FedRolex(Windows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FedDST(MethodSettings):
-    """FedDST: one sparse network whose mask the devices readjust.
-
-    Attributes:
-        layer_sparsity: distribution of the sparsity over layers: ``"erk"`` and ``"er"`` (Erdős-Rényi with and without
-            the kernel size) leave small layers denser than large ones; ``"uniform"`` treats all layers alike.
-        alpha: fraction of a layer's active weights that a device moves in the first readjustment.
-        readjust_every: rounds between readjustments, ΔR.
-        readjust_until: fraction of the rounds after which the mask is fixed.
-        as_released: follow the published code where it departs from the published algorithm: ``alpha`` does not decay,
-            growth may pick (and so zero) active weights, a softmax precedes the loss, and ``"erk"`` and ``"er"`` scale
-            sparsities instead of densities.
-    """
-
-    name: ClassVar[str] = "feddst"
-    one_mask: ClassVar[bool] = True
-    by_rounds: ClassVar[str] = "method.readjust_until"
-
-    layer_sparsity: str = setting("erk", choices=LAYER_SPARSITIES)
-    alpha: float = setting(0.01, ge=0, le=1)
-    readjust_every: int = setting(10, ge=1)
-    readjust_until: float = setting(0.5, ge=0, le=1)
-    as_released: bool = setting(False)
-
-    def readjusts(self, round_: int, rounds: int) -> bool:
-        """Return whether devices move their masks in a round."""
-        return round_ % self.readjust_every == 0 and round_ <= last_move(self.readjust_until, rounds)
-
-    def alpha_at(self, round_: int, rounds: int) -> float:
-        """Return the fraction of active weights that is moved: α/2 · (1 + cos(π(t-1)/R_end))."""
-        if self.as_released:
-            return self.alpha
-        return self.alpha / 2.0 * (1.0 + math.cos(math.pi * (round_ - 1) / last_move(self.readjust_until, rounds)))
-
-    def notices(self, rounds: int) -> list[str]:
-        """Report a mask that never moves, unless that was asked for."""
-        return idle_mask("readjust", self.readjust_every, self.readjust_until, rounds) if self.alpha else []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FIARSE(MethodSettings):
     """FIARSE: every device trains the largest weights.
 
@@ -255,91 +205,6 @@ class FjORD(MethodSettings):
         """Return the index of the widest width p ≤ √(1-γ), or 0 if all are wider."""
         share = math.sqrt(1.0 - rate) + 1e-9
         return max(0, sum(width <= share for width in self.widths) - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PruneFL(MethodSettings):
-    """PruneFL: one sparse network that determines its own size.
-
-    Attributes:
-        first_rounds: largest number of rounds in the first stage, in which one device trains alone; 0 for no such
-            stage. Must be less than the number of rounds.
-        first_device: that device; if it does not take part in a round, the next one that does.
-        first_adjust_every: rounds between adjustments in the first stage.
-        adjust_every: rounds between adjustments when all devices train, R.
-        removable: fraction of a layer's active weights, the smallest ones, that an adjustment may remove.
-        half_life: rounds in which that fraction halves, once all devices train.
-        max_density: largest fraction of active weights after an adjustment, unless those that are not removable exceed
-            it.
-        bits_per_second: link speed, which sets the cost of sending a weight.
-        flops_per_second: device speed, which sets the cost of training a weight, by the counted FLOPs of its layer.
-        overhead_s: seconds per round that do not depend on the weights.
-        layer_costs: measured seconds per weight per round of single layers, by name, which replace both costs.
-
-    Example:
-        >>> import feddrop
-        >>> feddrop.PruneFL(adjust_every=5).removable_at(10_000)
-        0.15
-    """
-
-    name: ClassVar[str] = "prunefl"
-    one_mask: ClassVar[bool] = True
-    rateless: ClassVar[bool] = True
-
-    first_rounds: int = setting(10, ge=0)
-    first_device: int = setting(0, ge=0)
-    first_adjust_every: int = setting(5, ge=1)
-    adjust_every: int = setting(10, ge=1)
-    removable: float = setting(0.3, ge=0, lt=1)
-    half_life: float = setting(10_000.0, gt=0)
-    max_density: float = setting(1.0, gt=0, le=1)
-    bits_per_second: float = setting(1e7, gt=0)
-    flops_per_second: float = setting(1e9, gt=0)
-    overhead_s: float = setting(0.1, gt=0)
-    layer_costs: Mapping[str, float] = setting({}, gt=0)
-
-    def removable_at(self, rounds: int) -> float:
-        """Return the removable fraction of active weights after this many rounds with all devices."""
-        return float(self.removable * 0.5 ** (rounds / self.half_life))
-
-    def adjusts(self, round_: int, began: int) -> bool:
-        """Return whether the mask is adjusted in a round; the first stage ended with round ``began``, -1 if not yet."""
-        if began < 0:
-            return round_ % self.first_adjust_every == 0
-        return round_ > began and (round_ - began) % self.adjust_every == 0
-
-    def impossible(self, rounds: int, devices: int | None) -> Iterator[str]:
-        """Report a first device that does not exist, and a mask that would never be adjusted by all devices."""
-        if devices is not None and self.first_device >= devices:
-            yield f"method.first_device is {self.first_device}; it must be from 0 to {devices - 1}."
-        first = self.first_adjust_every if self.first_adjust_every <= self.first_rounds else None
-        first = first or self.first_rounds + self.adjust_every
-        if first > rounds:
-            yield (
-                f"'prunefl' would first adjust its mask in round {first}, but the run has {rounds}. Lower "
-                "method.adjust_every or method.first_rounds, or run more rounds."
-            )
-        if self.first_rounds >= rounds:
-            yield (
-                f"method.first_rounds is {self.first_rounds}, but the run has {rounds} rounds, so only one device "
-                "would train. Lower it, or run more rounds."
-            )
-
-    def notices(self, rounds: int) -> list[str]:  # noqa: ARG002
-        """Report a first stage that prunes nothing, and settings of one that does not exist."""
-        if not self.first_rounds:
-            return [
-                f"method.{item.name} is {getattr(self, item.name)}, which has no effect: method.first_rounds is 0, so "
-                "there is no first stage. Remove it, or set method.first_rounds."
-                for item in dataclasses.fields(self)
-                if item.name in ("first_device", "first_adjust_every") and getattr(self, item.name) != item.default
-            ]
-        if self.first_adjust_every <= self.first_rounds:
-            return []
-        return [
-            f"method.first_rounds = {self.first_rounds} prunes nothing: one device trains alone, and the mask would be "
-            f"adjusted for the first time in round {self.first_adjust_every} (method.first_adjust_every)."
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
