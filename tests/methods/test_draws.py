@@ -208,3 +208,18 @@ def test_unequal_rates_no_longer_cost_most_of_the_accuracy(tmp_path):
 def test_settings_without_effect_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         feddrop.FedDrop(**settings)
+
+
+def test_a_cell_with_measured_costs_chooses_a_threshold_per_layer(tmp_path):
+    def chosen(method, radio):
+        return feddrop.RunConfig(method=method, radio=radio).method.threshold
+
+    cell, formula = feddrop.Radio(), feddrop.Radio(costs="formula")
+    assert [chosen(NETWORK, radio) for radio in (cell, formula, None)] == ["layer", "network", "network"]
+    assert chosen(feddrop.FedDrop(draw="importance", threshold="network"), cell) == "network"
+    small = feddrop.Data("digits", devices=3, train_limit=60)
+    config = feddrop.RunConfig(rounds=1, method=NETWORK, radio=cell, data=small)
+    assert replace(config, radio=None).method.threshold == "network"
+    assert replace(config, method=replace(config.method, exponent=2.0)).method.threshold == "layer"
+    feddrop.run(config, tmp_path / "run")
+    assert 'threshold = "layer"' in (tmp_path / "run" / "config.toml").read_text()

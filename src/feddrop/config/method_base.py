@@ -42,6 +42,10 @@ class MethodSettings(Settings):
         """Return the method's name and settings as plain values."""
         return {"name": self.name, **to_table(self)}
 
+    def fitted(self, *, sizes_needed: bool) -> MethodSettings:  # noqa: ARG002
+        """Return the settings with the defaults that suit a run which needs the size of a subnet in advance, or not."""
+        return self
+
     def impossible(self, rounds: int, devices: int | None) -> Iterator[str]:  # noqa: ARG002
         """Yield one message for each setting that a run of this many rounds and devices (None if unknown) rules out."""
         yield from ()

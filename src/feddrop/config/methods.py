@@ -60,13 +60,16 @@ class FedDrop(Subnets):
     """Federated dropout: a random subnet per device and round.
 
     The defaults are the paper's method. ``draw="importance"`` has its own defaults of threshold, rule and step, those
-    that hold up if rates differ: ``"network"``, ``"holders"`` and ``"plain"``.
+    that hold up if rates differ: ``"network"``, ``"holders"`` and ``"plain"``. In a cell with measured costs, which
+    need the size of a subnet before it is drawn, the default threshold is ``"layer"``.
 
     Attributes:
         draw: ``"uniform"`` keeps every weight or unit with the same probability (the paper); ``"importance"`` keeps it
             with a probability q proportional to its magnitude and scales it by 1/q: unbiased, too, with less variance.
         threshold: for importance draws of weights: ``"layer"`` keeps a fraction 1-γ of every layer; ``"network"`` keeps
-            that fraction of the whole network, so that layers of small weights lose more, the default of these draws.
+            that fraction of the whole network, so that layers of small weights lose more. The default of these draws is
+            ``"layer"`` in a cell with ``radio.costs = "measured"``, which need the size of a subnet in advance, and
+            ``"network"`` otherwise.
         exponent: for importance draws: p ≥ 1 in q = min(1, |w|/τ)^p; at the unit level, |w| is the norm of a unit. 1 is
             unbiased; 2 favours large weights, which is better at high rates and, for units, at unequal ones; the
             larger, the closer to keeping the largest weights.
@@ -106,6 +109,15 @@ class FedDrop(Subnets):
     def defaults(self) -> dict[str, Any]:
         """Return the default of every field, given the draw."""
         return Subnets.defaults(self) | self._usual()
+
+    def fitted(self, *, sizes_needed: bool) -> FedDrop:
+        """Return the settings with a threshold per layer if sizes are needed and the user has not set it."""
+        usual = "layer" if sizes_needed else self._usual()["threshold"]
+        if not isinstance(self.threshold, Chosen) or self.threshold == usual:
+            return self
+        found = dataclasses.replace(self)
+        object.__setattr__(found, "threshold", Chosen(usual))
+        return found
 
     def _usual(self) -> dict[str, str]:
         drawn = self.draw == "importance"

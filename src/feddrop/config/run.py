@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,12 @@ class RunConfig(Settings):
     radio: Radio | None = None
     clock: Clock = setting(Clock())
     callbacks: Callbacks = setting(Callbacks())
+
+    def complete(self) -> Iterator[str]:
+        """Set the method's defaults that depend on the cell."""
+        measured = self.radio is not None and self.radio.costs == "measured"
+        object.__setattr__(self, "method", self.method.fitted(sizes_needed=measured))
+        yield from ()
 
     @property
     def given_rate(self) -> float | tuple[float, ...] | str:

@@ -177,8 +177,8 @@ class ImportantWeights:
 class ImportantUnits:
     """Units are kept with probability q_u = min(1, n_u/τ)^p, where n_u is their norm over all tensors of their group.
 
-    What reads a unit is scaled by τ/n_u = q_u^(-1/p). With p = 1 it is unbiased. With p = 2 it keeps its mean square
-    instead: activations do not grow where few units are kept, and steps that suit other devices do not diverge there.
+    What reads a unit is scaled by τ/n_u = q_u^(-1/p). With p = 1 it is unbiased; with p = 2, its mean square over
+    draws is kept instead. We read that as the reason why p = 2 trains better at unequal rates; it is not measured.
     """
 
     def __init__(self, blueprint: Blueprint, config: FedDrop) -> None:
