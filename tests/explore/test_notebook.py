@@ -125,6 +125,22 @@ def test_an_interrupted_run_is_kept_and_resumed(kernel, tmp_path):
     assert again < more
 
 
+def test_an_interrupted_loop_is_kept_and_resumed(kernel, tmp_path):
+    """The interrupt arrives in the body of the loop, while the run is suspended."""
+    found = kernel.run(
+        "import feddrop, time\n"
+        'config = feddrop.RunConfig(rounds=2000, data=feddrop.Data("digits", devices=2, train_limit=60))\n'
+        "for record in feddrop.Run(config, 'runs/loop'):\n"
+        "    print('round', record.round, flush=True)\n"
+        "    time.sleep(60 if record.round == 2 else 0)",
+        interrupt_after="round 2",
+    )
+    assert found[-1]["ename"] == "KeyboardInterrupt"
+    told = "Stopped after round 2 of 2000. Continue with feddrop.resume('runs/loop'). Report: runs/loop/report.html"
+    assert told in "".join(one.get("text", "") for one in found)
+    assert (tmp_path / "runs" / "loop" / "report.html").is_file()
+
+
 def test_widgets_in_a_kernel(kernel):
     kernel.run("import feddrop\nbox = feddrop.explore_cell()")
     (shown,) = [one["data"] for one in kernel.run("box") if "data" in one]

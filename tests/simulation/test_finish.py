@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from contextlib import nullcontext
 
 import pytest
 
@@ -50,6 +51,58 @@ def test_an_interrupt_before_the_first_round_says_how_to_start_again(tmp_path):
     with pytest.raises(KeyboardInterrupt, match=r"before round 1 was saved.*overwrite=True"):
         feddrop.run(CONFIG, tmp_path / "run", callbacks=[Early()])
     assert len(feddrop.run(CONFIG, tmp_path / "run", overwrite=True)) == 3
+
+
+def test_an_interrupt_of_the_loop_itself_writes_the_report(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt, match=r"after round 2 of 3\. Continue with feddrop\.resume\("):
+        for _ in feddrop.Run(CONFIG, folder, callbacks=[Interrupt()], report=True):
+            pass
+    assert (folder / "report.html").exists()
+    assert [record.round for record in feddrop.resume(folder)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, None])
+def test_a_loop_whose_body_stops_writes_the_report(tmp_path, caplog, error):
+    """The body raises while the run is suspended: the report is written, and a log line says how to resume."""
+    folder = tmp_path / "run"
+
+    def loop() -> None:
+        for record in feddrop.Run(CONFIG, folder, report=True):
+            if record.round == 2 and error:
+                raise error
+            if record.round == 2:
+                break
+
+    with pytest.raises(error) if error else nullcontext():
+        loop()
+    assert (folder / "report.html").exists()
+    assert [one.getMessage() for one in caplog.records if one.name == "feddrop"] == [
+        f"Stopped after round 2 of 3. Continue with feddrop.resume({str(folder)!r}). Report: {folder / 'report.html'}"
+    ]
+    assert [record.round for record in feddrop.resume(folder)] == [1, 2, 3]
+
+
+def test_a_report_that_cannot_be_written_hides_no_error(tmp_path, caplog, monkeypatch):
+    def full(folder: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(finish, "write_report", full)
+
+    def loop() -> None:
+        for _ in feddrop.Run(CONFIG, tmp_path / "run", report=True):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        loop()
+    assert "The report could not be written: disk full" in caplog.text
+
+
+def test_without_report_a_stopped_loop_writes_none(tmp_path, caplog):
+    for _ in feddrop.Run(CONFIG, tmp_path / "run", report=False):
+        break
+    assert not (tmp_path / "run" / "report.html").exists()
+    assert not [one for one in caplog.records if one.name == "feddrop"]
 
 
 def test_custom_objects_are_named_in_the_call():

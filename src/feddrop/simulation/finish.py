@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from feddrop.errors import FeddropError
 from feddrop.report import write_report
 from feddrop.report.notebook import show_figures
 from feddrop.simulation.live import show_run
@@ -38,20 +39,23 @@ def finish(job: Run) -> list[RoundRecord]:
         for _ in show_run(job) if notebook else job:
             pass
     except KeyboardInterrupt:
-        raise StoppedError(_stopped(job)) from None
+        raise StoppedError(stopped(job)) from None
     write_report(job.folder)
     if notebook:
         show_figures(job.folder)
     return job.records
 
 
-def _stopped(job: Run) -> str:
+def stopped(job: Run) -> str:
     """Write the report of an interrupted run; return what was kept, and how to resume."""
     if not job.round:
         return f"Stopped before round 1 was saved. To start again in {job.folder}, give overwrite=True."
-    page = write_report(job.folder)
     again = resume_call(job.folder, job.about)
-    return f"Stopped after round {job.round} of {job.config.rounds}. Continue with {again}. Report: {page}"
+    told = f"Stopped after round {job.round} of {job.config.rounds}. Continue with {again}."
+    try:
+        return f"{told} Report: {write_report(job.folder)}"
+    except (FeddropError, OSError) as error:  # what stopped the run matters more
+        return f"{told} The report could not be written: {error}"
 
 
 def resume_call(folder: str | Path, about: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ per round), ``devices/`` (a table with one row per device per round), ``checkpoi
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -32,7 +33,7 @@ from feddrop.simulation import preflight, recording
 from feddrop.simulation.callbacks import CallbackList
 from feddrop.simulation.custom import CustomChannel, CustomObjects, CustomScheme, Gains, Network, with_custom_names
 from feddrop.simulation.custom_checks import check_resumed
-from feddrop.simulation.finish import finish
+from feddrop.simulation.finish import StoppedError, finish, stopped
 from feddrop.simulation.preparation import prepare
 from feddrop.simulation.server import first_state, next_round
 from feddrop.storage import RoundRecord, RunFolder
@@ -47,7 +48,8 @@ Record = RoundRecord
 class Run:
     """A run in progress. Iterate over it: each round is saved before its record is yielded.
 
-    Stop at any time; ``feddrop resume`` continues after the last record. A loop that ends writes the report.
+    Stop at any time; ``feddrop resume`` continues after the last record. A loop that ends writes the report. A loop
+    that is interrupted or left early also writes it, and says how to resume.
 
     Args:
         config: what to run.
@@ -72,7 +74,7 @@ class Run:
         label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
             runs with custom objects that cannot be compared are, if their labels and everything else are equal.
         command: how the run was started, for the report.
-        report: whether to write ``report.html`` after the last round.
+        report: whether to write ``report.html`` after the last round, and when the loop is interrupted or left early.
 
     Example:
         >>> import feddrop
@@ -207,6 +209,14 @@ class Run:
                         yield record
                 if self._report:
                     write_report(self.folder)
+            except KeyboardInterrupt:
+                if not self._report or self.end:
+                    raise
+                raise StoppedError(stopped(self)) from None
+            except GeneratorExit:  # the body of the loop was interrupted, failed or left early
+                if self._report and not self.end and not sys.is_finalizing():
+                    log.warning("%s", stopped(self))
+                raise
             finally:
                 self._callbacks.call("on_end", self)
 
