@@ -171,6 +171,17 @@ def test_an_infeasible_cell_says_what_it_lacks(page):
     assert settled(page)["radio"]["deadline_s"] == pytest.approx(lacks["deadline_s"], rel=1e-3)
 
 
+def test_a_loaded_scheme_that_is_not_shown_is_named(page, tmp_path):
+    file = tmp_path / "other.toml"
+    file.write_text('[radio]\nscheme = "primal-dual"\nenergy_budget_j = 300.0\n')
+    page.choose("#load", file)
+    page.until("document.querySelector('#verdict').innerText.includes('scheme, primal-dual, is not shown')")
+    assert settled(page)["scheme"] == "exact"
+    page.click("#schemes input[value=equal]")
+    page.until("!document.querySelector('#verdict').innerText.includes('primal-dual')")
+    assert "replaced" not in settled(page)
+
+
 def test_save_load_and_link(page, server):
     page.drag(".device[data-device='1']", 20, -30)
     settled(page)

@@ -96,6 +96,16 @@ def test_the_example_loads():
     assert chosen(state)["objective"] > 1
 
 
+@pytest.mark.parametrize("name", ["primal-dual", "fixed", "battery", "my_module:mine"])
+def test_a_scheme_that_is_not_shown_is_named(name):
+    state = from_toml(f'[radio]\nscheme = "{name}"\nenergy_budget_j = 300.0\n')
+    assert state["scheme"] == "exact"
+    (note,) = solve(state)["notes"]
+    assert note.startswith(f"The file's scheme, {name}, is not shown on this page. The optimum (exact) is shown")
+    for shown in SHOWN:
+        assert solve(from_toml(f'[radio]\nscheme = "{shown}"\nenergy_budget_j = 300.0\n'))["notes"] == []
+
+
 def test_what_a_cell_lacks():
     state = {**START, "radio": {"deadline_s": 0.5}}
     lacks = chosen(state)["lacks"]

@@ -174,6 +174,15 @@ def test_a_moved_slider_allocates_anew():
     assert np.isfinite(found["charged"])
 
 
+def test_a_scheme_that_is_not_shown_is_named_until_another_is_chosen(tmp_path):
+    pytest.importorskip("ipywidgets")
+    (tmp_path / "cell.toml").write_text('[radio]\nscheme = "primal-dual"\nenergy_budget_j = 300.0\n')
+    controls, picture = feddrop.explore_cell(tmp_path / "cell.toml").children
+    assert "scheme, primal-dual, is not shown" in picture.value
+    next(one for one in controls.children if one.description == "Scheme").value = "equal"
+    assert "primal-dual" not in picture.value
+
+
 def test_without_widgets_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(feddrop.ConfigError, match=r"pip install 'feddrop\[notebook\]'.*feddrop explore"):

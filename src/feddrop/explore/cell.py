@@ -2,7 +2,8 @@
 
 A *state* is what ``feddrop allocate`` reads, the tables ``radio``, ``cell`` and ``model``, plus ``scheme``, the scheme
 looked at, ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their
-samples. A state is all that the page holds: its link and its TOML file restore the same picture.
+samples. ``replaced`` names the scheme of a loaded file that the page does not show. A state is all that the page holds:
+its link and its TOML file restore the same picture.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
         cell, channels = found.cell, found.channels
         return {
             "tables": tables | {"radio": _effective(found) | tables["radio"]},
-            "notes": [clean(one.message) for one in caught if issubclass(one.category, FeddropWarning)],
+            "notes": notes_on(state)
+            + [clean(one.message) for one in caught if issubclass(one.category, FeddropWarning)],
             "places": _places(found),
             "devices": {
                 "samples": cell.samples,
@@ -137,6 +139,16 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
                 _seen(round_of(name, found), name == state.get("scheme", "exact")) for name in schemes_of(found)
             ],
         }
+
+
+def notes_on(state: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if the scheme of the loaded file is not one of those shown."""
+    if not (name := state.get("replaced")):
+        return []
+    return [
+        f"The file's scheme, {clean(name)}, is not shown on this page. The optimum (exact) is shown in its place, and "
+        "saved files and copied calls use it."
+    ]
 
 
 @contextmanager

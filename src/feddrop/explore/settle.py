@@ -97,7 +97,7 @@ def from_toml(text: str) -> dict[str, Any]:
         state["cell"] |= {"devices": devices, "seed": table.get("seed", 0)}
         radio.pop("costs", None)
     if state["scheme"] not in SHOWN:
-        state["scheme"] = "exact"
+        state |= {"scheme": "exact", "replaced": str(state["scheme"])}
     if isinstance(budget := radio.get("energy_budget_j"), float) and math.isinf(budget):
         radio["energy_budget_j"] = "inf"
     solve(state)

@@ -14,7 +14,7 @@ from typing import Any
 from feddrop.allocation import OBJECTIVES
 from feddrop.config.parsing import read_text
 from feddrop.errors import ConfigError, FeddropError
-from feddrop.explore.cell import SHOWN, START, solve
+from feddrop.explore.cell import SHOWN, START, notes_on, solve
 from feddrop.explore.settle import from_toml
 from feddrop.explore.sliders import NAMES, SLIDERS, Slider
 
@@ -54,6 +54,8 @@ def explore_cell(file: str | Path | None = None) -> Any:
 
         def moved(change: Mapping[str, Any]) -> None:
             value = read(change["new"])
+            if key == "scheme":
+                state.pop("replaced", None)
             state.update({section: {**state.get(section, {}), name: value}} if section else {name: value})
             picture.value = picture_of(state)
 
@@ -95,14 +97,15 @@ def picture_of(state: Mapping[str, Any]) -> str:
         found = solve(state)
     except FeddropError as error:
         return f"<p>{html.escape(str(error))}</p>"
+    notes = "".join(f"<p>{html.escape(one)}</p>" for one in notes_on(state))
     scheme = next(one for one in found["schemes"] if one["name"] == state["scheme"])
     if "lacks" in scheme:
-        return f"<p><b>Infeasible.</b> {html.escape(scheme['lacks']['text'])}</p>"
+        return f"{notes}<p><b>Infeasible.</b> {html.escape(scheme['lacks']['text'])}</p>"
     told = (
         f"Objective {scheme['charged']:.5g}, mean rate {scheme['mean_rate']:.3g}, "
         f"{scheme['total_j']:.4g} J together, {scheme['left_out']} left out."
     )
-    return f"<p>{told}</p>{_bars(scheme)}<p>{_legend()}</p>"
+    return f"{notes}<p>{told}</p>{_bars(scheme)}<p>{_legend()}</p>"
 
 
 def _legend() -> str:

@@ -42,7 +42,7 @@ export function verdict() {
 export function table() {
   const body = $("schemes").querySelector("tbody"), most = Math.max(...page.seen.schemes.map(({ charged }) => charged ?? 0));
   if (body.children.length !== page.seen.schemes.length) body.replaceChildren(...page.seen.schemes.map(({ name }) => el("tr", {},
-    el("td", {}, el("label", {}, el("input", { type: "radio", name: "scheme", value: name, onchange: () => { page.state.scheme = name; page.change(); } }), ` ${page.words.named[name] ?? name}`)),
+    el("td", {}, el("label", {}, el("input", { type: "radio", name: "scheme", value: name, onchange: () => { page.state.scheme = name; delete page.state.replaced; page.change(); } }), ` ${page.words.named[name] ?? name}`)),
     el("td", {}, el("span"), el("span", { class: "bar" })), el("td"), el("td"), el("td"), el("td"))));
   page.seen.schemes.forEach((one, n) => {
     const cells = body.children[n].children, lacks = Boolean(one.lacks);
