@@ -134,13 +134,13 @@ def test_the_battery_lasts_and_more_of_it_drops_less():
             seen = seen_of(cell, round_, state)
             found, plan = plan_round(partial(SCHEME_TABLE["battery"], total_j=total, rounds=10), seen, "battery", FULL)
             used += np.where(found.active, found.energy_j + cell.circuit_j, 0.0)
-            np.testing.assert_allclose(plan.state["left_j"], total - used, rtol=1e-9, atol=1e-6)
+            np.testing.assert_allclose(plan.state["spent_j"] + plan.state["planned_j"], used, rtol=1e-9, atol=1e-6)
             rates.setdefault(total, []).append(found.rate.mean())
             state = plan.state
         assert (used <= total * (1 + 1e-9)).all()
     assert used.max() > 0.6 * 1200.0
     assert np.mean(rates[1200.0]) < np.mean(rates[400.0])
-    empty = replace(seen_of(cell, 5), state={"left_j": np.zeros(6), "queue_j": np.ones(6)})
+    empty = replace(seen_of(cell, 5), spent_j=np.ones(6))
     assert not SCHEME_TABLE["battery"](empty, total_j=1.0, rounds=10).share.any()
 
 
@@ -154,8 +154,35 @@ def test_the_seconds_of_all_rounds_stay_within_the_budget():
     assert sum(used) <= 20.0 * (1 + 1e-9)
     assert sum(used) > 0.7 * 20.0
     assert len({round(one, 6) for one in used}) > 3  # deadlines follow the channels
-    spent = replace(seen_of(cell, 5), state={"left_s": np.array([0.1]), "queue_s": np.zeros(1)})
+    spent = replace(seen_of(cell, 5), elapsed_s=19.9)
     assert not SCHEME_TABLE["time-budget"](spent, total_s=20.0, rounds=10).share.any()
+
+
+def sent_often(plan, truth, costs, state):
+    return feddrop.Outcome({}, state, np.full(truth.cell.devices, 60.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "total"), [("battery", "total_j", 1.5), ("time-budget", "total_s", 24.0)], ids=["joules", "s"]
+)
+def test_what_was_recorded_counts_not_what_was_planned(tmp_path, name, setting, total):
+    """Every upload is sent 60 times. The budget is exceeded by at most the surprise of a device's last round."""
+    settings = [f"radio.scheme={name}", f"radio.scheme_settings.{setting}={total}", "radio.scheme_settings.rounds=8"]
+    run = feddrop.Run(configured("rounds=8", *settings), tmp_path / "run", report=False, outcome=sent_often)
+    list(run)
+    used = np.zeros((8, 4))
+    for record in run.records:
+        for one in record.devices:
+            used[record.round - 1, one.device] = one.energy_j or 0.0
+        if name == "time-budget":
+            used[record.round - 1] = record.latency_s or 0.0
+    before_the_last = [np.trim_zeros(column, "b")[:-1].sum() for column in used.T]
+    assert (np.array(before_the_last) < total).all()
+    assert (used[-1] == 0).all()
+    as_planned = feddrop.Run(configured("rounds=8", *settings), tmp_path / "planned", report=False)
+    list(as_planned)
+    assert len(as_planned.records[-1].devices) == 4  # without retransmissions, the budget lasts
+    assert all(one.energy_j for one in as_planned.records[-1].devices)
 
 
 @pytest.mark.parametrize("name", CHANNEL_TABLE)

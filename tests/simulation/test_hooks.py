@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,35 @@ def test_a_function_plans_and_its_state_survives_a_resume(tmp_path):
         assert min(tight) > 0.97  # the lowest rates for these shares
 
 
+def test_a_scheme_sees_what_was_recorded(tmp_path):
+    """Retransmissions included, and after a resume: the spent energy is saved with the checkpoint."""
+    log = str(tmp_path / "log")
+
+    def watching(seen):
+        with Path(log).open("a") as file:
+            file.write(json.dumps([seen.round, seen.spent_j.tolist(), seen.elapsed_s]) + "\n")
+        return equal(seen)
+
+    records = assert_resumes(tmp_path, configured(), scheme=watching, outcome=unlucky)
+    said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    joules, seconds = np.zeros(4), 0.0
+    for record in records:
+        now = [one for one in said if one[0] == record.round]
+        assert len(now) >= 2
+        assert all(one == [record.round, joules.tolist(), seconds] for one in now)
+        joules, seconds = joules + [one.energy_j for one in record.devices], seconds + record.latency_s
+
+
+def test_spent_energy_of_other_devices_is_refused(tmp_path):
+    run = Run(configured(), tmp_path / "run", report=False, scheme=equal)
+    next(iter(run))
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    tensors, notes = checkpoints.unseal(path.read_bytes())
+    path.write_bytes(checkpoints.seal(tensors | {"cell/spent/energy_j": torch.ones(7)}, notes))
+    with pytest.raises(RunError, match="the spent energy in the checkpoint is that of other devices"):
+        next(iter(Run(run.config, tmp_path / "run", resume=True, report=False, scheme=equal)))
+
+
 def equal(seen, **more):
     return Plan(np.full(seen.cell.devices, 1 / seen.cell.devices), **more)
 
@@ -132,7 +162,7 @@ def test_a_state_that_a_scheme_did_not_write_is_one_line(tmp_path):
     next(iter(run))
     (path,) = (tmp_path / "run" / "checkpoints").iterdir()
     tensors, notes = checkpoints.unseal(path.read_bytes())
-    path.write_bytes(checkpoints.seal(tensors | {"cell/scheme/left_j": torch.ones(7)}, notes))
+    path.write_bytes(checkpoints.seal(tensors | {"cell/scheme/queue_j": torch.ones(7)}, notes))
     with pytest.raises(RunError, match="scheme 'battery', round 2: it raised ValueError: operands could not"):
         next(iter(Run(run.config, tmp_path / "run", resume=True, report=False)))
 

@@ -43,6 +43,9 @@ class SeenRound:
         round: number of the round, from 1.
         seed: for random choices of this round.
         state: what the scheme returned in the round before; empty in the first.
+        spent_j: joules that each device has spent in all rounds before, as recorded, ``[num_devices]``; None outside a
+            run.
+        elapsed_s: seconds that all rounds before took, as recorded; None outside a run.
     """
 
     problem: P1Problem
@@ -51,6 +54,8 @@ class SeenRound:
     round: int = 1
     seed: int = 0
     state: ArrayState = field(default_factory=dict)
+    spent_j: FloatArray | None = None
+    elapsed_s: float | None = None
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,10 @@ from feddrop.radio.plan import Plan, SeenRound
 
 
 def time_budget(seen: SeenRound, *, total_s: float, rounds: int, tradeoff: float = 1.0, most: float = 2.0) -> Plan:
-    """Spend at most ``total_s`` seconds over ``rounds`` rounds; each has its own deadline, at most that of the cell.
+    """Spend ``total_s`` seconds over ``rounds`` rounds, counted as recorded; each has its own deadline.
+
+    A round lasts at most as long as the cell's deadline. If it takes longer than planned, by retransmissions or over a
+    true channel worse than its estimate, later rounds have less. Outside a run, the planned seconds count.
 
     A virtual queue q grows by what a round takes beyond the mean allowance m = total/rounds. Of 24 deadlines T between
     the shortest feasible one and the longest allowed, the round takes the one that minimises drift plus penalty,
@@ -26,17 +29,17 @@ def time_budget(seen: SeenRound, *, total_s: float, rounds: int, tradeoff: float
         most: longest round, as a multiple of the mean time left per round, unless its shortest deadline is longer.
     """
     problem, mean = seen.problem, total_s / rounds
-    left = float(seen.state.get("left_s", np.array([total_s]))[0])
-    queue = float(seen.state.get("queue_s", np.zeros(1))[0])
+    last, before, planned, queue = seen.state.get("seconds", np.zeros(4))
+    spent = before + planned if seen.elapsed_s is None else seen.elapsed_s
+    queue = max(queue + spent - before - (seen.round - last) * mean, 0.0)
+    left = total_s - spent
     longest = min(float(np.max(problem.deadline_s)), left)
     shortest = float(np.max(settle(replace(problem, deadline_s=np.asarray(1e-9)), "stretch")[0].deadline_s))
     if shortest > longest:
-        state = {"left_s": np.array([left]), "queue_s": np.array([max(queue - mean, 0.0)])}
-        return Plan(np.zeros(seen.cell.devices), state=state)
+        return Plan(np.zeros(seen.cell.devices), state={"seconds": np.array([seen.round, spent, 0.0, queue])})
     usual = max(shortest, min(longest, most * left / max(rounds - seen.round + 1, 1)))
     grid = np.geomspace(shortest, usual, 24)
     found = allocate(replace(problem, deadline_s=grid[:, None]))
     at = int(np.argmin(queue / mean * grid / mean + tradeoff * np.asarray(found.objective)))
-    used = float(found.latency_s[at].max())
-    state = {"left_s": np.array([left - used]), "queue_s": np.array([max(queue + used - mean, 0.0)])}
-    return Plan(found.share[at], rate=found.rate[at], state=state)
+    now = np.array([seen.round, spent, found.latency_s[at].max(), queue])
+    return Plan(found.share[at], rate=found.rate[at], state={"seconds": now})

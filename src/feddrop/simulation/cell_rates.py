@@ -39,6 +39,7 @@ from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan, Workload
+from feddrop.simulation.spent import JOULES, SECONDS, so_far
 from feddrop.subnets.parameters import Params
 
 _SOLVED, _SPLIT = ("exact", "primal-dual", "common"), ("equal", "random")
@@ -149,7 +150,8 @@ class CellRates:
             channels=truth,
             lost=losses.lost,
             transmissions=losses.transmissions,
-            state=_joined(scheme=found.plan.state if found.plan else {}, outcome=losses.state),
+            state=_joined(scheme=found.plan.state if found.plan else {}, outcome=losses.state)
+            | (so_far(state, self.cell.devices) if self._function else {}),
         )
 
     def _allocated(self, round_: int, state: ArrayState, params: Params | None) -> _Allocated:
@@ -190,6 +192,7 @@ class CellRates:
         tops = self._tops
         full = self._full(dtypes, tops)
         asked = self._problem(channels, full)
+        spent = so_far(state, self.cell.devices)
         seen = SeenRound(
             problem=settled(asked, self._radio.policy),
             channels=channels,
@@ -197,6 +200,8 @@ class CellRates:
             round=round_,
             seed=derive(self._seed, "scheme", round_),
             state=_part(state, "scheme"),
+            spent_j=spent[JOULES],
+            elapsed_s=float(spent[SECONDS][0]),
         )
         allocation, plan = plan_round(scheme, seen, self._radio.scheme, full)
         limits = allocation.problem

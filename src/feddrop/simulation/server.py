@@ -29,6 +29,7 @@ from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import run_round
 from feddrop.simulation.sizes import measure_sizes
+from feddrop.simulation.spent import with_round
 from feddrop.simulation.trial import unused_mean
 from feddrop.simulation.untrained import Untrained
 from feddrop.simulation.virtual import VirtualStep, first_clock, virtual_step
@@ -173,7 +174,7 @@ def _evaluated(
     if server.clock is not None:
         seconds = server.clock.events.now
     spent = server.spent.after(seconds, record.energy_j)
-    server = replace(server, spent=spent)
+    server = replace(server, spent=spent, cell=with_round(server.cell, record, seconds))
     due = record.round % ready.config.eval_every == 0 or server.spent.end(ready.config, record.round)
     measured = executor.evaluate(server.params) if due else {}
     notes = dict(ready.method.notes(server.state)) if ready.method.notes else {}
