@@ -214,6 +214,32 @@ def test_settings_beyond_reason_are_one_clear_line(here, change, message):
     assert not Path("r").exists()
 
 
+def test_a_tiny_band_is_one_clear_line(here, recwarn):
+    code, _, err = here(
+        "run", *SMALL, "--set", "radio.bandwidth_hz=1e-300", "--set", "radio.deadline_s=1", "--out", "r"
+    )
+    assert code == 2
+    assert "Raise the deadline, the bandwidth" in err
+    assert not [str(warning.message) for warning in recwarn]
+
+
+@pytest.mark.parametrize("lr", ["1e30", "1e8"])
+def test_a_run_that_ends_diverged_has_an_exit_code(here, lr):
+    """The devices' losses are from before the server's step, so only the test loss tells."""
+    change = ["rounds=1", "server.optimizer=fedavgm", f"server.lr={lr}", "data.devices=2", "data.train_limit=100"]
+    code, out, err = here("run", *itertools.chain(*(("--set", one) for one in change)), "--out", "r")
+    assert code == 2
+    assert "Report: r/report.html" in out
+    assert re.search(r"error: training diverged: the test loss after round 1 is \S+\. Lower server.lr or", err)
+    assert not here("report", "r")[0]
+
+
+def test_parameters_that_no_device_has_held_are_explained(here):
+    _, out, _ = here("run", *SMALL, "--rate", "0.5", "--out", "r")
+    assert re.search(r"never trained \d+\.\d\d% of parameters", out)
+    assert "untrained" not in out
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

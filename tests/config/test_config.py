@@ -289,6 +289,8 @@ def test_what_a_method_never_reaches_is_a_line(toml, said):
         ("method=../x:y", r"method.name is '../x:y', which cannot be imported"),
         ("train.lr=1e308", r"train.lr is 1e\+308; it must be .*1e\+30"),
         ("train.weight_decay=1e308", r"train.weight_decay is 1e\+308"),
+        ("server.tau=1e300", r"server.tau is 1e\+300; it must be in \[1e-15, 1e\+15\]"),
+        ("server.tau=1e-300", r"server.tau is 1e-300; it must be in"),
     ],
 )
 def test_values_that_python_or_torch_would_refuse(override, message):

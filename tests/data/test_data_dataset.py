@@ -1,6 +1,7 @@
 import doctest
 import importlib
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from feddrop import data
 from feddrop.data.values import moments, rank_in_class
-from feddrop.errors import DataError
+from feddrop.errors import DataError, FeddropWarning
 from feddrop.seeds import permutation
 
 LINEAR_ON_DIABETES = 0.4956
@@ -66,7 +67,9 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
         ({"x": np.ones(4)}, r"x has shape \(4,\)"),
         ({"x": np.ones((0, 3)), "y": np.ones(0, int)}, "not empty"),
         ({"x": np.array([["a"] * 3] * 4)}, "integers or floats"),
-        ({"x": np.full((4, 3), np.nan)}, "not finite"),
+        ({"x": np.full((4, 3), np.nan)}, r"x holds 12 values that are not finite, the first in sample 0, feature 0"),
+        ({"x": np.array([[1.0, 2], [3, np.nan]])}, r"a value that is not finite in sample 1, feature 1 \(nan\)"),
+        ({"x": np.full((4, 3, 3), -np.inf)}, r"the first in sample 0, position \[0, 0\] \(-inf\)"),
         ({"x": np.full((4, 3), 1e39)}, r"x holds 1e\+39, too large for float32"),
         ({"test_x": np.full((2, 3), -1e300)}, r"test_x holds 1e\+300"),
         ({"y": np.full(4, 1e39), "test_y": np.ones(2)}, r"y holds 1e\+39"),
@@ -83,6 +86,19 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
 def test_from_arrays_refuses(change, message):
     with pytest.raises(DataError, match=message):
         data.from_arrays(**(GOOD | change))
+
+
+def test_labels_that_start_at_1_are_reported():
+    from_1 = GOOD | {"y": GOOD["y"] + 1, "test_y": GOOD["test_y"] + 1}
+    with pytest.warns(FeddropWarning, match=r"no class below 1, .* from 0: 3 classes\. .* pass y - 1 and test_y - 1"):
+        assert data.from_arrays(**from_1).num_classes == 3
+    with pytest.raises(
+        DataError, match=r"holds class 2; it must be from 0 to 1 .* If class 1 is the first, subtract 1"
+    ):
+        data.from_arrays(**from_1, class_names=["a", "b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.from_arrays(**GOOD | {"y": GOOD["y"] + 1, "test_y": np.array([0, 1])})  # class 0 is only in the test set
 
 
 def test_from_arrays_takes_what_numpy_does_not_know():
@@ -178,7 +194,7 @@ TOKENS = {"x": np.array([[0, 1]]), "y": np.array([0]), "test_x": np.array([[0, 1
         ({"x": (np.ones((1, 2)), np.ones((2, 2)))}, r"\[1, 2\] samples"),
         ({"test_x": np.zeros((0, 2), int), "test_y": np.zeros(0, int)}, "test_x has shape"),
         ({"test_y": np.array([0.5])}, "both must be classes, or both floats"),
-        ({"y": np.array([np.nan]), "test_y": np.array([0.5])}, "not finite"),
+        ({"y": np.array([np.nan]), "test_y": np.array([0.5])}, r"not finite in sample 0 \(nan\)"),
         ({"x": np.ones((1, 2)), "test_x": np.ones((1, 2)), "vocabulary": 5}, "holds no tokens"),
     ],
 )

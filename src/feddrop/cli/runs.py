@@ -142,6 +142,7 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
     if job.finished:
         tell(f"{folder} is finished: {job.end}.")
     stop: list[int] = []
+    record = None
 
     def on_signal(number: int, _: Any) -> None:
         if stop:
@@ -163,6 +164,9 @@ def _drive(start: Callable[[], Run], folder: Path, as_json: bool) -> None:
         _finish(job, folder, as_json)
     if stop:
         raise SystemExit(128 + stop[0])
+    if record is not None and record.diverged:
+        advice = job.config.server.advice
+        raise RunError(f"training diverged: the test loss after round {job.round} is {record.test_loss:.3g}. {advice}")
 
 
 def _finish(job: Run, folder: Path, as_json: bool) -> None:

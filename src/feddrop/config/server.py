@@ -63,7 +63,7 @@ class Server(Settings):
     lr: float = setting(1.0, gt=0, only_with={"optimizer": OPTIMIZERS[1:]})
     momentum: float = setting(0.9, ge=0, lt=1, only_with={"optimizer": OPTIMIZERS[1:]})
     beta2: float = setting(0.99, ge=0, lt=1, only_with={"optimizer": ("fedadam", "fedyogi")})
-    tau: float = setting(0.001, gt=0, only_with={"optimizer": ADAPTIVE})
+    tau: float = setting(0.001, ge=1e-15, le=1e15, only_with={"optimizer": ADAPTIVE})
     mean: str = setting("mean", choices=MEANS)
     trim: float = setting(0.1, ge=0, lt=0.5, only_with={"mean": ("trimmed",)})
     agreement: float = setting(0.0, ge=0, le=1)

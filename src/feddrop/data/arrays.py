@@ -71,6 +71,10 @@ def from_arrays(
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
     numbers = targets.dtype.kind == "f"
     if class_names is None:
+        if not numbers and targets.ndim == 1 and (least := min(int(targets.min()), int(test_targets.min()))):
+            note = f"y and test_y hold no class below {least}, but classes are counted from 0"
+            fix = f"If {least} is the first class, pass y - {least} and test_y - {least}"
+            warnings.warn(f"{note}: {int(targets.max()) + 1} classes. {fix}.", FeddropWarning, stacklevel=2)
         class_names = [] if numbers else [str(label) for label in range(int(targets.max()) + 1)]
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
@@ -225,9 +229,18 @@ def _target_problems(what: str, y: Array, count: int) -> Iterator[str]:
 def _value_problems(what: str, values: Array) -> Iterator[str]:
     """Find values that float32 cannot hold, or that are not finite."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        yield f"{what} holds values that are not finite (inf or nan); replace or remove them."
+        yield f"{what} {_not_finite(values)}; replace or remove them."
     elif values.dtype.kind == "f" and (largest := max(float(values.max()), -float(values.min()))) > _LARGEST:
         yield f"{what} holds {largest:.3g}, too large for float32. Scale it below {_LARGEST:g}."
+
+
+def _not_finite(values: Array) -> str:
+    """Say how many values are not finite and where the first one is."""
+    wrong = ~np.isfinite(values)
+    count, first = int(wrong.sum()), tuple(map(int, np.unravel_index(int(wrong.argmax()), values.shape)))
+    inside = {1: "", 2: f", feature {first[-1]}"}.get(values.ndim, f", position {list(first[1:])}")
+    several = f"{count:,} values that are not finite, the first" if count > 1 else "a value that is not finite"
+    return f"holds {several} in sample {first[0]}{inside} ({values[first]})"
 
 
 def _disagreements(

@@ -160,7 +160,9 @@ def _length_problems(what: str, x: tuple[Any, ...], y: Any) -> Iterator[str]:
 def _range_problems(what: str, item: str, values: Tensor, count: int, limit: str) -> Iterator[str]:
     low, high = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
     if not 0 <= low <= high < count:
-        yield f"{what} holds {item} {low if low < 0 else high}; it must be from 0 to {count - 1} (the {limit} {count})."
+        shifted = f" If {item} {low} is the first, subtract {low}." if low > 0 and high - low < count else ""
+        wrong = low if low < 0 else high
+        yield f"{what} holds {item} {wrong}; it must be from 0 to {count - 1} (the {limit} {count}).{shifted}"
 
 
 def as_tuple(x: Any) -> tuple[Any, ...]:

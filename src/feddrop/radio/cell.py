@@ -327,7 +327,7 @@ class Cell:
 
     def _signal_to_noise(self, channels: Channels, band_hz: FloatArray | float) -> tuple[FloatArray, FloatArray]:
         band = 1.0 if self.noise == "literal" else np.asarray(band_hz)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):  # a tiny band: infinite, and refused as infeasible
             down = channels.downlink * self.downlink_power_w / (self._noise_at_devices * band)
             return down, channels.uplink * channels.tx_power_w / (self.noise_w_hz * band)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from feddrop.config import Server
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, tiles, write_page
 from feddrop.report.load import read_run_log
@@ -172,7 +173,8 @@ def _diverged(run: RunLog) -> Iterable[Html]:
     if where.any():
         at = int(np.flatnonzero(where)[0])
         loss = in_digits(float(run.by_round["test_loss"][at]))
-        text = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. Lower train.lr."
+        advice = Server(optimizer=(run.config.get("server") or {}).get("optimizer", "average")).advice
+        text = f"Training diverged: in round {run.rounds[at]} the test loss was {loss}. {advice}"
         yield el("div", el("p", text), class_="panel verdict broken")
 
 

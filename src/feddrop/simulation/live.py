@@ -16,7 +16,7 @@ from rich.text import Text
 
 from feddrop.errors import clean
 from feddrop.report.quantities import in_hertz, in_seconds, in_watts
-from feddrop.storage.records import UNANSWERED
+from feddrop.storage.records import UNANSWERED, UNTRAINED
 
 if TYPE_CHECKING:
     from feddrop.simulation.run import Record, Run
@@ -117,7 +117,7 @@ def line(record: Record, rounds: int) -> str:
         cells += [f"test accuracy {record['test_accuracy']:7.2%}"]
     elif record["test_loss"] is not None:
         cells += [f"test loss {_number(record['test_loss'])}"]
-    cells += [f"{clean(name)} {_number(value)}" for name, value in (record.get("metrics") or {}).items()]
+    cells += [f"{_heading(name)} {_metric(name, value)}" for name, value in (record.get("metrics") or {}).items()]
     cells += [f"down {_size(record['push_bytes'])}", f"up {_size(record['pull_bytes'])}"]
     given = (("latency", _latency(record)), ("time", _time(record)), ("energy", _energy(record)))
     cells += [f"{name} {text}" for name, text in given if text]
@@ -169,10 +169,10 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         return lambda record: None if record[key] is None else template.format(record[key])
 
     def metric(name: str) -> Callable[[Record], str | None]:
-        return lambda record: _number((record.get("metrics") or {}).get(name))
+        return lambda record: _metric(name, (record.get("metrics") or {}).get(name))
 
     own = dict.fromkeys(name for record in records for name in record.get("metrics") or {})
-    metrics = [found for name in own for found in column(clean(name)[:16], metric(name), 10)]
+    metrics = [found for name in own for found in column(_heading(name)[:16], metric(name), 10)]
     return [
         *column("round", value("round", "{}"), 1),
         *column("train loss", value("train_loss", "{:.4f}"), 4),
@@ -237,6 +237,17 @@ def _bars(rates: Sequence[float]) -> str | None:
     if not rates:
         return None
     return "".join(_BARS[min(8, round(rate * 8))] for rate in rates[:_MOST]) + "…" * (len(rates) > _MOST)
+
+
+def _heading(name: str) -> str:
+    return "never trained" if name == UNTRAINED else clean(name)
+
+
+def _metric(name: str, value: float | None) -> str:
+    """Return the value of a metric; that of UNTRAINED is a share of the trainable parameters."""
+    if name != UNTRAINED or value is None:
+        return _number(value)
+    return f"{value:.2%} of parameters" if value >= 0.0001 else "<0.01% of parameters"
 
 
 def _number(value: float | None) -> str:
