@@ -237,3 +237,18 @@ def test_the_reference_of_a_report(logs: list[RunLog], tmp_path: Path) -> None:
     assert "Better than worse?" in page.read_text()
     with pytest.raises(ConfigError, match="Did you mean 'worse'"):
         report.write_comparison(folders, tmp_path / "c.html", reference="wors")
+
+
+def test_seeds_with_rounds_of_different_length_are_averaged_at_equal_time(tmp_path: Path) -> None:
+    """A slow seed with two evaluations must not cut the curve of the others to their first two."""
+    fast = write_run(tmp_path / "one-0", "one", 0, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], 1e6)  # at 1 s, 2 s, ..., 6 s
+    slow = write_run(tmp_path / "one-1", "one", 1, [0.1, 0.3], 2.5e6)  # at 2.5 s and 5 s
+    config = slow / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 6"))
+    (group,) = grouped(read_logs([fast, slow]))
+    line = report.accuracy_figure([group], against="time").axes[0].lines[0]
+    x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    np.testing.assert_allclose(x, np.linspace(2.5, 5.0, 6))
+    np.testing.assert_allclose(y, 100 * ((0.1 * (x - 1)) + (0.1 + 0.2 * (x - 2.5) / 2.5)) / 2)
+    line = report.accuracy_figure([group], against="round").axes[0].lines[0]  # against rounds, the common ones
+    np.testing.assert_allclose(line.get_xydata(), [[1, 5], [2, 20]])

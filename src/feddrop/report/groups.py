@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import takewhile
 from typing import Any
 
@@ -62,18 +63,30 @@ class Group:
         return float(known.mean()), float(known.std(ddof=1)) if known.size > 1 else float("nan")
 
     def curve(self, key: str, x: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
-        """Return x, mean and standard deviation of a quantity over the rounds in which every run has a value.
+        """Return x, mean and standard deviation of a quantity over the runs.
+
+        Where all runs have the same x in the rounds they share, as they do against rounds, those rounds are averaged.
+        Otherwise, as against seconds, runs are interpolated linearly at evenly spaced x that all of them cover.
 
         Args:
             key: the quantity, see :meth:`RunLog.series`.
             x: the x-coordinate of every round, one array per run.
         """
-        known = [set(run.rounds[np.isfinite(run.series(key))].tolist()) for run in self.runs]
-        common = [np.isin(run.rounds, list(set.intersection(*known))) for run in self.runs]
-        values = np.array([run.series(key)[rounds] for run, rounds in zip(self.runs, common, strict=True)])
-        positions = np.array([position[rounds] for position, rounds in zip(x, common, strict=True)])
-        deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-        return positions.mean(axis=0), values.mean(axis=0), deviation
+        known = [np.isfinite(run.series(key)) & np.isfinite(place) for run, place in zip(self.runs, x, strict=True)]
+        rounds = [run.rounds[here] for run, here in zip(self.runs, known, strict=True)]
+        places = [place[here] for place, here in zip(x, known, strict=True)]
+        values = [run.series(key)[here] for run, here in zip(self.runs, known, strict=True)]
+        common = reduce(np.intersect1d, rounds)
+        shared = [place[np.isin(one, common)] for place, one in zip(places, rounds, strict=True)]
+        if all(np.array_equal(shared[0], place) for place in shared):
+            grid = shared[0]
+            drawn = np.array([value[np.isin(one, common)] for value, one in zip(values, rounds, strict=True)])
+        else:
+            first, last = max(place[0] for place in places), min(place[-1] for place in places)
+            grid = np.linspace(first, last, max(map(len, places))) if first <= last else np.empty(0)
+            drawn = np.array([np.interp(grid, place, value) for place, value in zip(places, values, strict=True)])
+        deviation = drawn.std(axis=0, ddof=1) if len(drawn) > 1 else np.zeros(drawn.shape[1])
+        return grid, drawn.mean(axis=0), deviation
 
 
 def grouped(runs: Sequence[RunLog]) -> list[Group]:
