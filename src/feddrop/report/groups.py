@@ -66,7 +66,8 @@ class Group:
         """Return x, mean and standard deviation of a quantity over the runs.
 
         Where all runs have the same x in the rounds they share, as they do against rounds, those rounds are averaged.
-        Otherwise, as against seconds, runs are interpolated linearly at evenly spaced x that all of them cover.
+        Otherwise, as against seconds, values are interpolated linearly at evenly spaced x that all runs cover. A run
+        keeps the value of its last evaluation until its last round.
 
         Args:
             key: the quantity, see :meth:`RunLog.series`.
@@ -77,13 +78,14 @@ class Group:
         places = [place[here] for place, here in zip(x, known, strict=True)]
         values = [run.series(key)[here] for run, here in zip(self.runs, known, strict=True)]
         common = reduce(np.intersect1d, rounds)
-        shared = [place[np.isin(one, common)] for place, one in zip(places, rounds, strict=True)]
-        if all(np.array_equal(shared[0], place) for place in shared):
-            grid = shared[0]
+        shared = np.array([place[np.isin(one, common)] for place, one in zip(places, rounds, strict=True)])
+        first = max(map(np.min, places)) if common.size else np.inf
+        last = min(map(np.nanmax, x)) if common.size else -np.inf
+        if (shared == shared[0]).all() or first >= last:
+            grid = shared.mean(axis=0)
             drawn = np.array([value[np.isin(one, common)] for value, one in zip(values, rounds, strict=True)])
         else:
-            first, last = max(place[0] for place in places), min(place[-1] for place in places)
-            grid = np.linspace(first, last, max(map(len, places))) if first <= last else np.empty(0)
+            grid = np.linspace(first, last, max(map(len, places)))
             drawn = np.array([np.interp(grid, place, value) for place, value in zip(places, values, strict=True)])
         deviation = drawn.std(axis=0, ddof=1) if len(drawn) > 1 else np.zeros(drawn.shape[1])
         return grid, drawn.mean(axis=0), deviation
