@@ -352,6 +352,15 @@ def test_what_is_left_of_a_sweep_is_never_no_time_at_all():
     assert board._summary(2, {}, 10, 10).endswith("10 of 10 rounds")
 
 
+def test_what_is_left_of_a_pass_goes_by_the_pace_of_that_pass(tmp_path):
+    (job,) = jobs_for({"a": small()}, tmp_path)
+    board = Board(Screen(), passes=True)
+    board._started -= 3600.0  # the first pass took an hour
+    board.show([replace(job, label="a", until=1)], {})
+    board._first = 0
+    assert board._summary("0 of 1", {}, 1, 3).endswith("1 of 3 rounds, about 1 min left")
+
+
 def test_a_board_of_a_comparison_says_each_pass_not_each_run(tmp_path, capsys):
     jobs = [replace(job, label=job.name) for job in jobs_for({"a": small(), "b": small(seed=1)}, tmp_path)]
     with Board(Screen(), passes=True) as board:

@@ -201,7 +201,7 @@ class Board:
         first = not self._goals and len(counts) == 1 and any(job.goal < job.config.rounds for job in jobs)
         why = ", to measure what a round costs" if first else "" if len(counts) == 1 else " rounds"
         self._console.print(f"{len(jobs)} runs: {each}{why}", markup=False, highlight=False, soft_wrap=True)
-        self._goals, self._first = goals, None
+        self._goals, self._first, self._started = goals, None, time.monotonic()
 
     def _summary(self, ended: str, failed: Mapping[str, str], rounds: int, total: int) -> str:
         elapsed = time.monotonic() - self._started
