@@ -297,9 +297,8 @@ def test_the_page_says_what_the_run_did(drawn: Drawn) -> None:
     assert f"{quantities.in_seconds(sum(x['latency_s'] for x in lines) / 6)} per round" in notes
     assert page.of("code") == ["feddrop run config.toml"]
     assert {"deadline_s", "1.2", "energy_budget_j", "30.0"} <= {*page.of("dt"), *page.of("dd")}
-    assert {"Dropout rates", "Dropout rates by round", "Bandwidth shares", "Latency by device", "Binding limits"} <= {
-        *page.of("h3")
-    }
+    assert {"Dropout rates", "Dropout rates by round", "Latency by device", "Binding limits"} <= {*page.of("h3")}
+    assert "Bandwidth share ρ: 0.250 for every device in every round." in page.of("p")
     assert f"{100 * lines[3]['test_accuracy']:.2f} %" in page.of("td")
 
 
@@ -579,9 +578,35 @@ def test_power_and_clock_are_shown_where_a_run_decides_them(folder: Path) -> Non
         entry |= {"tx_power_w": 0.004 + 0.001 * entry["device"], "cpu_hz": 5e9}
     write_metrics(folder, lines)
     page = page_of(folder)
-    assert {"Transmit power by device", "CPU clock by device"} <= {*page.of("h3")}
+    assert "Transmit power by device" in page.of("h3")
+    assert "CPU clock: 5.00 GHz for every device in every round." in page.of("p")
     assert {"mean power", "mean clock"} <= {*page.of("th")}
     assert {"7.00 mW", "5.00 GHz"} <= {*page.of("td")}
+
+
+def test_what_is_constant_takes_one_line(folder: Path) -> None:
+    """Latencies within 1 % of each other and one binding limit have nothing to show; energies that differ do."""
+    lines = write_run(folder)
+    for entry in (e for line in lines for e in line["devices"]):
+        entry |= {"rate": 0.3, "latency_s": 1.19 + 0.002 * entry["device"], "binding": "deadline"}
+    write_metrics(folder, lines)
+    page = page_of(folder)
+    assert {*page.of("p")} >= {
+        "Rate γ: 0.300 for every device in every round.",
+        "Latency: 1.19 to 1.20 s for every device in every round.",
+        "Binding limit: deadline, for every device in every round.",
+    }
+    titles = " ".join(page.of("h3"))
+    assert not [word for word in ("Dropout rates", "Bandwidth", "Latency", "Binding") if word in titles]
+    assert "Energy by device" in titles
+
+
+def test_constant_costs_above_their_limit_are_drawn(folder: Path) -> None:
+    lines = write_run(folder)
+    for entry in (e for line in lines for e in line["devices"]):
+        entry |= {"latency_s": 1.3}
+    write_metrics(folder, lines)
+    assert "Latency by device" in page_of(folder).of("h3")
 
 
 def test_a_run_shows_itself_in_a_notebook(drawn: Drawn) -> None:

@@ -12,7 +12,7 @@ from feddrop.report import load
 from feddrop.report.curves import accuracy_figure, loss_figure
 from feddrop.report.html import as_iframe
 from feddrop.report.page import run_page
-from feddrop.report.plots import device_figure
+from feddrop.report.plots import constant_line, device_figure
 from feddrop.report.runlog import RunLog
 
 if TYPE_CHECKING:
@@ -51,10 +51,11 @@ def show_figures(run_dir: str | Path) -> None:
 
 
 def main_figures(run: RunLog) -> list[Figure]:
-    """Return accuracy and loss by round, and with a radio, the rate of every device."""
+    """Return accuracy and loss by round, and with a radio, the rate of every device if rates differ."""
     figures = [
         draw(run)
         for name, draw in (("test_accuracy", accuracy_figure), ("test_loss", loss_figure))
         if np.isfinite(run.by_round[name]).any()
     ]
-    return figures + ([device_figure(run, "rate")] if np.isfinite(run.by_round["latency_s"]).any() else [])
+    rated = np.isfinite(run.by_round["latency_s"]).any() and not constant_line(run, "rate")
+    return figures + ([device_figure(run, "rate")] if rated else [])

@@ -15,9 +15,9 @@ from feddrop.report.html import Html, document, el, figure_panel, folded, sectio
 from feddrop.report.load import read_run_log
 from feddrop.report.maps import Field, drawn_cells, map_figure
 from feddrop.report.partition import is_tall, partition_figure
-from feddrop.report.plots import bytes_figure, device_figure, participation_figure, traffic_figure
+from feddrop.report.plots import bytes_figure, constant_line, device_figure, participation_figure, traffic_figure
 from feddrop.report.quantities import how_many, in_bytes, in_digits, in_joules, in_percent, in_seconds
-from feddrop.report.radio import radio_section
+from feddrop.report.radio import constant_panel, radio_section
 from feddrop.report.runlog import Ints, RunLog
 from feddrop.report.tables import device_table, round_table, settings_panel, size_table
 from feddrop.report.timeline import timeline_section
@@ -202,9 +202,13 @@ def _devices(run: RunLog) -> Html:
     elif not run.active.all():
         note = f"Blank: the device did not take part{' or was not recorded' * run.sampled}."
     figures: list[Html] = []
+    lines: list[str] = []
     fields: dict[Literal["rate", "share"], str] = {"rate": "Dropout rates", "share": "Bandwidth shares"}
     for field, title in fields.items():
         if not np.isfinite(run.values(field)).any():
+            continue
+        if line := constant_line(run, field):
+            lines.append(line)
             continue
         varies = _varies(run, field)
         constant = "Constant over rounds." if len(run.rounds) > 1 else ""
@@ -220,7 +224,7 @@ def _devices(run: RunLog) -> Html:
         missing = [word for word, found in (("lost", _losses(run).any()), ("refused", run.refusals)) if found]
         about += f" Also blank: its update was {' or '.join(missing)}." if missing else ""
         figures.append(_map(run, "loss", "Loss by device", about, wide=len(figures) % 2 == 0))
-    return section("Devices", "", *figures, _lost(run), _refused(run), _suspicious(run))
+    return section("Devices", "", constant_panel(lines), *figures, _lost(run), _refused(run), _suspicious(run))
 
 
 def _losses(run: RunLog) -> Any:

@@ -12,7 +12,15 @@ import numpy as np
 
 from feddrop.errors import ConfigError, one_of
 from feddrop.report import style
-from feddrop.report.quantities import Scale, byte_scale, hertz_scale, joule_scale, second_scale, watt_scale
+from feddrop.report.quantities import (
+    Scale,
+    byte_scale,
+    hertz_scale,
+    in_digits,
+    joule_scale,
+    second_scale,
+    watt_scale,
+)
 from feddrop.report.runlog import Floats, Ints, RunLog
 
 if TYPE_CHECKING:
@@ -30,6 +38,7 @@ LIMITS = {"latency_s": "deadline", "energy_j": "budget"}
 DeviceField = Literal["rate", "share", "latency_s", "energy_j", "tx_power_w", "cpu_hz"]
 
 MANY_BARS, MANY_ROUNDS = 40, 1_000
+ALIKE = 0.01  # values that differ by less, relative to the largest, are not worth a figure
 
 
 def participation_figure(run: RunLog) -> Figure:
@@ -156,6 +165,19 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
     style.round_axis(axes, rounds)
     style.end_labels(axes, labels)
     return figure
+
+
+def constant_line(run: RunLog, field: DeviceField) -> str:
+    """Return a sentence in place of a figure if a field hardly differs between devices and rounds; else nothing."""
+    values = run.values(field)
+    values = values[np.isfinite(values)]
+    if values.size < 2 or np.ptp(values) > ALIKE * np.abs(values).max():
+        return ""
+    scale, unit = scale_of(field, float(values.max()))
+    low, high = in_digits(float(values.min()) / scale), in_digits(float(values.max()) / scale)
+    name, unit = FIELDS[field], unit.removeprefix(",")
+    rounds = " in every round" if len(run.rounds) > 1 else ""
+    return f"{name[0].upper()}{name[1:]}: {low if low == high else f'{low} to {high}'}{unit} for every device{rounds}."
 
 
 def _bars(axes: Axes, heights: Floats | Ints) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 
 from feddrop.report.html import Html, el, figure_panel, section
 from feddrop.report.maps import CONSTRAINTS, TOLERANCE, binding_figure, map_figure, over_limit
-from feddrop.report.plots import device_figure, limit_figure
+from feddrop.report.plots import constant_line, device_figure, limit_figure
 from feddrop.report.quantities import how_many, in_digits, in_percent, in_seconds
 from feddrop.report.runlog import RunLog
 
@@ -34,9 +34,12 @@ def radio_section(run: RunLog) -> Html:
     """Return latency, energy and binding limits by device and round; empty for a run without a radio."""
     if not run.has_radio:
         return Html("")
-    parts = [_verdict(run)]
+    parts, constant = [], []
     for field, name, limit in COSTS:
         if not np.isfinite(run.values(field)).any():
+            continue
+        if (line := constant_line(run, field)) and not over_limit(run, field).any():
+            constant.append(line)
             continue
         limits = np.unique(run.limit(field))
         bounded = bool(np.isfinite(limits).any())
@@ -51,21 +54,25 @@ def radio_section(run: RunLog) -> Html:
             note = f"Darker is closer to {limit}; orange is above it."
         parts.append(figure_panel(f"{field}-map", f"{name} by device", note, partial(map_figure, run, field)))
     for setting, name in SETTINGS:
-        values = run.values(setting)
-        if np.isfinite(values).any():
+        if line := constant_line(run, setting):
+            constant.append(line)
+        elif np.isfinite(run.values(setting)).any():
             note = "Bar: mean over rounds. Line: range." if len(run.rounds) > 1 else ""
             parts.append(figure_panel(setting, name, note, partial(device_figure, run, setting)))
-    if any((run.words["binding"] == word).any() for word in CONSTRAINTS):
+    words = {word for word in CONSTRAINTS if (run.words["binding"] == word).any()}
+    if len(words) == 1 and run.active.sum() > 1:
+        constant.append(f"Binding limit: {words.pop()}, for every device in every round.")
+    elif words:
         note = "The limit that determines a device's rate. None: no limit is reached."
         parts.append(figure_panel("binding", "Binding limits", note, partial(binding_figure, run), wide=True))
-    return section("Radio", "Simulated latency and energy of all devices.", *parts)
+    return section("Radio", "Simulated latency and energy of all devices.", _verdict(run, constant), *parts)
 
 
-def _verdict(run: RunLog) -> Html:
-    """Return a panel that says whether every device met its limits in every round, by the costs that the run uses."""
+def _verdict(run: RunLog, constant: list[str]) -> Html:
+    """Return a panel that says whether every device met its limits in every round, and what is constant."""
     kept, broken = _uses(run)
     if not kept:
-        return Html("")
+        return constant_panel(constant)
     _, measured = _uses(run, "measured_")
     first = f"Devices exceeded {' and '.join(broken)}" if broken else f"Every device met {' and '.join(kept)}"
     lines = [f"{first}{', by the formula' * bool(measured)}."]
@@ -78,8 +85,13 @@ def _verdict(run: RunLog) -> Html:
     if run.remark:
         most = in_digits(float(np.nansum(run.by_device["share"], axis=1).max()))
         lines.append(f"{run.remark.capitalize()}: devices use up to {most} times the bandwidth that exists.")
-    lines += [*_stretched(run), *_gaps(run)]
+    lines += [*constant, *_stretched(run), *_gaps(run)]
     return el("div", *(el("p", line) for line in lines), class_=f"panel verdict{' broken' * bool(broken)}")
+
+
+def constant_panel(lines: list[str]) -> Html:
+    """Return a panel on what a figure would show as constant; nothing without lines."""
+    return el("div", *(el("p", line) for line in lines), class_="panel wide") if lines else Html("")
 
 
 def _uses(run: RunLog, kind: str = "") -> tuple[list[str], list[str]]:
