@@ -35,6 +35,7 @@ export function disc() {
     set(one.children[1], { r: ((size - 0.5) * Math.sqrt(kept)).toFixed(2) });
     if (one.children[2].textContent !== text) one.children[2].textContent = text;
   });
+  if (old.length < m.length) box.append(...box.querySelectorAll("text")); // distances stay readable above the devices
   tell();
 }
 
