@@ -63,6 +63,15 @@ FEDDST = {
     "method.readjust_until": 1.0,
 }
 
+UNEQUAL = {"method.draw": "importance", "rate": "[0.0, 0.4, 0.7, 0.9]"}
+IMPORTANCE = {
+    "importance": UNEQUAL,
+    "importance-layer": {**UNEQUAL, "method.threshold": "layer", "method.exponent": 2.0},
+    "importance-units": {**UNEQUAL, "method.level": "unit"},
+    "importance-units²": {**UNEQUAL, "method.level": "unit", "method.exponent": 2.0},
+}
+"""Importance draws of weights and units, at unequal rates."""
+
 
 def nodes(tmp_path, count=4, **more):
     return [{"partition-id": number, "memory": str(tmp_path / f"node-{number}"), **more} for number in range(count)]
@@ -119,6 +128,7 @@ def test_a_run_over_flower_has_a_report(tmp_path, monkeypatch):
     assert "latency" in (tmp_path / "run" / "report.html").read_text()
 
 
+WAYS = ("push_bytes", "pull_bytes")
 SMALL = {
     "feddrop": {"method.level": "unit"},
     "feddst": {**FEDDST, "rounds": 5},
@@ -131,16 +141,18 @@ SMALL = {
 """Settings that make a small case interesting; a method without a line here is run as it comes."""
 
 
-@pytest.mark.parametrize("given", [*METHODS, "support.executors:remembering", "int8"])
+@pytest.mark.parametrize("given", [*METHODS, *IMPORTANCE, "support.executors:remembering", "int8"])
 def test_every_method_gives_the_bits_of_serial(tmp_path, given):
     """Parameters, and what devices remember: of which the server knows the names alone."""
-    name = {"int8": "feddrop"}.get(given, given)
+    name = "feddrop" if given == "int8" or given in IMPORTANCE else given
     more = {"execution.dtype": "int8", "server.optimizer": "fedadam", "server.lr": 0.01} if given == "int8" else {}
-    grid, settings = federation(tmp_path, {"method.name": name, **SMALL.get(given, {}), **more})
+    grid, settings = federation(tmp_path, {"method.name": name, **(SMALL | IMPORTANCE).get(given, {}), **more})
     TWINS.clear()  # the memories of an earlier twin may be deleted with its test's folder
     run, twin = train(grid, settings), serial(tmp_path, settings)
     assert_same(run.params, twin.params)
     assert set(statuses(run).values()) == {"ok"}
+    sent = [tuple(sum(getattr(one, way) for one in each.records) for way in WAYS) for each in (run, twin)]
+    assert tuple(grid.frames) == sent[0] == sent[1]
     remembered = [twin._disk.memories.get(device) for device in range(4)]
     kept = [
         NodeMemory(tmp_path / f"node-{k}" / f"device-{k}").get(run._disk.memories.get(k).decode()) for k in range(4)
@@ -440,7 +452,10 @@ def test_a_late_joiner_takes_part_from_then_on(tmp_path):
     assert [statuses(run)[round_, 3] for round_ in (1, 2, 3)] == ["dead: no node is connected for it", "ok", "ok"]
 
 
-@pytest.mark.parametrize("given", [{}, {**FEDDST, "rounds": 5}], ids=["feddrop", "feddst"])
+RESUMED = {"feddrop": {}, "feddst": {**FEDDST, "rounds": 5}, **IMPORTANCE}
+
+
+@pytest.mark.parametrize("given", RESUMED.values(), ids=RESUMED)
 def test_a_restarted_server_resumes_to_the_same_bits_with_other_nodes_numbers(tmp_path, given):
     grid, settings = federation(tmp_path, given)
 
