@@ -307,7 +307,8 @@ def test_runs_side_by_side(page, server, root):
     page.until("document.querySelectorAll('#list tbody tr').length === 2")
     page.click("#choose-all")
     page.until("document.querySelector('#compare-runs').innerText === 'Compare 2 runs'")
-    page.click("#choose-all")  # none
+    page.until("document.querySelector('#choose-all').innerText === 'Choose none'")
+    page.click("#choose-all")
     page.until("document.querySelector('#compare-runs').hidden")
     page.put("#filter", "")
     page.js("document.querySelector('#filter').dispatchEvent(new Event('input'))")
@@ -402,6 +403,8 @@ def test_a_live_run_from_first_to_last_round(browser, tmp_path):
         browser.until("document.querySelector('#list button[aria-label^=Resume]')", 60)
         stopped = int(browser.js(rounds))
         assert stopped < 6
+        assert "stopped" in browser.text("#list")
+        assert "stops after this round" in browser.text("#said")
         browser.click("#list button[aria-label^=Resume]")
         end = time.monotonic() + 120
         while max(seen) < 6 and time.monotonic() < end:

@@ -245,3 +245,13 @@ def test_wrong_roots_and_ports_are_refused(tmp_path, server):
         open_explorer(tmp_path / "none")
     with pytest.raises(RunError, match="cannot listen"):
         open_explorer(tmp_path, port=server.server_port)
+
+
+def test_the_folder_of_the_first_run_is_created(tmp_path):
+    with pytest.raises(RunError, match="without one, the current folder is shown"):
+        open_explorer(tmp_path / "runs")
+    with serving(tmp_path / "runs", allow_run=True):
+        assert (tmp_path / "runs").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="not a folder"):
+        open_explorer(tmp_path / "file", allow_run=True)

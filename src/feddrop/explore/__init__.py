@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from feddrop.errors import RunError
@@ -23,7 +24,7 @@ def open_explorer(
     """Return a server that listens; ``serve_forever()`` answers, and its ``url`` is the address to open.
 
     Args:
-        root: folder whose runs are shown; nothing outside it is read.
+        root: folder whose runs are shown; nothing outside it is read. It is created if runs may be started.
         host: address to listen on. Any but a loopback address can be reached from other machines, so it has a token.
         port: port to listen on; 0 for any free one.
         allow_run: whether the page may start, stop and resume runs; it then has a token, too.
@@ -31,8 +32,13 @@ def open_explorer(
         paper: folder of the reproduced paper's results; None for that of a clone in the current folder.
     """
     folder = Path(root)
+    if allow_run:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder. Give the folder that holds your runs.")
+        raise RunError(
+            f"{folder} is not a folder. Give the folder that holds your runs; without one, the current folder is shown."
+        )
     needed = token or allow_run or not is_loopback(host)
     results = Path(paper) if paper else None
     try:

@@ -28,14 +28,14 @@ class Jobs:
         self._stopping: set[str] = set()
 
     def states(self) -> dict[str, str]:
-        """Return what each process does: ``"running"``, ``"stopping"``, ``"ended"`` or why it failed."""
+        """Return what each process does: ``"running"``, ``"stopping"``, ``"stopped"``, ``"ended"`` or why it failed."""
         return {name: self._state(name, process) for name, process in self._processes.items()}
 
     def _state(self, name: str, process: subprocess.Popen[bytes]) -> str:
         if process.poll() is None:
             return "stopping" if name in self._stopping else "running"
         if process.returncode in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-            return "ended"
+            return "stopped" if process.returncode or name in self._stopping else "ended"
         log = self.root / f".{name.replace('/', '-')}.log"
         lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
         return f"failed: {lines[-1][:300] if lines else process.returncode}"

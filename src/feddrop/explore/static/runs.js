@@ -37,12 +37,19 @@ function filtered() {
   return rows.filter((row) => `${row.name} ${row.label ?? ""} ${row.what ?? ""}`.toLowerCase().includes(wanted));
 }
 
+/** The names of the runs that the filter shows and that can be drawn. */
+const choosable = () => filtered().filter((row) => !row.error).slice(0, MOST).map((row) => row.name);
+
+function allChosen() {
+  const names = choosable();
+  return names.length > 0 && names.length === chosen.size && names.every((name) => chosen.has(name));
+}
+
 /** Choose all runs that the filter shows, and no others; if they are chosen already, choose none. */
 function chooseAll() {
-  const names = filtered().filter((row) => !row.error).slice(0, MOST).map((row) => row.name);
-  const already = names.length === chosen.size && names.every((name) => chosen.has(name));
+  const names = allChosen() ? [] : choosable();
   chosen.clear();
-  if (!already) names.forEach((name) => chosen.add(name));
+  names.forEach((name) => chosen.add(name));
   poll();
 }
 
@@ -60,17 +67,18 @@ function list(pages) {
     const open = el("td", {}, link("Report", `/page?${query([["run", row.name]])}`, row.name), " ", link("CSV", `/table?${query([["run", row.name]])}`, row.name), " ",
       link("Devices", `/table?${query([["run", row.name], ["devices", "1"]])}`, row.name));
     if (words.parquet) open.append(" ", link("Parquet", `/table?${query([["run", row.name], ["as", "parquet"], ["devices", "1"]])}`, row.name));
-    const act = (text, path) => open.append(" ", el("button", { type: "button", "aria-label": `${text} ${row.name}`, onclick: async () => {
-      try { await ask(path, { run: row.name }); poll(); } catch (error) { say(error.message); }
+    const act = (text, path, told) => open.append(" ", el("button", { type: "button", "aria-label": `${text} ${row.name}`, onclick: async () => {
+      try { await ask(path, { run: row.name }); say(`${row.name} ${told}.`); poll(); } catch (error) { say(error.message); }
     } }, text));
-    if (words.allow_run && row.work === "running") act("Stop after this round", "/api/stop");
-    if (words.allow_run && !["running", "stopping"].includes(row.work) && row.round < row.of) act("Resume", "/api/resume");
+    if (words.allow_run && row.work === "running") act("Stop after this round", "/api/stop", "stops after this round");
+    if (words.allow_run && !["running", "stopping"].includes(row.work) && row.round < row.of) act("Resume", "/api/resume", "continues");
     return el("tr", { class: chosen.has(row.name) ? "chosen" : "" }, name, el("td", {}, `${row.round} / ${row.of ?? "?"}`), el("td", {}, measure(row.accuracy, "%")),
       el("td", {}, digits(row.loss)), el("td", {}, measure(row.bytes, "B")), el("td", {}, measure(row.seconds, "s")), el("td", {}, measure(row.joules, "J")), open);
   }));
   if (!visible.length) $("list").tBodies[0].append(el("tr", {}, el("td", { colspan: 8 }, rows.length ? "No run matches the filter." : "There are no runs here yet. Start one with feddrop run, or give another folder: feddrop explore FOLDER.")));
   if (held?.startsWith("run-")) $(held)?.focus();
   const known = [...chosen].filter((name) => rows.some((row) => row.name === name && !row.error));
+  $("choose-all").textContent = allChosen() ? "Choose none" : "Choose all";
   $("compare-runs").hidden = known.length < 2;
   $("compare-runs").textContent = `Compare ${known.length} runs`;
   $("compare-runs").href = `#/compare/${encodeURIComponent(JSON.stringify({ runs: known }))}`;
