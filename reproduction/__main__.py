@@ -106,7 +106,7 @@ def unequal(
     Parameters
     ----------
     tasks:
-        digits, lenet, lenet-dirichlet, shakespeare, resnet; all by default.
+        digits, lenet, lenet-dirichlet, shakespeare, resnet, resnet-dirichlet; all by default.
     rates:
         Columns of the tables: mixed, hard, "all 0.5", cell; all by default. May be repeated.
     results:

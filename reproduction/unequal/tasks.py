@@ -167,6 +167,25 @@ def _images(title: str, *, partition: str, alpha: float, search: str = "") -> Ta
     )
 
 
+def _resnet(title: str, *, partition: str, alpha: float = Data().alpha, search: str = "") -> Task:
+    return Task(
+        title=title,
+        base=RunConfig(
+            eval_every=5,
+            data=Data("cifar100", devices=DEVICES, train_limit=5000, partition=partition, alpha=alpha),
+            model=Model("resnet18", width=0.25, norm="static"),
+            train=Train(schedule="cosine", momentum=0.9, batch_size=16),
+        ),
+        rounds=20,
+        lrs=(0.04, 0.08),
+        shape=(3, 32, 32),
+        classes=100,
+        columns=(MIXED, HARD),
+        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE),
+        search=search,
+    )
+
+
 TASKS = {
     "digits": Task(
         title="Digits, perceptron, Dirichlet(0.5)",
@@ -200,19 +219,11 @@ TASKS = {
         columns=(MIXED, HARD),
         methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE, SQUARED),
     ),
-    "resnet": Task(
-        title="CIFAR-100, ResNet-18 of a quarter of its width, static norm, IID",
-        base=RunConfig(
-            eval_every=5,
-            data=Data("cifar100", devices=DEVICES, train_limit=5000),
-            model=Model("resnet18", width=0.25, norm="static"),
-            train=Train(schedule="cosine", momentum=0.9, batch_size=16),
-        ),
-        rounds=20,
-        lrs=(0.04, 0.08),
-        shape=(3, 32, 32),
-        classes=100,
-        columns=(MIXED, HARD),
-        methods=("FedAvg", "FIARSE", "HeteroFL", PAPER, IMPORTANCE),
+    "resnet": _resnet("CIFAR-100, ResNet-18 of a quarter of its width, static norm, IID", partition="iid"),
+    "resnet-dirichlet": _resnet(
+        "CIFAR-100, ResNet-18 of a quarter of its width, static norm, Dirichlet(0.3)",
+        partition="dirichlet",
+        alpha=0.3,
+        search="resnet",
     ),
 }
