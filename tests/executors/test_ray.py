@@ -164,6 +164,8 @@ def test_a_sweep_whose_worker_is_killed_half_way(no_own_ray, nodes, tmp_path, mo
     loss, struck = deadly_loss(tmp_path, monkeypatch)
     settings = [*SMALL, f"train.loss={loss}"]
     configs = {f"rate={rate}": feddrop.RunConfig.from_toml("", [*settings, f"rate={rate}"]) for rate in (0.1, 0.3, 0.5)}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / ".ray-0").touch()  # of a sweep that was killed
     found = feddrop.sweep(configs, tmp_path / "sweep", ray=nodes.address)
     assert struck.exists()
     for name, config in configs.items():

@@ -386,24 +386,39 @@ def test_a_mark_is_remembered_and_forgotten_after_five_updates_without_one():
     assert marks(*usual) == set()  # whoever takes no part
 
 
-def test_known_devices_are_no_measure_for_the_others():
-    """Four of ten that send the same large update: once known, they no longer raise the spread that limits follow."""
-    watch, mean = guard(), torch.randn(64, generator=torch.Generator().manual_seed(99))
+def crowd(watch, noise, times):
+    """What is marked of six honest updates, a common one plus noise, and four hostile ones that are the same."""
+    notes = Notes()
+    common, hostile, *draws = (torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(8))
+    values = [*(common + noise * one for one in draws), *[times * hostile] * 4]
+    updates = [(None, Sent(n, {"w": value}, WIDE)) for n, value in enumerate(values)]
+    list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
+    return set(notes.of("suspicious"))
 
-    def marks(noise):
-        notes = Notes()
-        draws = [torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(6)]
-        honest = [mean + noise * one for one in draws]
-        values = [*honest, *[12.0 * torch.randn(64, generator=torch.Generator().manual_seed(7))] * 4]
-        updates = [(None, Sent(n, {"w": value}, WIDE)) for n, value in enumerate(values)]
-        list(watch.watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
-        return set(notes.of("suspicious"))
 
-    fresh, hostile = guard(), {6, 7, 8, 9}
-    assert marks(0.5) == hostile
-    assert marks(3.0) == hostile
-    watch = fresh
-    assert marks(3.0) != hostile  # nobody is known yet, and honest devices hardly agree
+def test_known_devices_are_no_measure_for_the_others(monkeypatch):
+    """Once known, four of ten no longer raise the spread that limits follow; lower limits alone do not find them."""
+    hostile = {6, 7, 8, 9}
+    assert crowd(guard(), 2.0, 5.0) != hostile  # nobody is known yet, and honest devices hardly agree
+    for measured in (True, False):
+        watch = guard()
+        assert crowd(watch, 0.5, 12.0) == hostile
+        if not measured:
+            monkeypatch.setattr("feddrop.learning.suspicion.Seen.trusted", lambda self, known: list(self.sizes))
+        assert (crowd(watch, 2.0, 5.0) == hostile) == measured
+
+
+def test_an_update_far_from_the_others_is_marked_by_its_distance():
+    """As large as the others and not opposed to them: only its distance from their median gives it away."""
+    common, other, *draws = (torch.randn(64, generator=torch.Generator().manual_seed(n)) for n in range(10))
+    values, notes = [common + 0.2 * one for one in draws] + [other], Notes()
+    updates = [(None, Sent(n, {"w": value / value.norm()}, WIDE)) for n, value in enumerate(values)]
+    list(guard().watch(iter(updates), {"w": torch.ones(64)}, 1, notes))
+    ((device, reason),) = notes.of("suspicious").items()
+    assert device == 8
+    assert "as far from the others' median as usual" in reason
+    assert "cosine" not in reason
+    assert "as large as" not in reason
 
 
 def test_a_forged_state_is_one_line():

@@ -513,6 +513,12 @@ def zipped(name, data):
     return file.getvalue()
 
 
+def of_zip_version(number):
+    data = bytearray(as_npz(uplink=np.ones((2, 2))))
+    data[data.index(b"PK\x01\x02") + 6] = number
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
@@ -525,6 +531,7 @@ def zipped(name, data):
         ("g.npy", a_lying_header(), "cannot read the gains"),
         ("g.npz", zipped("uplink.npy", a_lying_header()), "cannot read the gains"),
         ("g.npz", b"PK\x03\x04 not a zip", "cannot read the gains"),
+        ("g.npz", of_zip_version(99), "cannot read the gains .*zip file version 9.9"),
         ("g.npz", as_npy(np.ones((2, 2))), "cannot read the gains"),
         ("g.npy", as_npz(uplink=np.ones((2, 2))), "its content does not match its ending"),
         ("g.npz", as_npz(), "holds no arrays"),
