@@ -71,7 +71,8 @@ def attacked(attack: str, defence: str, *more: str) -> Outcome:
     count, how = ATTACKS[attack]
     hostile, devices, failed = range(0, 2 * count, 2), list[Any](), False
     with tempfile.TemporaryDirectory() as folder:
-        run = feddrop.Run(config, f"{folder}/run", executor=lambda task: WithHostile(task, how, hostile))
+        executor = lambda task: WithHostile(task, how, hostile)  # noqa: E731
+        run = feddrop.Run(config, f"{folder}/run", report=False, executor=executor)
         try:
             for record in run:
                 devices += record.devices
