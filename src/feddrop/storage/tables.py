@@ -64,7 +64,7 @@ def write(rows: Rows, path: Path) -> Path:
             text = io.StringIO(newline="")
             out = csv.writer(text)
             table = to_arrow(rows)
-            out.writerow(map(as_text, table.column_names))
+            out.writerow(table.column_names)
             for part in table.to_batches(max_chunksize=10_000):
                 out.writerows(zip(*(map(as_text, column.to_pylist()) for column in part.columns), strict=True))
             write_atomically(path, text.getvalue().encode())
