@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import zlib
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from feddrop import FedDrop, Reply, Setup, Train, build_method
 from feddrop.models import Shapes, build_model
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import DeviceRound, Intake, run_round
 from feddrop.subnets import parameters
 
 SIZES = {
@@ -61,10 +60,13 @@ def measure(network: str, devices: int) -> tuple[float, int, float]:
     model = build_model(network, Shapes.of((3, 32, 32), 10), seed=0)
     setup = Setup(model=model, example=torch.randn(1, 3, 32, 32), rounds=1, train=Train(batch_size=1))
     method, params, executor = build_method(FedDrop(), setup), parameters.from_model(model), Echo()
-    play = partial(run_round, method, executor, params, {}, round_=1, seed=3)
-    play(rates={0: RATE})  # warm-up
+
+    def play(devices: int) -> list[DeviceRound]:
+        return run_round(Intake(method, params, {}, 1), executor, dict.fromkeys(range(devices), RATE), seed=3).devices
+
+    play(1)  # warm-up
     executor.seconds, started = 0.0, time.process_time()
-    found = play(rates=dict.fromkeys(range(devices), RATE)).devices
+    found = play(devices)
     seconds = time.process_time() - started - executor.seconds
     if any(device.status != "ok" for device in found):
         raise SystemExit("an update was refused")

@@ -101,7 +101,7 @@ def feddrop_rounds(kind: str, workers: int, rounds: Rounds) -> None:
     from feddrop import Execution, FedDrop, Setup, Task, Train, build_method
     from feddrop.executors import EXECUTORS
     from feddrop.simulation.device import Samples
-    from feddrop.simulation.round import run_round
+    from feddrop.simulation.round import Intake, run_round
     from feddrop.subnets import parameters
 
     torch.set_num_threads(1)
@@ -118,7 +118,7 @@ def feddrop_rounds(kind: str, workers: int, rounds: Rounds) -> None:
     with contextlib.closing(EXECUTORS[kind](task, Execution(executor=kind, **settings))) as executor:
         for round_ in range(1, ROUNDS + 2):
             rates = dict.fromkeys(cohort(round_), 0.0)
-            found = run_round(method, executor, params, {}, round_=round_, rates=rates, seed=3)
+            found = run_round(Intake(method, params, {}, round_), executor, rates, seed=3)
             params = found.params
             rounds.end()
             assert sum(device.num_samples for device in found.devices) == COHORT * SAMPLES

@@ -20,7 +20,7 @@ from feddrop import FedDrop, Setup, Task, Train, build_method
 from feddrop.executors import Executor, Processes, Ray, Serial
 from feddrop.models import Shapes, build_model
 from feddrop.simulation.device import Samples
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 
 SMALL = "--small" in sys.argv
@@ -73,7 +73,7 @@ def main() -> None:
         for repeat in range(REPEATS + 1):
             for name, executor in executors.items():
                 started = time.perf_counter()
-                results[name] = run_round(method, executor, params, {}, round_=1, rates=rates, seed=3).params
+                results[name] = run_round(Intake(method, params, {}, 1), executor, rates, seed=3).params
                 if repeat:  # the first round is a warm-up
                     times[name].append(time.perf_counter() - started)
         for executor in executors.values():

@@ -24,7 +24,7 @@ from feddrop.executors import Executor, Processes, Serial
 from feddrop.models import Shapes, build_model
 from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Samples
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 
 SMALL = "--small" in sys.argv
@@ -107,7 +107,7 @@ def main() -> None:
 
     def ours(executor: Executor, rate: float = 0.0):
         rates = dict.fromkeys(range(DEVICES), rate)
-        return run_round(method, executor, params, {}, round_=1, rates=rates, seed=3).params
+        return run_round(Intake(method, params, {}, 1), executor, rates, seed=3).params
 
     by_hand = textbook(model)
     contenders = {

@@ -24,7 +24,7 @@ from feddrop.learning import means, suspicion
 from feddrop.methods.draws import UniformDraw
 from feddrop.simulation import exchange
 from feddrop.simulation.device import Samples
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 
 ROUNDS = 4
@@ -97,7 +97,7 @@ def main(rate: float) -> None:
                 spent.update(dict.fromkeys(spent, 0.0))
                 own, all_ = time.process_time(), work.tree_seconds()
             rates = dict.fromkeys(work.cohort(round_), rate)
-            params = run_round(method, Timed(executor), params, {}, round_=round_, rates=rates, seed=3).params
+            params = run_round(Intake(method, params, {}, round_), Timed(executor), rates, seed=3).params
         own, all_ = time.process_time() - own, work.tree_seconds() - all_
     table = Table(title=f"Server beside two workers: {work.COHORT} devices per round, LeNet, rate {rate:g}")
     table.add_column("stage")

@@ -22,7 +22,7 @@ from feddrop.config import Execution
 from feddrop.errors import ConfigError, RunError
 from feddrop.executors import EXECUTORS, Processes, Reply, Serial, shared
 from feddrop.executors.threads import torch_threads
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 from feddrop.wire.sections import unpack_sections
 from support.executors import (
@@ -208,7 +208,7 @@ def test_updates_are_folded_in_as_they_arrive(tiny, digits):
     with contextlib.closing(Watched(task)) as executor:
         whole = parameters.from_model(tiny)
         rates = {0: 0.0, 1: 0.0, 2: 0.0}
-        run_round(method._replace(merge=merge), executor, whole, {}, round_=1, rates=rates, seed=0)
+        run_round(Intake(method._replace(merge=merge), whole, {}, 1), executor, rates, seed=0)
     assert events == ["computed", "merged"] * 3
 
 
@@ -233,7 +233,7 @@ def test_an_error_of_many_devices_names_a_few_reasons(tiny, digits):
     task = task_for(tiny, digits)
     method, rates = task.factory(task.setup), dict.fromkeys(range(40), 0.1)
     with contextlib.closing(Silent(task)) as executor, pytest.raises(RunError, match=r"and 35 other reasons$"):
-        run_round(method, executor, parameters.from_model(tiny), {}, round_=1, rates=rates, seed=0)
+        run_round(Intake(method, parameters.from_model(tiny), {}, 1), executor, rates, seed=0)
 
 
 class Tampered(Serial):

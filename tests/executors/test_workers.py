@@ -26,7 +26,7 @@ from feddrop.errors import RunError
 from feddrop.executors import Processes, actor, pool, shared, worker
 from feddrop.executors.pool import TOGETHER, Pool, WorkerLostError
 from feddrop.simulation.device import Samples
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 from feddrop.sweeps.engine import _trainer_seeing
 from support.executors import RATES, assert_same, remembering, rounds_with, serially, task_for
@@ -116,7 +116,7 @@ def test_an_answer_nobody_has_come_for_is_no_reason_to_kill(tiny, digits):
             return method.merge(state, given, waiting())
 
         slow = method._replace(merge=slowly)
-        got = run_round(slow, pool, whole, {}, round_=1, rates=RATES, seed=1)
+        got = run_round(Intake(slow, whole, {}, 1), pool, RATES, seed=1)
         assert all(device.status == "ok" for device in got.devices)
         assert children() == before
 

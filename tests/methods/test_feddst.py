@@ -29,7 +29,7 @@ from feddrop.seeds import derive, permutation
 from feddrop.simulation.device import Device
 from feddrop.simulation.exchange import pull, push
 from feddrop.simulation.memory import Forgetful
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.simulation.run import Run, resume, run
 from feddrop.subnets import parameters
 from support.plain_dropout import update as train_plainly
@@ -185,9 +185,8 @@ def states_of(task, rounds=6, rates=None):
     state = method.init(whole)
     for round_ in range(1, rounds + 1):
         given_rates = rates(round_) if rates else dict.fromkeys(range(3), 0.5)
-        whole, state, devices = run_round(
-            method, serial, whole, state, round_=round_, rates=given_rates, seed=4, memories=memories
-        )
+        intake = Intake(method, whole, state, round_, memories=memories)
+        whole, state, devices = run_round(intake, serial, given_rates, seed=4)
         assert all(device.status == "ok" for device in devices)
         yield whole, state, devices
     serial.close()
@@ -564,10 +563,10 @@ def test_a_hostile_mask_changes_nothing(digits, inverse):
     mask = ~state["mask"] if inverse else torch.zeros_like(state["mask"])
     hostile = Hostile(serial, Layout(model, 0.5, settings_of(task)), mask)
     rates = dict.fromkeys(range(3), 0.5)
-    hurt = run_round(method, hostile, whole, state, round_=1, rates=rates, seed=4)
+    hurt = run_round(Intake(method, whole, state, 1), hostile, rates, seed=4)
     assert [device.status == "ok" for device in hurt.devices] == [True, False, True]
     assert "active weights" in hurt.devices[1].status
-    well = run_round(method, serial, whole, state, round_=1, rates={0: 0.5, 2: 0.5}, seed=4)
+    well = run_round(Intake(method, whole, state, 1), serial, {0: 0.5, 2: 0.5}, seed=4)
     serial.close()
     assert all(torch.equal(hurt.params[name], well.params[name]) for name in whole)
     assert all(torch.equal(hurt.state[name], well.state[name]) for name in state)
@@ -624,10 +623,10 @@ def test_a_device_that_diverges_in_a_readjustment_is_left_out(tiny, digits):
     whole = parameters.from_model(tiny)
     state = method.init(whole)
     rates = dict.fromkeys(range(3), 0.5)
-    hurt = run_round(method, serial, whole, state, round_=1, rates=rates, seed=4)
+    hurt = run_round(Intake(method, whole, state, 1), serial, rates, seed=4)
     assert [device.status == "ok" for device in hurt.devices] == [True, False, True]
     del rates[1]
-    well = run_round(method, serial, whole, state, round_=1, rates=rates, seed=4)
+    well = run_round(Intake(method, whole, state, 1), serial, rates, seed=4)
     assert all(torch.equal(hurt.params[name], well.params[name]) for name in hurt.params)
     assert all(torch.equal(hurt.state[name], well.state[name]) for name in hurt.state)
     serial.close()

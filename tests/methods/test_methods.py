@@ -25,7 +25,7 @@ from feddrop.methods import BUILDERS, build_method
 from feddrop.methods.method import Job, Setup, Update
 from feddrop.simulation.device import Device
 from feddrop.simulation.exchange import pull, push
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.simulation.run import Run
 from feddrop.subnets import parameters
 from feddrop.subnets.piece import gather, scatter, to_device_shape
@@ -483,7 +483,7 @@ def test_a_round_goes_on_without_a_device_that_float16_cannot_hold(tiny, small):
         if 0 < sum(holders) < 3:
             break
     whole["fc1.weight"].view(-1)[at] = 5e4  # times 1/(1-γ) is more than 65504
-    result = run_round(method, serial, whole, {}, round_=1, rates=rates, seed=4, dtype="float16")
+    result = run_round(Intake(method, whole, {}, 1), serial, rates, seed=4, dtype="float16")
     serial.close()
     assert [device.status == "ok" for device in result.devices] == [not held for held in holders]
     assert all("too large for float16" in d.status for d, held in zip(result.devices, holders, strict=True) if held)

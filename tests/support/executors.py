@@ -15,7 +15,7 @@ from feddrop.methods import build_method
 from feddrop.methods.method import Setup
 from feddrop.simulation.device import Samples, Task
 from feddrop.simulation.memory import Forgetful
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.subnets import parameters
 
 RATES = {0: 0.0, 1: 0.2, 2: 0.5, 4: 0.8}
@@ -87,9 +87,8 @@ def rounds_with(executor, task, count=2, rates=None, hook=None):
     for round_ in range(1, count + 1):
         if hook:
             hook(round_)
-        whole, state, devices = run_round(
-            method, executor, whole, state, round_=round_, rates=rates or RATES, seed=1, memories=memories
-        )
+        intake = Intake(method, whole, state, round_, memories=memories)
+        whole, state, devices = run_round(intake, executor, rates or RATES, seed=1)
     records = [replace(device, seconds=0.0) for device in devices]
     return whole, records, dict(memories), executor.evaluate(whole)
 

@@ -18,7 +18,7 @@ from feddrop.methods.method import Job, Method, Setup, Update
 from feddrop.simulation.device import Device, Samples, Task
 from feddrop.simulation.exchange import push
 from feddrop.simulation.memory import Forgetful
-from feddrop.simulation.round import RoundResult, run_round
+from feddrop.simulation.round import Intake, RoundResult, run_round
 from feddrop.subnets import parameters
 
 TRAIN = Train(lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=16)
@@ -66,16 +66,22 @@ def method_of(task: Task) -> Method:
 
 
 def rounds_of(
-    task: Task, count: int | None = None, *, rates: Mapping[int, float] | None = None, seed: int = 4, **given: object
+    task: Task,
+    count: int | None = None,
+    *,
+    rates: Mapping[int, float] | None = None,
+    seed: int = 4,
+    dtype: str = "float32",
 ) -> Iterator[RoundResult]:
     """Run rounds in this process; every device must succeed."""
     method, serial, memories = method_of(task), Serial(task), Forgetful()
     params = parameters.from_model(task.setup.model)
     state = method.init(params)
     chosen = dict(enumerate(task.setup.rates or ())) if rates is None else rates
-    given = {"memories": memories, "frozen": parameters.frozen(task.setup.model)} | given
+    frozen = parameters.frozen(task.setup.model)
     for round_ in range(1, (count or task.setup.rounds) + 1):
-        result = run_round(method, serial, params, state, round_=round_, rates=chosen, seed=seed, **given)
+        intake = Intake(method, params, state, round_, memories=memories, frozen=frozen)
+        result = run_round(intake, serial, chosen, seed, dtype)
         assert [device.status for device in result.devices] == ["ok"] * len(result.devices)
         params, state = result.params, result.state
         yield result

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES = 1_000_000  # without class_names: a larger label is a mistake, and naming that many fills the memory
 _LARGEST = 1e38  # float32 holds it, and the difference of two
+Side = tuple[Array | tuple[Array, ...], Array]
+"""Training or test samples: inputs ``[N, ...]``, a tuple if there are several, and targets ``[N, ...]``."""
+Owners = tuple[npt.NDArray[np.int64], tuple[str, ...]]
+"""The number of each sample's owner, and the names of the owners."""
 
 
 def from_arrays(
@@ -71,36 +75,27 @@ def from_arrays(
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
     numbers = targets.dtype.kind == "f"
     if class_names is None:
-        if not numbers and targets.ndim == 1 and (least := min(int(targets.min()), int(test_targets.min()))):
-            note = f"y and test_y hold no class below {least}, but classes are counted from 0"
-            fix = f"If {least} is the first class, pass y - {least} and test_y - {least}"
-            warnings.warn(f"{note}: {int(targets.max()) + 1} classes. {fix}.", FeddropWarning, stacklevel=2)
-        class_names = [] if numbers else [str(label) for label in range(int(targets.max()) + 1)]
+        class_names = [] if numbers else _numbered_classes(targets, test_targets)
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
-    owner_of, owner_names = (None, ()) if owners is None else _numbered_owners(owners, len(targets))
+    several = isinstance(x, tuple)
     return assemble(
         name,
-        train if isinstance(x, tuple) else train[0],
-        targets,
-        test if isinstance(x, tuple) else test[0],
-        test_targets,
+        (train if several else train[0], targets),
+        (test if several else test[0], test_targets),
         class_names,
         channels_last=last,
         normalise=normalise,
         loss=loss or ("mse" if numbers else "cross_entropy"),
         vocabulary=vocabulary,
-        owners=owner_of,
-        owner_names=owner_names,
+        owners=None if owners is None else _numbered_owners(owners, len(targets)),
     )
 
 
 def assemble(
     name: str,
-    train: Array | tuple[Array, ...],
-    train_targets: Array,
-    test: Array | tuple[Array, ...],
-    test_targets: Array,
+    train: Side,
+    test: Side,
     class_names: Sequence[str] = (),
     *,
     normalise: bool = True,
@@ -108,8 +103,7 @@ def assemble(
     image_size: int = 0,
     loss: str = "cross_entropy",
     vocabulary: int = 0,
-    owners: npt.NDArray[np.int64] | None = None,
-    owner_names: Sequence[str] = (),
+    owners: Owners | None = None,
 ) -> Dataset:
     """Copy valid arrays into the tensors of a data set, and normalise the numbers among the inputs.
 
@@ -117,9 +111,8 @@ def assemble(
     """
     import torch  # here, so that importing this module stays fast
 
-    inputs, test_inputs = as_tuple(train), as_tuple(test)
     pairs, steps = list[Sequence[Array]](), list[Preprocessing | None]()
-    for a, b, last in zip(inputs, test_inputs, channels_last, strict=True):
+    for a, b, last in zip(as_tuple(train[0]), as_tuple(test[0]), channels_last, strict=True):
         if is_tokens(a):
             pairs.append((a.astype(np.int64), b.astype(np.int64)))
             steps.append(None)
@@ -129,11 +122,11 @@ def assemble(
         pairs.append(copies)
         steps.append(Preprocessing(channels_last=last, image_size=image_size, mean=mean, std=std))
     train_x, test_x = (tuple(torch.from_numpy(pair[side]) for pair in pairs) for side in (0, 1))
-    several = isinstance(train, tuple)
+    several = isinstance(train[0], tuple)
     train_y, test_y = (
-        torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
-        for y in (train_targets, test_targets)
+        torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64)) for _, y in (train, test)
     )
+    owner_of, owner_names = owners or (None, ())
     return Dataset(
         name=name,
         train_x=train_x if several else train_x[0],
@@ -143,8 +136,8 @@ def assemble(
         class_names=tuple(class_names),
         loss=loss,
         vocabulary=vocabulary,
-        owners=owners,
-        owner_names=tuple(owner_names),
+        owners=owner_of,
+        owner_names=owner_names,
         preprocessing=tuple(steps),
     )
 
@@ -192,7 +185,17 @@ def _targets(what: str, given: Any, count: int) -> Array:
     return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y
 
 
-def _numbered_owners(owners: Any, count: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def _numbered_classes(y: Array, test_y: Array) -> list[str]:
+    """Name classes by their numbers; warn if they are not counted from 0."""
+    count = int(y.max()) + 1
+    if y.ndim == 1 and (least := min(int(y.min()), int(test_y.min()))):
+        note = f"y and test_y hold no class below {least}, but classes are counted from 0"
+        fix = f"If {least} is the first class, pass y - {least} and test_y - {least}"
+        warnings.warn(f"{note}: {count} classes. {fix}.", FeddropWarning, stacklevel=3)
+    return [str(label) for label in range(count)]
+
+
+def _numbered_owners(owners: Any, count: int) -> Owners:
     """Number the owners of ``count`` samples from 0 in the order of their names or numbers, and return the names."""
     given = _array(owners)
     if given.shape != (count,) or given.dtype.kind not in "iuUT":

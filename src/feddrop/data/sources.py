@@ -184,9 +184,9 @@ def load_dataset(
         allowed = "it must be at least 1" if image_size < 1 else f"leave it out, since {name} holds no images"
         raise ConfigError(f"image_size is {image_size}; {allowed}.")
     if name == "diabetes":
-        (x, y), (test_x, test_y) = load_diabetes()
+        (x, y), test = load_diabetes()
         kept = _limited(name, np.zeros(len(y), np.int64), train_limit)
-        return assemble(name, x[kept], y[kept], test_x, test_y, loss="mse")
+        return assemble(name, (x[kept], y[kept]), test, loss="mse")
     if name == "digits":
         (x, y), (test_x, test_y), names = load_digits()
     else:
@@ -196,7 +196,8 @@ def load_dataset(
             return _shakespeare(source, place, train_limit)
         (x, y), (test_x, test_y), names = source.read(place, progress=progress)
     kept, size = _limited(name, y, train_limit), image_size or 32
-    return assemble(name, resize(x[kept], size), y[kept], resize(test_x, size), test_y, names, image_size=size)
+    train, test = (resize(x[kept], size), y[kept]), (resize(test_x, size), test_y)
+    return assemble(name, train, test, names, image_size=size)
 
 
 def locate_dataset(name: str, *, path: str | Path | None = None) -> Path | None:
@@ -268,14 +269,11 @@ def _shakespeare(source: Shakespeare, place: Path, train_limit: int | None) -> D
     train = text.train[kept]
     return assemble(
         "shakespeare",
-        train[:, :-1],
-        train[:, 1:],
-        text.test[:, :-1],
-        text.test[:, 1:],
+        (train[:, :-1], train[:, 1:]),
+        (text.test[:, :-1], text.test[:, 1:]),
         NAMES,
         vocabulary=len(CHARACTERS),
-        owners=text.owners[kept],
-        owner_names=text.roles,
+        owners=(text.owners[kept], text.roles),
     )
 
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from feddrop.errors import RunError
 from feddrop.executors import Executor, Parcel, Reply
-from feddrop.methods.method import Job, Method, Spec, State, Update
-from feddrop.radio.plan import ArrayState
+from feddrop.methods.method import Job, Method, Spec, Update
 from feddrop.seeds import derive, generator
 from feddrop.simulation.clock import VirtualClock
 from feddrop.simulation.events import Transit
@@ -31,7 +30,9 @@ from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan
-from feddrop.subnets.parameters import Params
+
+if TYPE_CHECKING:
+    from feddrop.simulation.server import ServerState
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,23 +62,13 @@ class Flights:
     """
 
     def __init__(
-        self,
-        ready: Prepared,
-        clock: VirtualClock,
-        under_way: Mapping[int, Flight],
-        executor: Executor,
-        memories: MemoryStore,
-        *,
-        round_: int,
-        params: Params,
-        state: State,
-        cell: ArrayState,
+        self, ready: Prepared, server: ServerState, clock: VirtualClock, executor: Executor, memories: MemoryStore
     ) -> None:
-        self._ready, self._clock, self._executor, self._memories = ready, clock, executor, memories
-        self._round, self._params, self._state = round_, params, state
-        self.cell = cell
-        self.under_way, self.plans = dict(under_way), list[RoundPlan]()
-        self._by_serial = {clock.events.jobs[device].serial: flight for device, flight in under_way.items()}
+        self._ready, self._server, self._round = ready, server, server.round + 1
+        self._clock, self._executor, self._memories = clock, executor, memories
+        self.cell = server.cell
+        self.under_way, self.plans = dict(server.under_way), list[RoundPlan]()
+        self._by_serial = {clock.events.jobs[device].serial: flight for device, flight in self.under_way.items()}
         config, scheme = ready.config, ready.scheme
         costs = config.radio.costs if config.radio else "measured"
         self._pace = CellPace(getattr(scheme, "cell"), ready.work, costs, config.clock.sharing)  # noqa: B009
@@ -89,17 +80,17 @@ class Flights:
 
     def start(self, devices: Sequence[int]) -> None:
         """Plan for these devices and all that are busy, cut subnets, and start the downloads."""
-        ready, config = self._ready, self._ready.config
+        ready, config, params = self._ready, self._ready.config, self._server.params
         with ready.roster.holding({*devices, *self._clock.events.jobs}):
-            plan = ready.scheme.decide(self._round, self.cell, self._params)
+            plan = ready.scheme.decide(self._round, self.cell, params)
         self.cell = plan.state
         self.plans.append(plan)
         rates = {device: plan.rates[device] for device in devices if device in plan.rates}
         if not rates:
             return
-        for job in ready.method.plan(self._state, self._params, self._round, rates, config.seed):
+        for job in ready.method.plan(self._server.state, params, self._round, rates, config.seed):
             dtype = plan.dtypes or config.execution.dtype
-            sent, parcel, error = packed(ready.method, self._params, job, dtype, self._memories, ready.frozen)
+            sent, parcel, error = packed(ready.method, params, job, dtype, self._memories, ready.frozen)
             pace, push, work_s = self._pace.of(plan, sent)
             reply = None if parcel is not None else Reply(error=error, sent=False)
             flight = Flight(sent=sent, pace=pace, parcel=parcel, reply=reply)

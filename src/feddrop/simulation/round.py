@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,8 +18,8 @@ from feddrop.simulation.untrained import Untrained
 from feddrop.subnets.parameters import Params, without_negative_variances
 from feddrop.subnets.piece import gather
 
-TOO_FEW = "lost: too few updates arrived"
-"""Status of a device whose update arrived, but with too few others to be merged (``server.min_devices``)."""
+TOO_FEW = "too few updates arrived"
+"""Why an update is lost that arrived, but with too few others to be merged (``server.min_devices``)."""
 _MOST_REASONS = 5
 """Reasons for refused updates that an error lists; a fleet can have as many as devices."""
 Discount = Callable[[Job, Update], Update]
@@ -69,54 +68,31 @@ class RoundResult(NamedTuple):
 
 
 def run_round(
-    method: Method,
+    intake: Intake,
     executor: Executor,
-    params: Params,
-    state: State,
-    *,
-    round_: int,
     rates: Mapping[int, float],
     seed: int,
     dtype: str | Mapping[int, str] = "float32",
-    num_samples: Sequence[int] | None = None,
-    memories: MemoryStore | None = None,
-    guard: Guard | None = None,
-    min_devices: int = 1,
-    frozen: Set[str] = frozenset(),
-    untrained: Untrained | None = None,
-    lost: Mapping[int, str] = MappingProxyType({}),
 ) -> RoundResult:
     """Run one round over the devices that have a rate; those that fail or return a wrong update are left out.
 
-    If so many updates are lost on the way that fewer than ``min_devices`` are left, nothing is merged.
+    If so many updates are lost on the way that fewer than ``intake.min_devices`` are left, nothing is merged.
 
     Args:
-        method: the learning method.
+        intake: the server's side of the round.
         executor: runs the devices.
-        params: the full network.
-        state: the method's state.
-        round_: round, from 1.
         rates: dropout rate of every device that takes part.
         seed: the run's root seed.
         dtype: how values travel, for all devices or by device.
-        num_samples: samples per device; None to accept the devices' own figures.
-        memories: what devices remember.
-        guard: watches the updates.
-        min_devices: fewest usable updates; fewer are a RunError.
-        frozen: names of parameters that are not trained: devices have them, so they are not sent.
-        untrained: the parameters that no device has held so far; those of every usable update are removed.
-        lost: why the updates of these devices are lost on the way: they train and send, but are not merged.
     """
-    jobs = list(method.plan(state, params, round_, rates, seed)) if rates else []
-    merges = len(rates) - len(lost) >= min_devices or bool(rates and not lost)
-    unmerged = {k: f"lost: {lost[k]}" if k in lost else TOO_FEW for k in (lost if merges else rates)}
-    memories = memories if memories is not None else Forgetful()
-    intake = Intake(
-        method, params, round_, memories, num_samples=num_samples, frozen=frozen, untrained=untrained, lost=unmerged
-    )
+    method, params, memories, lost = intake.method, intake.params, intake.memories, intake.lost
+    jobs = list(method.plan(intake.state, params, intake.round, rates, seed)) if rates else []
+    merges = len(rates) - len(lost) >= intake.min_devices or bool(rates and not lost)
+    if not merges:
+        intake.lost = dict.fromkeys(rates, TOO_FEW) | lost
 
     def updates() -> Iterator[tuple[Job, Update]]:
-        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, frozen):
+        for sent, reply in exchange(method, executor, params, jobs, dtype, memories, intake.frozen):
             update = intake.checked(sent, reply)
             if update is not None:
                 yield sent.job, update  # merge folds it in before the next reply is read
@@ -124,35 +100,41 @@ def run_round(
     if not merges:
         for _ in updates():  # devices train and send, but nothing arrives that could be merged
             pass
-        return RoundResult(params, state, intake.done)
-    return intake.merged(updates(), state, guard=guard, min_devices=min_devices)
+        return RoundResult(params, intake.state, intake.done)
+    return intake.merged(updates())
 
 
 @dataclass(slots=True)
 class Intake:
-    """Checks the replies of a round one by one, keeps what each device did, and merges the updates.
+    """The server's side of a round: checks the replies one by one, keeps what each device did, merges the updates.
 
     Attributes:
         method: the learning method.
         params: the full network before the round.
+        state: the method's state before the round.
         round: round, from 1.
         memories: what devices remember.
         num_samples: samples per device; None to accept the devices' own figures.
-        frozen: names of parameters that are not sent.
+        guard: watches the updates.
+        min_devices: fewest usable updates; fewer are a RunError.
+        frozen: names of parameters that are not trained: devices have them, so they are not sent.
         untrained: the parameters that no device has held so far; those of every usable update are removed.
-        lost: the statuses of devices whose updates are not merged.
+        lost: why the updates of these devices are lost on the way: they train and send, but are not merged.
         devices: what each device did, by its number.
     """
 
     method: Method
     params: Params
+    state: State
     round: int
-    memories: MemoryStore
-    num_samples: Sequence[int] | None = None
-    frozen: Set[str] = frozenset()
-    untrained: Untrained | None = None
-    lost: Mapping[int, str] = field(default_factory=dict)
-    devices: dict[int, DeviceRound] = field(default_factory=dict)
+    memories: MemoryStore = field(default_factory=Forgetful, kw_only=True)
+    num_samples: Sequence[int] | None = field(default=None, kw_only=True)
+    guard: Guard = field(default_factory=Guard, kw_only=True)
+    min_devices: int = field(default=1, kw_only=True)
+    frozen: Set[str] = field(default=frozenset(), kw_only=True)
+    untrained: Untrained | None = field(default=None, kw_only=True)
+    lost: Mapping[int, str] = field(default_factory=dict, kw_only=True)
+    devices: dict[int, DeviceRound] = field(default_factory=dict, init=False)
 
     @property
     def done(self) -> list[DeviceRound]:
@@ -164,7 +146,7 @@ class Intake:
         number = sent.job.device
         update, error = checked_update(self.method, sent, reply, self.num_samples, self.frozen)
         if update is not None and number in self.lost:
-            update, error = None, self.lost[number]
+            update, error = None, f"lost: {self.lost[number]}"
         self.devices[number] = _summary(sent, reply, update, error)
         if update is not None or reply.forgot:
             self.memories.put(self.round, number, reply.memory if update else b"")
@@ -174,42 +156,45 @@ class Intake:
             update = replace(update, values=_changes(update, self.params))
         return update
 
-    def merged(
-        self,
-        updates: Iterable[tuple[Job, Update]],
-        state: State,
-        *,
-        guard: Guard | None = None,
-        min_devices: int = 1,
-        discount: Discount | None = None,
-    ) -> RoundResult:
-        """Merge updates as they arrive.
+    def merged(self, updates: Iterable[tuple[Job, Update]], discount: Discount | None = None) -> RoundResult:
+        """Merge checked updates as they arrive, at most one per device.
 
         Args:
-            updates: jobs and checked updates, at most one per device.
-            state: the method's state.
-            guard: watches the updates.
-            min_devices: fewest usable updates; fewer are a RunError.
+            updates: jobs and updates.
             discount: changes each update after the guard, for example by its staleness.
         """
 
         def arrived() -> Iterator[tuple[Job, Update]]:
             yield from updates
-            _check_enough(list(self.devices.values()), min_devices, self.round)
+            self._check_enough()
 
-        watched = (guard or Guard()).watch(arrived(), self.params, self.round, self._note)
+        watched = self.guard.watch(arrived(), self.params, self.round, self._note)
         if discount is not None:
             watched = ((job, discount(job, update)) for job, update in watched)
-        merged, new_state = self.method.merge(state, self.params, watched)
+        merged, state = self.method.merge(self.state, self.params, watched)
         _check_merged(watched, self.params, merged)
-        _check_enough(list(self.devices.values()), min_devices, self.round)  # again: the guard may have refused some
+        self._check_enough()  # again: the guard may have refused some
         after = without_negative_variances(self.params, merged)
-        return RoundResult(after, checked_state(new_state, "merge"), self.done)
+        return RoundResult(after, checked_state(state, "merge"), self.done)
 
     def _note(self, device: int, **found: Any) -> None:
         """Keep what the guard found about an update; one with another status is not used."""
         refused: dict[str, Any] = {"loss": None, "num_samples": 0} if "status" in found else {}
         self.devices[device] = replace(self.devices[device], **found, **refused)
+
+    def _check_enough(self) -> None:
+        """Raise if the round has too few usable updates."""
+        failed = [device.status for device in self.devices.values() if device.loss is None]
+        count, least = len(self.devices), self.min_devices
+        if count - len(failed) >= least:
+            return
+        different = list(dict.fromkeys(failed))
+        reasons = "; ".join(different[:_MOST_REASONS]) or "none took part"
+        reasons += f"; and {len(different) - _MOST_REASONS} other reasons" if len(different) > _MOST_REASONS else ""
+        if 0 < count < least:
+            reasons = f"only {count} took part. Lower server.min_devices, or let more take part"
+        few = "no device" if least == 1 else f"fewer than {least} devices"
+        raise RunError(f"{few} returned a usable update in round {self.round}: {reasons}")
 
 
 def _changes(update: Update, params: Params) -> Mapping[str, Tensor]:
@@ -231,20 +216,6 @@ def _summary(sent: SentJob, reply: Reply, update: Update | None, error: str) -> 
         seconds=reply.seconds,
         elapsed=reply.elapsed,
     )
-
-
-def _check_enough(devices: Sequence[DeviceRound], min_devices: int, round_: int) -> None:
-    """Raise if a round has too few usable updates."""
-    failed = [device.status for device in devices if device.loss is None]
-    if len(devices) - len(failed) >= min_devices:
-        return
-    different = list(dict.fromkeys(failed))
-    reasons = "; ".join(different[:_MOST_REASONS]) or "none took part"
-    reasons += f"; and {len(different) - _MOST_REASONS} other reasons" if len(different) > _MOST_REASONS else ""
-    if 0 < len(devices) < min_devices:
-        reasons = f"only {len(devices)} took part. Lower server.min_devices, or let more take part"
-    least = "no device" if min_devices == 1 else f"fewer than {min_devices} devices"
-    raise RunError(f"{least} returned a usable update in round {round_}: {reasons}")
 
 
 def _check_merged(updates: Iterator[tuple[Job, Update]], before: Params, after: Params) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from feddrop.simulation.device import Root
 from feddrop.simulation.flights import Flight, load_flights, save_flights
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import run_round
+from feddrop.simulation.round import Intake, run_round
 from feddrop.simulation.sizes import measure_sizes
 from feddrop.simulation.spent import with_round
 from feddrop.simulation.trial import unused_mean
@@ -100,6 +100,22 @@ class ServerState:
             under_way=load_flights(clock, method, kept.get("clock", {})) if clock else {},
         )
 
+    def intake(self, ready: Prepared, memories: MemoryStore, lost: Mapping[int, str] = MappingProxyType({})) -> Intake:
+        """Return the server's side of the next round; updates of devices that are ``lost`` are not merged."""
+        return Intake(
+            ready.method,
+            self.params,
+            self.state,
+            self.round + 1,
+            memories=memories,
+            num_samples=ready.samples,
+            guard=self.guard,
+            min_devices=ready.config.server.min_devices,
+            frozen=ready.frozen,
+            untrained=self.untrained,
+            lost=lost,
+        )
+
 
 def _checked(loaded: Mapping[str, Tensor], like: Mapping[str, Tensor], folder: Path) -> Params:
     """Return the tensors of a checkpoint in the order of ``like``, after comparing names, dtypes and shapes."""
@@ -130,34 +146,20 @@ def next_round(
 ) -> tuple[ServerState, RoundRecord]:
     """Run the round after ``server``: plan, exchange, merge, step, evaluate; return the new state and the record."""
     config, started, round_ = ready.config, time.perf_counter(), server.round + 1
-    guard, untrained = copy.copy(server.guard), copy.deepcopy(server.untrained)
-    shared: dict[str, Any] = {"round_": round_, "guard": guard, "untrained": untrained, "frozen": ready.frozen}
+    server = replace(server, guard=copy.copy(server.guard), untrained=copy.deepcopy(server.untrained))
     step: VirtualStep | None = None
     if server.clock is not None:
-        net: dict[str, Any] = {"params": server.params, "state": server.state, "cell": server.cell}
-        step = virtual_step(ready, server.clock, server.under_way, executor, memories, **net, **shared)
+        step = virtual_step(ready, server, server.clock, executor, memories)
         plan, result = step.plan, step.result
     else:
         plan = ready.scheme.decide(round_, server.cell, server.params)
-        result = run_round(
-            ready.method,
-            executor,
-            server.params,
-            server.state,
-            rates=plan.rates,
-            seed=config.seed,
-            dtype=plan.dtypes or config.execution.dtype,
-            num_samples=ready.samples,
-            memories=memories,
-            min_devices=config.server.min_devices,
-            lost=plan.lost,
-            **shared,
-        )
+        intake = server.intake(ready, memories, lost=plan.lost)
+        result = run_round(intake, executor, plan.rates, config.seed, plan.dtypes or config.execution.dtype)
     merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
     if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means:
         raise RunError(unused_mean(config.server))
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)
-    after = replace(after, guard=guard, untrained=untrained, cell=plan.state)
+    after = replace(after, cell=plan.state)
     costs = ready.scheme.costs(plan, result.devices) if step is None else {}
     record = recording.round_record(round_, plan, result.devices, costs)
     if step is not None:

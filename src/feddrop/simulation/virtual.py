@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddrop.config import Radio, RunConfig
 from feddrop.executors import Executor
-from feddrop.learning.guard import Guard
-from feddrop.methods.method import State
 from feddrop.radio.plan import ArrayState
 from feddrop.simulation.clock import Ended, VirtualClock, link_for
 from feddrop.simulation.events import ARRIVED
 from feddrop.simulation.flights import Flight, Flights, unanswered
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import DeviceRound, Intake, RoundResult
+from feddrop.simulation.round import DeviceRound, RoundResult
 from feddrop.simulation.schemes import RoundPlan
-from feddrop.simulation.untrained import Untrained
 from feddrop.storage import DeviceRecord, RoundRecord
 from feddrop.storage.records import STALE
-from feddrop.subnets.parameters import Params
+
+if TYPE_CHECKING:
+    from feddrop.simulation.server import ServerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +74,11 @@ def first_clock(config: RunConfig, radio: Radio, devices: int) -> VirtualClock:
 
 
 def virtual_step(
-    ready: Prepared,
-    clock: VirtualClock,
-    under_way: Mapping[int, Flight],
-    executor: Executor,
-    memories: MemoryStore,
-    *,
-    round_: int,
-    params: Params,
-    state: State,
-    cell: ArrayState,
-    guard: Guard,
-    untrained: Untrained,
-    frozen: Set[str],
+    ready: Prepared, server: ServerState, clock: VirtualClock, executor: Executor, memories: MemoryStore
 ) -> VirtualStep:
     """Advance the clock until a server step is due, and merge the answers that count, by job and device."""
-    clock = clock.copied()
-    crew = Flights(ready, clock, under_way, executor, memories, round_=round_, params=params, state=state, cell=cell)
+    clock, round_ = clock.copied(), server.round + 1
+    crew = Flights(ready, server, clock, executor, memories)
     ended = clock.step(crew)
     flights = [crew.of(one.job) for one in ended]
     for one in ended:  # a device that vanished may have been asked again
@@ -101,16 +88,13 @@ def virtual_step(
     stale = {n for n, one in enumerate(ended) if one.what == ARRIVED and crew.is_stale(flights[n].sent.job)}
     arrived = {one.job.device: n for n, one in enumerate(ended) if one.what == ARRIVED and n not in stale}
     order = sorted(arrived.values(), key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
-    intake = Intake(
-        ready.method, params, round_, memories, num_samples=ready.samples, frozen=frozen, untrained=untrained
-    )
+    intake = server.intake(ready, memories)
     updates = (
         (flight.sent.job, update)
         for flight in (flights[n] for n in order)
         if flight.reply is not None and (update := intake.checked(flight.sent, flight.reply)) is not None
     )
-    least = ready.config.server.min_devices
-    result = intake.merged(updates, state, guard=guard, min_devices=least, discount=crew.discounted)
+    result = intake.merged(updates, crew.discounted)
     done = {device.device: device for device in result.devices}
     entries = [
         _entry(one, flight, done[one.job.device] if n in order else None, STALE if n in stale else one.what, round_)
