@@ -17,7 +17,7 @@ from feddrop.radio.files import load
 from feddrop.report import read_log, write_comparison, write_report
 from feddrop.seeds import derive
 from feddrop.simulation.cell_rates import CellRates
-from feddrop.simulation.covers import covers
+from feddrop.simulation.covers import covers, predicted
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run, resume, run
 from feddrop.simulation.schemes import Workload
@@ -212,12 +212,15 @@ def test_what_travels_up_is_counted_where_it_is_less_or_more_than_what_came_down
     sizes = {"as down": None, "less": {"w": 100}, "more": {"w": 3000}}
     found = {
         name: covers(
-            Workload(
-                samples=[10],
-                parameters=1000,
-                flops=lambda _: (1.0, 3.0),
-                sizes=lambda _, up=up: Sizes(kept=down, answered=up),
-                dtype="float32",
+            predicted(
+                Workload(
+                    samples=[10],
+                    parameters=1000,
+                    flops=lambda _: (1.0, 3.0),
+                    sizes=lambda _, up=up: Sizes(kept=down, answered=up),
+                    dtype="float32",
+                ),
+                "",
             )
         )(0.0)
         for name, up in sizes.items()

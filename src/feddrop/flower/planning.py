@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddrop.errors import ConfigError, InfeasibleError
+from feddrop.errors import InfeasibleError
 from feddrop.flower.fleet import Fleet
 from feddrop.radio.plan import NO_STATE, ArrayState
+from feddrop.simulation.covers import predicted
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.round import DeviceRound
 from feddrop.simulation.schemes import RoundPlan, Workload
 from feddrop.subnets.parameters import Params
-from feddrop.wire import frame_bytes
 
 log = logging.getLogger("feddrop")
 
@@ -56,6 +56,9 @@ _ANCHOR = 0.05
 """Weight of the point known without measuring (no bytes, no FLOPs) relative to that of a round: it decides the slope
 when all rounds have the same size."""
 
+_UNPREDICTABLE = (
+    'which planning needs. Use an exact count, no layer rates and a threshold per layer, or flower.planning = "given".'
+)
 Floats = npt.NDArray[np.float64]
 
 
@@ -108,19 +111,9 @@ class Costs:
     @classmethod
     def of(cls, work: Workload, max_rate: float) -> Costs:
         """Compute the costs from the method's subnet sizes."""
-        if work.sizes is None:
-            raise ConfigError(
-                "with these settings the method cannot predict the size of a subnet, which planning needs. Use an "
-                'exact count, no layer rates and a threshold per layer, or flower.planning = "given".'
-            )
-        rates = np.linspace(0.0, max_rate, STEPS + 1)
-        sizes = [work.sizes(float(rate)) for rate in rates]
-        return cls(
-            rate=rates,
-            push=np.array([frame_bytes(one.kept, work.dtype) + one.push_bytes for one in sizes], float),
-            pull=np.array([frame_bytes(one.answered or one.kept, work.dtype) + one.pull_bytes for one in sizes], float),
-            flops=np.array([one.work * work.flops(one.kept)[1] for one in sizes]),
-        )
+        size_at, rates = predicted(work, _UNPREDICTABLE), np.linspace(0.0, max_rate, STEPS + 1)
+        push, pull, flops = np.array([size_at(rate) for rate in rates.tolist()]).T
+        return cls(rate=rates, push=push, pull=pull, flops=flops)
 
 
 def lowest(seconds: Floats, joules: Floats, deadline_s: float, budget_j: float) -> tuple[int, str]:
@@ -246,8 +239,8 @@ class NodeRates:
             if not entry.elapsed:
                 continue
             pull = entry.pull_bytes or entry.push_bytes  # a late reply would have had this size
-            work = self._work.sizes(entry.rate).work if self._work.sizes else 1.0
-            flops = work * self._work.flops(entry.kept)[1] * self._fleet.samples[entry.device] * self._epochs
+            per_sample = self._work.training_flops(entry.rate, entry.kept)
+            flops = per_sample * self._fleet.samples[entry.device] * self._epochs
             cost: dict[str, Any] = {"latency_s": entry.elapsed, "energy_j": None}
             if planned := self.speed(entry.device):  # before this round enters the history
                 cost["formula_latency_s"] = planned.seconds(entry.push_bytes, pull, flops)

@@ -113,7 +113,7 @@ class _Compressed:
         up = found.answered or found.kept
         answered = {name: self.count(size) if name in self.layout.weights else size for name, size in up.items()}
         marked = sum(answered[name] for name in self.layout.weights)
-        more = sections_bytes({TOP: (self._spec.dtype, self._spec.shape)}, {TOP: marked})
+        more = sections_bytes({TOP: self._spec}, {TOP: marked})
         return replace(found, answered=answered, pull_bytes=found.pull_bytes + more)
 
 

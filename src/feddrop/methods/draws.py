@@ -25,7 +25,7 @@ from feddrop.subnets.cut import cutter, kept_sizes, layer_rates, unit_shares
 from feddrop.subnets.importance import Magnitudes, draw, probabilities
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, full_piece
+from feddrop.subnets.piece import Piece, Subnet, full_piece, full_subnet
 from feddrop.subnets.units import unit_pieces
 from feddrop.wire.sections import sections_bytes
 
@@ -147,7 +147,7 @@ class ImportantWeights:
     def cut(self, job: Job) -> Subnet:
         """Return the subnet of a job: what its mask keeps."""
         if not self._drops(job.rate):
-            return {name: full_piece(shape) for name, shape in self._shapes.items()}
+            return full_subnet(self._shapes)
         mask, thresholds = job.payload.get("mask"), job.payload.get("threshold")
         if mask is None or thresholds is None or mask.shape != (self._bits,) or thresholds.shape != (self._thresholds,):
             raise FrameError(f"device {job.device}: expected a mask of {self._bits} bits and its thresholds.")
@@ -231,7 +231,7 @@ class ImportantUnits:
     def cut(self, job: Job) -> Subnet:
         """Return the subnet of a job: a smaller dense network."""
         if not self._drops(job.rate):
-            return {name: full_piece(shape) for name, shape in self._blueprint.shapes.items()}
+            return full_subnet(self._blueprint.shapes)
         sent = job.payload.get("units")
         if sent is None or sent.shape != self._sent["units"][1] or not bool((sent >= 0).all()):
             raise FrameError(f"device {job.device}: expected the factors of {self._sent['units'][1][0]} units.")

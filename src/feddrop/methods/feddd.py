@@ -36,7 +36,7 @@ from feddrop.methods.method import (
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, full_piece, gather
+from feddrop.subnets.piece import Piece, Subnet, full_piece, full_subnet, gather
 from feddrop.wire.sections import sections_bytes
 
 _OWN = "own/"
@@ -117,7 +117,7 @@ class _FedDD:
     def sizes(self, rate: float) -> Sizes:
         """Return the largest cost of a round, that of a broadcast: everything is sent down and trained."""
         kept = {name: math.prod(shape) for name, shape in self.channels.shapes.items()}
-        mask = sections_bytes({"channels": (self._spec.dtype, self._spec.shape)})
+        mask = sections_bytes({"channels": self._spec})
         return Sizes(kept=kept, push_bytes=mask, pull_bytes=mask, answered=self.channels.sizes(rate))
 
     def notes(self, state: State) -> dict[str, float]:
@@ -137,7 +137,7 @@ class ChannelLayout:
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.shapes = blueprint.shapes
-        self.full: Subnet = {name: full_piece(shape) for name, shape in self.shapes.items()}
+        self.full = full_subnet(self.shapes)
         self.counts = {name: self.shapes[name][0] for name in blueprint.weights}
         self.total = sum(self.counts.values())
         owner = {layer: name for name, layer in blueprint.weights.items()}

@@ -201,7 +201,7 @@ class _Fjord:
     def sizes(self, rate: float) -> Sizes:
         top = self.config.widest(rate)
         kept = {name: piece.size for name, piece in self.cut(Job(round=1, device=0, seed=0, rate=rate)).items()}
-        asked = {name: (spec.dtype, spec.shape) for name, spec in self._asks(top).items()}
+        asked = self._asks(top)
         down = {name: spec for name, spec in asked.items() if name != "steps"}
         return Sizes(
             kept=kept,

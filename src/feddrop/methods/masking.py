@@ -21,7 +21,7 @@ from feddrop.methods.method import Job, Sizes, Spec, State, plan_jobs
 from feddrop.subnets import parameters
 from feddrop.subnets.masks import kept_count
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, full_piece
+from feddrop.subnets.piece import Piece, Subnet, full_piece, full_subnet
 from feddrop.wire.sections import sections_bytes
 
 Mask = npt.NDArray[np.bool_]
@@ -104,11 +104,7 @@ class LargestWeights(MaskLayout):
 
     def cut(self, job: Job) -> Subnet:
         """Return the subnet of a job."""
-        return (
-            {name: full_piece(shape) for name, shape in self._shapes.items()}
-            if self._all(job.rate)
-            else super().cut(job)
-        )
+        return full_subnet(self._shapes) if self._all(job.rate) else super().cut(job)
 
     def sizes(self, rate: float) -> Sizes:
         """Return the cost of a subnet of a given rate, for thresholds per layer."""

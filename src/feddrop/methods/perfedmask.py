@@ -34,7 +34,7 @@ from feddrop.methods.method import (
 )
 from feddrop.seeds import derive, generator
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Piece, Subnet, full_piece
+from feddrop.subnets.piece import Piece, Subnet, full_piece, full_subnet
 from feddrop.wire.sections import sections_bytes
 
 Counts = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ class _PerFedMask:
         return [replace(job, payload={"layers": row}) for job, row in zip(jobs, chosen, strict=True)]
 
     def cut(self, _: Job) -> Subnet:
-        return {name: full_piece(shape) for name, shape in self.shapes.items()}
+        return full_subnet(self.shapes)
 
     def trained(self, job: Job) -> Subnet:
         """Return what a device trains and sends: its layers and what belongs to none, such as norms."""

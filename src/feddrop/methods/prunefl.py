@@ -110,13 +110,12 @@ class _Prunefl(SharedMask):
         for name in sorted(per_weight, key=lambda one: -per_weight[one]):
             kept[name] = min(kept[name], left)
             left -= kept[name]
-        asked = {name: (spec.dtype, spec.shape) for name, spec in self._asked.items()}
         sent = {"mask": ("bool", (self.layout.size,)), "due": ("bool", (1,))}
         return Sizes(
             kept=kept,
             push_bytes=sections_bytes(sent),
-            pull_bytes=sections_bytes(asked),
-            work=2.0 / 3.0 + _training(counted, {}) / (3.0 * _training(counted, kept)),
+            pull_bytes=sections_bytes(self._asked),
+            work=2.0 / 3.0 + counted.full.charged / (3.0 * counted.of(kept).charged),
         )
 
     def plan(self, state: State, _: Params, round_: int, rates: Mapping[int, float], seed: int) -> list[Job]:
@@ -274,12 +273,6 @@ def _scores(layout: MaskLayout, sums: Gradients, num_samples: int) -> tuple[torc
     }
     others = sum(float(square.double().sum()) for name, square in squares.items() if name not in layout.weights)
     return layout.joined(scores), torch.tensor([float(others)])  # 0 if there are no others
-
-
-def _training(counted: flops.Flops, kept: Mapping[str, int]) -> float:
-    """Return the FLOPs of training a subnet, as the cell counts them."""
-    found = counted.of(kept)
-    return max(3.0 * found.forward, found.training)
 
 
 def layer_costs(setup: Setup, config: PruneFL, counted: flops.Flops, samples: float) -> dict[str, float]:

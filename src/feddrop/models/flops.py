@@ -39,6 +39,11 @@ class Work(NamedTuple):
         """Both passes."""
         return self.forward + self.backward
 
+    @property
+    def charged(self) -> float:
+        """FLOPs of training as the cell bills them: the paper's 3 x forward, or what was counted if that is more."""
+        return max(3.0 * self.forward, self.training)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:

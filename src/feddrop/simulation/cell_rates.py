@@ -45,6 +45,10 @@ from feddrop.subnets.parameters import Params
 _SOLVED, _SPLIT = ("exact", "primal-dual", "common"), ("equal", "random")
 """Schemes that solve the problem again at lower rates, and those that keep their shares."""
 _NOTHING = Predicted(0.0, 0.0, 0.0)
+_UNPREDICTABLE = (
+    'so measured costs cannot guarantee a deadline. Use radio.costs = "formula"; or method.count = "exact", '
+    'method.threshold = "layer" and no layer rates.'
+)
 
 
 class _Allocated(NamedTuple):
@@ -97,9 +101,9 @@ class CellRates:
         )
         self._formula: dict[str, Any] = {"parameters": work.parameters, "forward_flops": work.flops(None)[0]}
         dtypes = ERRORS if work.dtype == AUTO else (work.dtype,)
-        measured = {dtype: replace(work, dtype=dtype) for dtype in dtypes if radio.costs == "measured"}
-        self._covers = {dtype: covers(one) for dtype, one in measured.items()}
-        self._predicted = {dtype: predicted(one) for dtype, one in measured.items()}
+        measured = dtypes if radio.costs == "measured" else ()
+        self._predicted = {dtype: predicted(replace(work, dtype=dtype), _UNPREDICTABLE) for dtype in measured}
+        self._covers = {dtype: covers(size_at) for dtype, size_at in self._predicted.items()}
         self._last: tuple[int, Allocation] | None = None
 
     def first_empty_round(self, rounds: int) -> int | None:
@@ -327,11 +331,7 @@ class CellRates:
         push, pull, flops = np.zeros(count), np.zeros(count), np.zeros(count)
         for entry in devices:
             push[entry.device], pull[entry.device] = entry.push_bytes, entry.pull_bytes
-            sizes = self._work.sizes(entry.rate) if self._work.sizes else None
-            kept, work = entry.kept, sizes.work if sizes else 1.0
-            if sizes and sizes.answered is not None:  # more is trained than travels
-                kept = sizes.kept
-            flops[entry.device] = work * self._work.flops(kept)[1] * self.cell.samples[entry.device]
+            flops[entry.device] = self._work.training_flops(entry.rate, entry.kept) * self.cell.samples[entry.device]
         rate, share = np.minimum(plan.allocation.rate, 1.0), plan.allocation.share
         formula, measured = (
             with_transmissions(radio_cost(self.cell, plan.channels, rate, share, **sizes), plan.transmissions)

@@ -20,14 +20,17 @@ class Predicted(NamedTuple):
     flops: float
 
 
-def predicted(work: Workload) -> Callable[[float], Predicted]:
-    """Return a function from a rate to the size of a subnet: exact, or an upper bound if masks are coded."""
+PredictedAt = Callable[[float], Predicted]
+"""A function from a rate to the size of a subnet."""
+
+
+def predicted(work: Workload, otherwise: str) -> PredictedAt:
+    """Return the size of a subnet by its rate: exact, or an upper bound if masks are coded.
+
+    If the method cannot predict it, raise a ConfigError that ends with ``otherwise``.
+    """
     if work.sizes is None:
-        raise ConfigError(
-            "with these settings the method cannot predict the size of a subnet, so measured costs cannot guarantee a "
-            'deadline. Use radio.costs = "formula"; or method.count = "exact", method.threshold = "layer" and no layer '
-            "rates."
-        )
+        raise ConfigError(f"with these settings the method cannot predict the size of a subnet, {otherwise}")
     sizes = work.sizes
 
     @lru_cache(maxsize=4096)
@@ -42,19 +45,18 @@ def predicted(work: Workload) -> Callable[[float], Predicted]:
     return of
 
 
-def covers(work: Workload) -> Callable[[float], dict[str, float]]:
+def covers(size_at: PredictedAt) -> Callable[[float], dict[str, float]]:
     """Return a function from the highest rate to the figures of a full model that cover every subnet's real costs.
 
     The figures are the bits of a frame in each direction and the FLOPs per sample.
     """
-    of = predicted(work)
 
     @lru_cache
     def cover(top: float) -> dict[str, float]:
         return {
-            "push_bits": covering(lambda rate: 8.0 * of(rate).push_bytes, top),
-            "pull_bits": covering(lambda rate: 8.0 * of(rate).pull_bytes, top),
-            "flops": covering(lambda rate: of(rate).flops, top),
+            "push_bits": covering(lambda rate: 8.0 * size_at(rate).push_bytes, top),
+            "pull_bits": covering(lambda rate: 8.0 * size_at(rate).pull_bytes, top),
+            "flops": covering(lambda rate: size_at(rate).flops, top),
         }
 
     return cover

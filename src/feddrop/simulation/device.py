@@ -27,7 +27,7 @@ from feddrop.methods.method import Job, MethodFactory, Setup, train_subnet
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import PLACED, full_piece, scaled, to_device_shape, without
+from feddrop.subnets.piece import PLACED, full_subnet, scaled, to_device_shape, without
 from feddrop.wire.sections import pack_sections, unpack_sections
 
 TEST_CHUNK = 1000
@@ -229,7 +229,7 @@ class Device:
 
     def held_out_update(self, params: Params, round_: int) -> Params:
         """Return the change of the full network if it is trained on the validation samples."""
-        task, subnet = self.task, {name: full_piece(tuple(value.shape)) for name, value in params.items()}
+        task, subnet = self.task, full_subnet({name: tuple(value.shape) for name, value in params.items()})
         job = Job(round=round_, device=0, seed=derive(task.setup.seed, "root", round_), rate=0.0)
         (x, y, *_), where = task.samples, task.torch_device
         batches = LocalBatches(x, y, task.validation, task.setup.train, job.seed, where, lone=not self._norms)

@@ -74,8 +74,7 @@ class CellPace:
         weight = 1.0 if self._sharing == "equal" else float(share or 0.0)
         subband, cpu_hz = cell.noise == "subband", float(channels.cpu_hz[k])
         kept = {name: piece.size for name, piece in sent.subnet.items()}
-        factor = self._work.sizes(rate).work if self._work.sizes else 1.0
-        flops = factor * self._work.flops(kept)[1] * float(cell.samples[k])
+        flops = self._work.training_flops(rate, kept) * float(cell.samples[k])
         bits, formula = 8.0 * sent.push_bytes, (1.0 - rate) * float(cell.model_bits(self._work.parameters))
         work = flops
         if not self._measured:

@@ -192,9 +192,8 @@ def workload(
     """Return what a scheme knows about the training."""
 
     def flops_of(kept: Mapping[str, int] | None) -> tuple[float, float]:
-        """Return forward and training FLOPs: the paper's 3 x forward, or what was counted if that is more."""
         found = counted.of(kept or {})
-        return found.forward, max(3.0 * found.forward, found.training)
+        return found.forward, found.charged
 
     return Workload(
         samples=[count * task.setup.train.epochs for count in samples],

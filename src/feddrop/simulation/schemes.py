@@ -92,6 +92,14 @@ class Workload:
     sizes: Callable[[float], Sizes] | None
     dtype: str
 
+    def training_flops(self, rate: float, kept: Mapping[str, int]) -> float:
+        """Return the FLOPs per sample with which a device of some rate trains, if it was sent the ``kept`` values."""
+        sizes = self.sizes(rate) if self.sizes else None
+        if sizes is None:
+            return self.flops(kept)[1]
+        trained = kept if sizes.answered is None else sizes.kept  # more may be trained than travels
+        return sizes.work * self.flops(trained)[1]
+
 
 class RateScheme(Protocol):
     """What plans the rounds of a run.

@@ -64,6 +64,11 @@ def full_piece(shape: tuple[int, ...]) -> Piece:
     return Piece(shape=shape, sub_shape=shape)
 
 
+def full_subnet(shapes: Mapping[str, tuple[int, ...]]) -> Subnet:
+    """Return the subnet that keeps all of a network with these shapes."""
+    return {name: full_piece(shape) for name, shape in shapes.items()}
+
+
 def positions(index: Index, where: torch.device) -> Tensor:
     """Return flat positions as a tensor; on another device than the CPU, they are copied once per job."""
     if where.type == "cpu":
