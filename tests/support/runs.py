@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from feddrop.storage import DeviceRecord, RoundRecord
-from feddrop.storage.devices import DeviceBlock, digest, encode, to_table
+from feddrop.storage.devices import DeviceBlock, encode, to_table
+from feddrop.storage.files import digest
 
 
 def write_metrics(folder: Path, lines: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 
 from feddrop.config import RunConfig
-from feddrop.config.parsing import flat
+from feddrop.config.parsing import flat, is_under
 from feddrop.errors import FeddropError, clean
 from feddrop.storage import LoadedRun, load_run
 from feddrop.storage.manifest import FREE, comparable
@@ -158,11 +158,6 @@ def object_differences(identities: Sequence[Identity]) -> dict[str, list[str | N
             for text, one in zip(texts, identities, strict=True)
         ]
     return found
-
-
-def is_under(key: str, places: Sequence[str]) -> bool:
-    """Return whether a setting is one of these, or in one of these sections."""
-    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def _named_differently(identities: Sequence[Identity]) -> bool:

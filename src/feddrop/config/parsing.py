@@ -9,7 +9,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ def load_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def is_under(key: str, places: Iterable[str]) -> bool:
+    """Return whether a setting is one of these, or in one of these sections."""
+    return any(f"{key}.".startswith(f"{place}.") for place in places)
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,13 +6,12 @@ returned to a checkpoint gets the memory of that round, and a node that lost its
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from feddrop.storage.files import write_atomically
+from feddrop.storage.files import digest, write_atomically
 
 LEFT_S = 3600.0
 """Age after which an unfinished file counts as left behind by a killed process."""
@@ -59,7 +58,7 @@ class NodeMemory:
 
 
 def _name(memory: bytes) -> str:
-    return hashlib.blake2b(memory, digest_size=16).hexdigest() + ".memory"
+    return f"{digest(memory)}.memory"
 
 
 def _modified(path: Path) -> float:

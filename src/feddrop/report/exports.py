@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from pathlib import Path
@@ -12,8 +11,8 @@ from feddrop.comparison.verdicts import FAILS, HOLDS
 from feddrop.report.compare import Standings, ways_of
 from feddrop.report.curves import accuracy_figure, loss_figure
 from feddrop.report.measures import Measure, Row
+from feddrop.storage import tables
 from feddrop.storage.files import write_atomically
-from feddrop.storage.tables import as_text
 
 if TYPE_CHECKING:
     from feddrop.report.journal import Width
@@ -33,12 +32,8 @@ _MARKS = {HOLDS: r"^{+}", FAILS: r"^{-}"}
 
 def write_csv(found: Standings, path: Path) -> None:
     """Write one row per arm and measure; unknown numbers are empty."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(Row._fields)
-    for row in found.rows:
-        table.writerow(["" if isinstance(cell, float) and not math.isfinite(cell) else as_text(cell) for cell in row])
-    write_atomically(path, text.getvalue().encode())
+    rows = [["" if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row] for row in found.rows]
+    tables.write_csv(path, [Row._fields, *rows])
 
 
 def write_latex(found: Standings, path: Path) -> None:

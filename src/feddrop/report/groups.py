@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.comparison.identity import Identity, complete_settings, identity_of, is_under, object_differences
+from feddrop.comparison.identity import Identity, complete_settings, identity_of, object_differences
+from feddrop.config.parsing import is_under
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.report.style import SERIES
 

@@ -16,6 +16,7 @@ from torch import nn
 from feddrop.allocation import Scheme
 from feddrop.config import CustomMethod, MethodSettings, Radio, RunConfig, SuppliedMethod
 from feddrop.config.conversion import to_table
+from feddrop.config.parsing import is_under
 from feddrop.config.radio import CUSTOM
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, named_object
@@ -80,7 +81,7 @@ class CustomObjects:
             default |= {f"radio.{key}": value for key, value in to_table(Radio(preset=config.radio.preset)).items()}
         changed = [key for key, value in settings.items() if value != default.get(key) and key not in used]
         for name in given:
-            idle = [key for key in changed if any(f"{key}.".startswith(f"{place}.") for place in self.replaced(name))]
+            idle = [key for key in changed if is_under(key, self.replaced(name))]
             if idle:
                 whole = "radio" in self.replaced(name)
                 shown = dict.fromkeys("[radio]" if whole and key.startswith("radio.") else key for key in idle)

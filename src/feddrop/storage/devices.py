@@ -8,7 +8,6 @@ Importing pyarrow takes 0.2 seconds and 50 MB, so it is imported only to write o
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 from bisect import bisect_left
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from feddrop.config.parsing import json_value
 from feddrop.errors import RunError, clean
-from feddrop.storage.files import os_errors, read_whole, write_atomically
+from feddrop.storage.files import digest, os_errors, read_whole, write_atomically
 from feddrop.storage.records import COLUMNS, DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -58,11 +57,6 @@ class DeviceBlock(NamedTuple):
         if digest(data) != self.digest:
             raise RunError(f"{clean(path)} is damaged: {why}. Restore it from a backup.")
         return data
-
-
-def digest(data: bytes) -> str:
-    """Return the digest of a file or of the rows in a checkpoint."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 class DeviceWriter:
@@ -231,8 +225,15 @@ def remove(folder: Path, kept: set[str]) -> None:
 def _schema(columns: Sequence[str] | None = None) -> pa.Schema:
     import pyarrow
 
-    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
-    return pyarrow.schema([(name, types[kind]) for name, kind in COLUMNS.items() if columns is None or name in columns])
+    chosen = [(name, kind) for name, kind in COLUMNS.items() if columns is None or name in columns]
+    return pyarrow.schema([(name, arrow_type(kind)) for name, kind in chosen])
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """Return the type of a column by the name of its Python type."""
+    import pyarrow
+
+    return {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}[kind]
 
 
 def _by_round(table: pa.Table) -> dict[int, tuple[DeviceRecord, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -125,6 +126,11 @@ def _replace(path: Path, data: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def digest(data: bytes) -> str:
+    """Return the digest by which a reader notices that bytes differ from what was written."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def read_whole(path: Path) -> bytes:

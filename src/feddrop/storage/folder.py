@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import FeddropWarning, RunError, clean
 from feddrop.storage import manifest, recovery
-from feddrop.storage.devices import DEVICES, DeviceWriter, digest, remove
-from feddrop.storage.files import append_line, is_empty, locked, os_errors, sync_folder, write_atomically
+from feddrop.storage.devices import DEVICES, DeviceWriter, remove
+from feddrop.storage.files import append_line, digest, is_empty, locked, os_errors, sync_folder, write_atomically
 from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines, to_line
 from feddrop.storage.reading import CONFIG, MANIFEST, OVERWRITING, REPORT, RunReader
 from feddrop.storage.records import RoundRecord

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddrop.config.parsing import flat, json_value
+from feddrop.config.parsing import flat, is_under, json_value
 from feddrop.errors import RunError, clean
+from feddrop.storage import files
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
@@ -82,7 +82,7 @@ def changed(about: Mapping[str, Any]) -> bool:
 
 def _facts_digest(facts: Mapping[str, Any]) -> str:
     written = json.loads(json.dumps(facts))  # as a reader sees it: with keys that are strings, and without tuples
-    return hashlib.blake2b(json.dumps(written, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return files.digest(json.dumps(written, sort_keys=True).encode())
 
 
 def versions() -> dict[str, str]:
@@ -127,7 +127,7 @@ def digest(config: RunConfig, text: str = "") -> str:
     """Return a digest of the settings that may not change on resume; ``text`` is their TOML, if it is known."""
     settings = flat(tomllib.loads(text or config.to_toml()))
     chosen = {key: value for key, value in settings.items() if not _is_free(key, config)}
-    return hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return files.digest(json.dumps(chosen, sort_keys=True).encode())
 
 
 def resumed(
@@ -261,7 +261,7 @@ def _crc32(path: Path) -> int | None:
 def _is_free(key: str, config: RunConfig) -> bool:
     if key == "rounds" and depends_on_rounds(config):
         return False
-    return any(key == one or key.startswith(f"{one}.") for one in FREE)
+    return is_under(key, FREE)
 
 
 def depends_on_rounds(config: RunConfig) -> str:

@@ -293,7 +293,7 @@ class RoundRecord(_Record):
 
     def scalars(self) -> dict[str, float]:
         """Return every known number of the round by name, custom metrics included."""
-        found = {key: self[key] for key in self if key not in _NESTED} | {"devices": self.took_part, **self.metrics}
+        found = {key: self[key] for key in self if key not in NESTED} | {"devices": self.took_part, **self.metrics}
         return {
             key: float(value) for key, value in found.items() if value is not None and key not in ("round", "remark")
         }
@@ -305,7 +305,8 @@ class RoundRecord(_Record):
 
 
 _COUNTED = ("push_bytes", "pull_bytes", "devices")
-_NESTED = ("counts", "metrics", "device_accuracy", "devices")
+NESTED = ("counts", "metrics", "device_accuracy", "devices")
+"""Fields of a round that are not one number or word."""
 
 
 def _malformed(line: Any) -> str:
@@ -367,7 +368,7 @@ def _values(cls: Any, item: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the numbers and words of a record except its round, converted to their types."""
     found: dict[str, Any] = {}
     for name, kind in kinds(cls).items():
-        if item.get(name) is None or name == "round" or name in _NESTED:
+        if item.get(name) is None or name == "round" or name in NESTED:
             continue
         if kind == "str":
             found[name] = str(item[name])

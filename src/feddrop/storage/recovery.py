@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddrop.errors import RunError, clean
+from feddrop.storage.files import digest
 from feddrop.storage.lines import Line
 from feddrop.storage.records import RoundRecord
 from feddrop.storage.sealed import DamagedError, saved_rounds
@@ -28,7 +28,7 @@ INDEX = "memories"
 
 def written_before(checkpoint: Checkpoint, data: bytes) -> bool:
     """Return whether these are exactly the lines that had been written when the checkpoint was saved."""
-    return checkpoint.notes.get("metrics") == hashlib.blake2b(data, digest_size=16).hexdigest()
+    return checkpoint.notes.get("metrics") == digest(data)
 
 
 def newest_pair(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddrop.errors import ConfigError, RunError, clean
-from feddrop.storage.devices import DeviceTable
+from feddrop.storage.devices import DeviceTable, arrow_type
 from feddrop.storage.files import write_atomically
-from feddrop.storage.records import RoundRecord, kinds
+from feddrop.storage.records import NESTED, RoundRecord, kinds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 Rows = Sequence[RoundRecord] | DeviceTable
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NESTED = ("counts", "metrics", "device_accuracy", "devices")
 
 
 def to_arrow(rows: Rows) -> pa.Table:
@@ -33,13 +31,12 @@ def to_arrow(rows: Rows) -> pa.Table:
 
     if isinstance(rows, DeviceTable):
         return rows.to_arrow()
-    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string()}
-    names = [one.name for one in dataclasses.fields(RoundRecord) if one.name not in _NESTED]
-    table = {name: pyarrow.array([row[name] for row in rows], types[kinds(RoundRecord)[name]]) for name in names}
+    types = {name: arrow_type(kind) for name, kind in kinds(RoundRecord).items() if name not in NESTED}
+    table = {name: pyarrow.array([row[name] for row in rows], kind) for name, kind in types.items()}
     for field, kind, absent in (("counts", "int", 0), ("metrics", "float", None)):
         for name in dict.fromkeys(name for row in rows for name in getattr(row, field)):
             values = [getattr(row, field).get(name, absent) for row in rows]
-            table[f"{field}.{name}"] = pyarrow.array(values, types[kind])
+            table[f"{field}.{name}"] = pyarrow.array(values, arrow_type(kind))
     return pyarrow.table(table)
 
 
@@ -50,6 +47,13 @@ def to_pandas(rows: Rows) -> DataFrame:
     except ImportError:
         raise RunError("this needs pandas, which is not installed. Run: pip install 'feddrop[pandas]'.") from None
     return to_arrow(rows).to_pandas()
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file atomically."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(map(as_text, row) for row in rows)
+    write_atomically(path, text.getvalue().encode())
 
 
 def as_text(cell: Any) -> Any:

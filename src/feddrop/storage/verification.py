@@ -7,7 +7,6 @@ torch: beside a writer, it sees the rounds up to a recent one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feddrop.errors import FeddropError, RunError, clean
 from feddrop.storage import manifest
-from feddrop.storage.devices import DEVICES, DeviceTable, RoundDevices, digest
-from feddrop.storage.files import is_folder, os_errors, read_whole
+from feddrop.storage.devices import DEVICES, DeviceTable, RoundDevices
+from feddrop.storage.files import digest, is_folder, os_errors, read_whole
 from feddrop.storage.lines import METRICS, Line, blocks_of, parse_lines
 from feddrop.storage.records import RoundRecord
 from feddrop.storage.sealed import DamagedError, checkpoint_path, notes_of, peek, saved_rounds
@@ -121,8 +120,7 @@ def _matching(folder: Path, marks: list[Mark], lines: Sequence[Line], data: byte
     """Return the newest checkpoint that fits the lines, and what is wrong with the lines if an intact one does not."""
     for mark in marks:
         if mark.round <= len(lines):
-            found = hashlib.blake2b(data[: lines[mark.round - 1].end], digest_size=16).hexdigest()
-            if found == mark.metrics:
+            if digest(data[: lines[mark.round - 1].end]) == mark.metrics:
                 return mark, ""
             why = f"a line of rounds 1 to {mark.round} was changed"
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from feddrop.config import RunConfig, locate
-from feddrop.config.parsing import flat, read_toml, user_path
+from feddrop.config.parsing import flat, is_under, read_toml, user_path
 from feddrop.errors import ConfigError, not_one_of, shortened
 from feddrop.simulation.preflight import check_config
 
@@ -101,7 +101,7 @@ def conflicts(
     """Yield one message per override of a varied setting, and one if there are too many runs."""
     varied = {*grid, *(key for _, variant in variants for key in flat(variant))}
     for key, given in itertools.product(sorted(varied), (one.partition("=")[0].strip() for one in overrides)):
-        if f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}."):  # or a section and one of its keys
+        if is_under(key, [given]) or is_under(given, [key]):  # or a section and one of its keys
             yield f"{key} is varied by the sweep and set by --set {given}. Remove one of them."
     count = len(variants) * math.prod(len(values) for values in grid.values())
     if count > MOST:

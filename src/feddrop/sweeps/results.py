@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from feddrop.storage import RunFolder
-from feddrop.storage.files import write_atomically
-from feddrop.storage.tables import as_text
+from feddrop.storage.tables import write_csv
 from feddrop.sweeps.engine import SweepJob
 
 _LAST = ("test_accuracy", "test_loss", "train_loss")
@@ -43,14 +40,12 @@ class ResultsTable:
         settings = {job.name: job.config.flat() for job in self.finished}
         keys = sorted({key for one in settings.values() for key in one})
         varied = [key for key in keys if len({repr(one.get(key)) for one in settings.values()}) > 1]
-        text = io.StringIO(newline="")
-        table = csv.writer(text)
         columns = [n for n, name in enumerate(_COLUMNS) if name not in _VALIDATED or self._any_validated()]
-        table.writerow(["run", *varied, *(_COLUMNS[n] for n in columns)])
+        rows = [["run", *varied, *(_COLUMNS[n] for n in columns)]]
         for name, one in settings.items():
             row = self.summaries[name]
-            table.writerow(map(as_text, [name, *(one.get(key, "") for key in varied), *(row[n] for n in columns)]))
-        write_atomically(self._path, text.getvalue().encode())
+            rows.append([name, *(one.get(key, "") for key in varied), *(row[n] for n in columns)])
+        write_csv(self._path, rows)
 
     def _any_validated(self) -> bool:
         place = _COLUMNS.index("val_loss")
