@@ -223,24 +223,34 @@ def finish(
     For a :class:`PowerProblem`, each device gets the clock and power of its lowest rate: those in ``paces`` if they are
     known; otherwise the search for them starts at ``guess``. ``phi`` is the objective.
     """
+    pace: dict[str, FloatArray] = {}
     if isinstance(problem, PowerProblem):
         cpu_hz, tx_power_w = paces or _paces(problem, np.where(active, share, 1.0), guess)
-        fixed = problem.at(cpu_hz, tx_power_w)
-        found = finish(
-            fixed,
-            share=share,
-            active=active,
-            scheme=scheme,
-            status=status,
-            iterations=iterations,
-            price=price,
-            phi=phi,
-            gap=gap,
-        )
-        cpu_hz, tx_power_w = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
-        return replace(found, problem=problem, cpu_hz=cpu_hz, tx_power_w=tx_power_w)
-    everyone = bool(active.all())
-    count = problem.shape[-1]
+        pace = {"cpu_hz": np.where(active, cpu_hz, 0.0), "tx_power_w": np.where(active, tx_power_w, 0.0)}
+        rate = _lowest_rates(problem.at(cpu_hz, tx_power_w), share, active)
+    else:
+        rate = _lowest_rates(problem, share, active)
+    return Allocation(
+        problem=problem,
+        scheme=scheme,
+        status=status,
+        rate=rate,
+        share=share if active.all() else np.where(active, share, 0.0),
+        active=active,
+        left_out=~active if problem.present is None else problem.present & ~active,
+        objective=objective(problem, rate, active, phi),
+        iterations=iterations,
+        price=price,
+        history=history,
+        phi=phi,
+        gap=gap,
+        **pace,
+    )
+
+
+def _lowest_rates(problem: P1Problem, share: FloatArray, active: BoolArray) -> FloatArray:
+    """Return the lowest rates that the shares allow; 1 for inactive devices."""
+    everyone, count = bool(active.all()), problem.shape[-1]
     rate = np.empty(problem.shape)
     for first in range(0, count, BLOCK):  # blocks that fit into the cache
         block = slice(first, first + BLOCK)
@@ -254,23 +264,7 @@ def finish(
         np.minimum(keep, part.max_rate, out=rate[..., block])
         if np.max(part.max_rate) > _ALL_BUT_ALL:
             _round_up(rate[..., block], z, part.max_rate)
-    if not everyone:
-        share, rate = np.where(active, share, 0.0), np.where(active, rate, 1.0)
-    return Allocation(
-        problem=problem,
-        scheme=scheme,
-        status=status,
-        rate=rate,
-        share=share,
-        active=active,
-        left_out=~active if problem.present is None else problem.present & ~active,
-        objective=objective(problem, rate, active, phi),
-        iterations=iterations,
-        price=price,
-        history=history,
-        phi=phi,
-        gap=gap,
-    )
+    return rate if everyone else np.where(active, rate, 1.0)
 
 
 def _round_up(rate: FloatArray, z: FloatArray, max_rate: FloatArray) -> None:

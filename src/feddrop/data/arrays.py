@@ -73,9 +73,6 @@ def from_arrays(
     last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
-    numbers = targets.dtype.kind == "f"
-    if class_names is None:
-        class_names = [] if numbers else _numbered_classes(targets, test_targets)
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
     several = isinstance(x, tuple)
@@ -83,10 +80,10 @@ def from_arrays(
         name,
         (train if several else train[0], targets),
         (test if several else test[0], test_targets),
-        class_names,
+        _numbered_classes(targets, test_targets) if class_names is None else class_names,
         channels_last=last,
         normalise=normalise,
-        loss=loss or ("mse" if numbers else "cross_entropy"),
+        loss=loss or ("mse" if targets.dtype.kind == "f" else "cross_entropy"),
         vocabulary=vocabulary,
         owners=None if owners is None else _numbered_owners(owners, len(targets)),
     )
@@ -186,7 +183,9 @@ def _targets(what: str, given: Any, count: int) -> Array:
 
 
 def _numbered_classes(y: Array, test_y: Array) -> list[str]:
-    """Name classes by their numbers; warn if they are not counted from 0."""
+    """Name classes by their numbers; warn if they are not counted from 0. Regression targets have none."""
+    if y.dtype.kind == "f":
+        return []
     count = int(y.max()) + 1
     if y.ndim == 1 and (least := min(int(y.min()), int(test_y.min()))):
         note = f"y and test_y hold no class below {least}, but classes are counted from 0"

@@ -145,11 +145,8 @@ class Pool(Generic[W]):
         if self.closed:
             raise RunError("this executor is closed. Create a new one.")
         source = (_Call(number, argument) for number, argument in enumerate(arguments))
-        again: deque[_Call] = deque()
-        busy: dict[W, list[_Call]] = {}
-        ready: dict[int, Any] = {}
-        sent = given = 0
-        exhausted = False
+        again, busy, ready = deque[_Call](), dict[W, list[_Call]](), dict[int, Any]()
+        sent, given, exhausted = 0, 0, False
         try:
             while True:
                 for worker in self._idle(busy):
@@ -163,8 +160,7 @@ class Pool(Generic[W]):
                         break
                     busy[worker] = calls
                     messages = [message(worker, call.argument) for call in calls]
-                    one = messages[0] if len(messages) == 1 else (TOGETHER, messages)
-                    worker.send(*one, times=len(messages))
+                    worker.send(*(messages[0] if len(calls) == 1 else (TOGETHER, messages)), times=len(calls))
                 if exhausted and given == sent:
                     return
                 due = given if ordered else next(iter(ready), -1)

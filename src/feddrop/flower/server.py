@@ -10,6 +10,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ from feddrop.simulation.custom_checks import check_custom
 from feddrop.simulation.device import Task
 from feddrop.simulation.participation import Roster
 from feddrop.simulation.run import Run
-from feddrop.simulation.schemes import PlannedBy, RateScheme, Workload, read_rates
+from feddrop.simulation.schemes import PlannedBy, Workload, read_rates
 from feddrop.storage import RoundRecord, RunFolder
 from feddrop.storage.files import read_whole, write_atomically
 from feddrop.storage.manifest import refuse
@@ -140,25 +141,24 @@ def train(
     if not counts or disk.saved_round() < config.rounds:
         fleet.gather(everyone=True)
     samples = counts or list(fleet.samples)  # a resumed run keeps its sample counts
-    planners: list[NodeRates] = []
-
-    def planner(work: Workload, participation: Roster) -> RateScheme:
-        first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
-        planners.append(NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs))
-        return planners[-1]
-
     if nodes.planning != "given":
-        given["scheme"] = PlannedBy(planner)
+        given["scheme"] = PlannedBy(partial(_planner, config, fleet))
     given["executor"] = lambda task: Messenger(cast(Task, task), fleet)
     # the report is written below, also if the run was stopped
     run = Run(config, nodes.out, resume=bool(counts), samples=samples, command=_COMMAND, report=False, **given)
     samples[:] = fleet.samples  # devices that joined later count from now on
     fleet.samples = samples
     fleet.hold_to(network_digest(run.prepared.model), treatment(run.prepared.dataset))
-    _train_rounds(run, fleet, planners)
+    _train_rounds(run, fleet)
     write_report(run.folder)
     _log_summary(run, fleet)
     return run
+
+
+def _planner(config: RunConfig, fleet: Fleet, work: Workload, participation: Roster) -> NodeRates:
+    """Build what plans the rounds by the speeds of the nodes."""
+    first = read_rates(0.0 if config.rate is None else config.rate, config.data.devices)
+    return NodeRates(fleet, work, participation, first=first, epochs=config.train.epochs)
 
 
 def _check_folder(disk: RunFolder, config: RunConfig, nodes: FleetConfig) -> list[int]:
@@ -185,16 +185,16 @@ def _check_folder(disk: RunFolder, config: RunConfig, nodes: FleetConfig) -> lis
     return counts
 
 
-def _train_rounds(run: Run, fleet: Fleet, planners: Sequence[NodeRates]) -> None:
+def _train_rounds(run: Run, fleet: Fleet) -> None:
     """Train the rounds that are left, and save the measurements after each."""
-    path = run.folder / FLEET
+    path, planner = run.folder / FLEET, run.prepared.scheme
     if run.round:
         log.info("%s continues after round %d of %d.", run.folder, run.round, run.config.rounds)
-        for planner in planners:
+        if isinstance(planner, NodeRates):
             planner.restore(_read(path), run.round)
     for record in run:
         _log_round(record, fleet)
-        measured = {"measured": planners[0].to_json()} if planners else {}
+        measured = {"measured": planner.to_json()} if isinstance(planner, NodeRates) else {}
         write_atomically(path, json.dumps({**fleet.to_json(), **measured}, indent=1).encode())
 
 

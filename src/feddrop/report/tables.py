@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,96 +11,100 @@ import numpy as np
 from feddrop.config.execution import DTYPES
 from feddrop.config.parsing import flat
 from feddrop.errors import clean
-from feddrop.report import quantities
 from feddrop.report.html import Html, el, table
 from feddrop.report.maps import CONSTRAINTS
-from feddrop.report.quantities import UNKNOWN, in_bytes, in_digits, in_joules, in_percent, in_seconds
-from feddrop.report.runlog import Floats, RunLog
+from feddrop.report.quantities import (
+    UNKNOWN,
+    in_bytes,
+    in_digits,
+    in_hertz,
+    in_joules,
+    in_percent,
+    in_seconds,
+    in_watts,
+)
+from feddrop.report.runlog import Bools, Floats, RunLog
 
 MOST_ROWS = 1_000  # longer tables show every n-th row
-_WRITE = {"tx_power_w": quantities.in_watts, "cpu_hz": quantities.in_hertz}
+Column = tuple[str, Callable[[int], object]]
+"""The heading of a column, and a function from the number of a row to its cell."""
 
 
 def round_table(run: RunLog) -> Html:
     """Return a table with one row per round."""
-    radio = ["latency", "energy"] if run.has_radio else []
-    absent, charged = run.left_out, run.charged_objective
-    costs = ["left out", "objective", "charged objective"] if absent.any() else []
-    accuracy = ["accuracy"] if np.isfinite(run.by_round["test_accuracy"]).any() else []
-    head = ["round", *accuracy, "test loss", "training loss", *run.metrics]
-    head += [*(["devices"] if run.has_absences else []), "push", "pull", "mean γ", *radio, *costs, "wall time"]
-    rates, there = run.values("rate"), run.active.sum(axis=1)
-    rows = []
-    for r in _thinned(len(run.rounds)):
-        at = {key: float(values[r]) for key, values in run.by_round.items()}
-        rows.append(
-            [
-                run.rounds[r],
-                *([in_percent(at["test_accuracy"], 2)] if accuracy else []),
-                in_digits(at["test_loss"]),
-                in_digits(at["train_loss"]),
-                *(in_digits(float(values[r])) for values in run.metrics.values()),
-                *([there[r]] if run.has_absences else []),
-                in_bytes(at["push_bytes"]),
-                in_bytes(at["pull_bytes"]),
-                in_digits(_mean(rates[r])),
-                *([in_seconds(at["latency_s"]), in_joules(at["energy_j"])] if radio else []),
-                *([absent[r], in_digits(at["objective"]), in_digits(charged[r])] if costs else []),
-                in_seconds(at["wall_s"]),
-            ]
-        )
-    return table(head, rows)
+    of, rates, there, absent = run.by_round, run.values("rate"), run.active.sum(axis=1), run.left_out
+
+    def shown(values: Floats, write: Callable[[float], str] = in_digits) -> Callable[[int], object]:
+        return lambda r: write(float(values[r]))
+
+    accuracy: Column = ("accuracy", shown(of["test_accuracy"], partial(in_percent, digits=2)))
+    devices: Column = ("devices", lambda r: there[r])
+    radio = [("latency", shown(of["latency_s"], in_seconds)), ("energy", shown(of["energy_j"], in_joules))]
+    costs = [("objective", shown(of["objective"])), ("charged objective", shown(run.charged_objective))]
+    columns: list[Column] = [
+        ("round", lambda r: run.rounds[r]),
+        *[accuracy] * bool(np.isfinite(of["test_accuracy"]).any()),
+        ("test loss", shown(of["test_loss"])),
+        ("training loss", shown(of["train_loss"])),
+        *((name, shown(values)) for name, values in run.metrics.items()),
+        *[devices] * run.has_absences,
+        ("push", shown(of["push_bytes"], in_bytes)),
+        ("pull", shown(of["pull_bytes"], in_bytes)),
+        ("mean γ", lambda r: in_digits(_mean(rates[r]))),
+        *radio * run.has_radio,
+        *[("left out", lambda r: absent[r]), *costs] * bool(absent.any()),
+        ("wall time", shown(of["wall_s"], in_seconds)),
+    ]
+    return _table(columns, len(run.rounds))
 
 
 def device_table(run: RunLog) -> Html:
     """Return a table with one row per device."""
-    bindings = [word for word in CONSTRAINTS if (run.words["binding"] == word).any()]
-    dtypes = [word for word in DTYPES if (run.words["dtype"] == word).any()]
-    radio = ["mean ρ", "mean latency", "mean energy"] if run.has_radio else []
-    settings_ = [key for key in ("tx_power_w", "cpu_hz") if np.isfinite(run.by_device[key]).any()]
-    marked = ["suspicious"] if run.suspicious.any() else []
-    lost = ["lost"] if (run.words["status"] == "lost").any() else []
-    head = [
-        "device",
-        "samples",
-        "rounds",
-        "left out",
-        *lost,
-        "refused",
-        *marked,
-        "mean γ",
-        "bytes kept",
-        "push",
-        "pull",
+    of, status, binding, dtype = run.by_device, *(run.words[key] for key in ("status", "binding", "dtype"))
+
+    def mean(values: Floats, write: Callable[[float], str] = in_digits) -> Callable[[int], object]:
+        return lambda k: write(_mean(values[:, k]))
+
+    def times(flags: Bools) -> Callable[[int], object]:
+        return lambda k: flags[:, k].sum()
+
+    def samples(k: int) -> str:
+        known = of["samples"][:, k][np.isfinite(of["samples"][:, k])]
+        return f"{known[-1]:,.0f}" if known.size else UNKNOWN
+
+    def total(key: str) -> Callable[[int], object]:
+        return lambda k: in_bytes(float(np.nansum(of[key][:, k])))
+
+    costs = (
+        ("mean ρ", "share", in_digits),
+        ("mean latency", "latency_s", in_seconds),
+        ("mean energy", "energy_j", in_joules),
+    )
+    chosen = (("mean power", "tx_power_w", in_watts), ("mean clock", "cpu_hz", in_hertz))
+    columns: list[Column] = [
+        ("device", lambda k: run.devices[k]),
+        ("samples", samples),
+        ("rounds", times(run.active)),
+        ("left out", times(status == "left out")),
+        *[("lost", times(status == "lost"))] * bool((status == "lost").any()),
+        ("refused", times(status == "refused")),
+        *[("suspicious", times(run.suspicious))] * bool(run.suspicious.any()),
+        ("mean γ", mean(run.values("rate"))),
+        ("bytes kept", mean(run.kept_bytes, in_percent)),
+        ("push", total("push_bytes")),
+        ("pull", total("pull_bytes")),
+        *[(name, mean(of[key], write)) for name, key, write in costs] * run.has_radio,
+        *((name, mean(of[key], write)) for name, key, write in chosen if np.isfinite(of[key]).any()),
+        *((f"bound by {word}", times(binding == word)) for word in CONSTRAINTS if (binding == word).any()),
+        *((f"as {word}", times(dtype == word)) for word in DTYPES if (dtype == word).any()),
     ]
-    head += [*radio, *({"tx_power_w": "mean power", "cpu_hz": "mean clock"}[key] for key in settings_)]
-    rates, active, kept = run.values("rate"), run.active, run.kept_bytes
-    rows = []
-    for k in _thinned(len(run.devices)):
-        of = {key: values[:, k] for key, values in run.by_device.items()}
-        status, binding = run.words["status"][:, k], run.words["binding"][:, k]
-        samples = of["samples"][np.isfinite(of["samples"])]
-        costs = [in_digits(_mean(of["share"])), in_seconds(_mean(of["latency_s"])), in_joules(_mean(of["energy_j"]))]
-        rows.append(
-            [
-                run.devices[k],
-                f"{samples[-1]:,.0f}" if samples.size else UNKNOWN,
-                active[:, k].sum(),
-                (status == "left out").sum(),
-                *([(status == "lost").sum()] if lost else []),
-                (status == "refused").sum(),
-                *([run.suspicious[:, k].sum()] if marked else []),
-                in_digits(_mean(rates[:, k])),
-                in_percent(_mean(kept[:, k])),
-                in_bytes(float(np.nansum(of["push_bytes"]))),
-                in_bytes(float(np.nansum(of["pull_bytes"]))),
-                *(costs if radio else []),
-                *(_WRITE[key](_mean(of[key])) for key in settings_),
-                *((binding == word).sum() for word in bindings),
-                *((run.words["dtype"][:, k] == word).sum() for word in dtypes),
-            ]
-        )
-    return table([*head, *(f"bound by {word}" for word in bindings), *(f"as {word}" for word in dtypes)], rows)
+    return _table(columns, len(run.devices))
+
+
+def _table(columns: Sequence[Column], count: int) -> Html:
+    """Return a table with a row per number below ``count``, or per n-th."""
+    rows = range(0, count, -(-count // MOST_ROWS) or 1)
+    return table([name for name, _ in columns], [[cell(n) for _, cell in columns] for n in rows])
 
 
 def size_table(run: RunLog) -> Html:
@@ -130,10 +135,6 @@ def setting_text(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(setting_text(item) for item in value[:40])}{', …' * (len(value) > 40)}]"
     return clean(value, 500) or '""'
-
-
-def _thinned(count: int) -> range:
-    return range(0, count, -(-count // MOST_ROWS) or 1)
 
 
 def _mean(values: Floats) -> float:

@@ -48,7 +48,7 @@ def _facts(run: RunLog) -> Iterable[tuple[str, str, str]]:
     jobs = int(run.active.sum())
     seconds = run.spent("seconds")
     yield "Server steps", f"{len(run.rounds):,}", f"every {in_seconds(float(seconds[-1]) / len(run.rounds))} on average"
-    merged = ages[np.isin(status, ("ok", "late"))]
+    merged = ages[run.answered]
     if merged.size and np.nanmax(merged) > 0:
         note = f"server steps on average; at most {np.nanmax(merged):.0f}"
         yield "Staleness", in_digits(float(np.nanmean(merged))), note
@@ -80,7 +80,7 @@ def timeline_figure(run: RunLog) -> Figure:
         lasted = np.nan_to_num(run.by_device[key][:count, : len(devices)])
         _bars(axes, begin, lasted, here & (lasted > 0), scale, COLOURS[name])
         begin = begin + lasted
-    ok = here & np.isin(run.words["status"][:count, : len(devices)], ("ok", "late"))
+    ok = here & run.answered[:count, : len(devices)]
     _bars(axes, begin, np.maximum(times[:, None] - begin, 0.0), ok, scale, COLOURS["wait"])
     rows, columns = np.nonzero(here & ~ok)
     axes.plot(begin[rows, columns] / scale, columns, "x", ms=6, mew=1.4, color=style.INK)

@@ -49,11 +49,6 @@ class Availability:
             self._spans = [[] for _ in range(devices)]
         self._drawn = [0] * devices
 
-    @property
-    def always(self) -> bool:
-        """Whether every device is always online."""
-        return self._spans is None
-
     def online(self, device: int, time: float) -> bool:
         """Return whether a device is online."""
         return self.next_available(device, time) == time

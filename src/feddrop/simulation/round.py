@@ -89,7 +89,7 @@ def run_round(
     jobs = list(method.plan(intake.state, params, intake.round, rates, seed)) if rates else []
     merges = len(rates) - len(lost) >= intake.min_devices or bool(rates and not lost)
     if not merges:
-        intake.lost = dict.fromkeys(rates, TOO_FEW) | lost
+        intake.lost = {**dict.fromkeys(rates, TOO_FEW), **lost}
 
     def updates() -> Iterator[tuple[Job, Update]]:
         for sent, reply in exchange(method, executor, params, jobs, dtype, memories, intake.frozen):
