@@ -223,10 +223,11 @@ def finish(
     For a :class:`PowerProblem`, each device gets the clock and power of its lowest rate: those in ``paces`` if they are
     known; otherwise the search for them starts at ``guess``. ``phi`` is the objective.
     """
-    pace: dict[str, FloatArray] = {}
+    clock: FloatArray | None = None
+    power: FloatArray | None = None
     if isinstance(problem, PowerProblem):
         cpu_hz, tx_power_w = paces or _paces(problem, np.where(active, share, 1.0), guess)
-        pace = {"cpu_hz": np.where(active, cpu_hz, 0.0), "tx_power_w": np.where(active, tx_power_w, 0.0)}
+        clock, power = np.where(active, cpu_hz, 0.0), np.where(active, tx_power_w, 0.0)
         rate = _lowest_rates(problem.at(cpu_hz, tx_power_w), share, active)
     else:
         rate = _lowest_rates(problem, share, active)
@@ -244,7 +245,8 @@ def finish(
         history=history,
         phi=phi,
         gap=gap,
-        **pace,
+        cpu_hz=clock,
+        tx_power_w=power,
     )
 
 
