@@ -207,24 +207,23 @@ def test_covering_is_close(tmp_path):
         assert 1.0 <= control._covers["float32"](top)["push_bits"] / (69656 * 32) < slack
 
 
+def work_of(sizes):
+    def flops(kept):
+        return float(kept["w"]), 3.0 * kept["w"]
+
+    return Workload(samples=[10], parameters=1000, flops=flops, sizes=lambda _: sizes, dtype="float32")
+
+
+def test_what_a_device_trains_is_counted_where_less_comes_down():
+    assert work_of(Sizes(kept={"w": 1000}, answered={"w": 100}, work=2.0)).training_flops(0.5, {"w": 100}) == 6000.0
+    assert work_of(Sizes(kept={"w": 500})).training_flops(0.5, {"w": 100}) == 300.0
+    assert work_of(None).training_flops(0.5, {"w": 100}) == 300.0
+
+
 def test_what_travels_up_is_counted_where_it_is_less_or_more_than_what_came_down():
     down = {"w": 1000}
     sizes = {"as down": None, "less": {"w": 100}, "more": {"w": 3000}}
-    found = {
-        name: covers(
-            predicted(
-                Workload(
-                    samples=[10],
-                    parameters=1000,
-                    flops=lambda _: (1.0, 3.0),
-                    sizes=lambda _, up=up: Sizes(kept=down, answered=up),
-                    dtype="float32",
-                ),
-                "",
-            )
-        )(0.0)
-        for name, up in sizes.items()
-    }
+    found = {name: covers(predicted(work_of(Sizes(kept=down, answered=up)), ""))(0.0) for name, up in sizes.items()}
     for name, up in sizes.items():
         assert found[name]["push_bits"] == pytest.approx(8 * frame_bytes(down, "float32"))
         assert found[name]["pull_bits"] == pytest.approx(8 * frame_bytes(up or down, "float32"))
