@@ -268,11 +268,14 @@ def test_no_frame_can_overthrow_the_network(tiny, digits, header, reason):
     task = task_for(tiny, digits)
     method, whole = task.factory(task.setup), parameters.from_model(tiny)
     subnet = method.cut(method.plan({}, whole, 1, {0: 0.1, 1: 0.1, 2: 0.1}, 1)[1])
-    once = partial(run_round, method, params=whole, state={}, round_=1, seed=1, num_samples=[60] * 5)
+
+    def once(executor, rates):
+        return run_round(Intake(method, whole, {}, 1, num_samples=[60] * 5), executor, rates, seed=1)
+
     with contextlib.closing(Tampered(task, partial(rewritten, subnet=subnet, **header))) as tampered:
-        got = once(executor=tampered, rates={0: 0.1, 1: 0.1, 2: 0.1})
+        got = once(tampered, {0: 0.1, 1: 0.1, 2: 0.1})
     with contextlib.closing(Serial(task)) as serial:
-        without = once(executor=serial, rates={0: 0.1, 2: 0.1})
+        without = once(serial, {0: 0.1, 2: 0.1})
     assert [record.status == "ok" for record in got.devices] == [True, False, True]
     assert reason in got.devices[1].status
     assert len(got.devices[1].status) < 300  # a record is no place for what others write
