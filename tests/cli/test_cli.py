@@ -148,7 +148,7 @@ def test_errors_are_one_clear_line(here, words, message):
     ],
 )
 def test_mistakes_in_the_configuration_are_found_before_data_are_read(here, changes, message, monkeypatch):
-    monkeypatch.setattr("feddrop.data.load_dataset", lambda *_, **__: pytest.fail("data were read"))
+    monkeypatch.setattr("feddrop.data.sources.load_dataset", lambda *_, **__: pytest.fail("data were read"))
     code, out, err = here("run", *(word for change in changes.split() for word in ("--set", change)))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

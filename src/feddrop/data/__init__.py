@@ -10,5 +10,6 @@ from feddrop.data.partitions import partition_dataset as partition_dataset
 from feddrop.data.partitions import validation_samples as validation_samples
 from feddrop.data.preprocessing import Preprocessing as Preprocessing
 from feddrop.data.sources import DATASETS as DATASETS
+from feddrop.data.sources import configured_dataset as configured_dataset
 from feddrop.data.sources import load_dataset as load_dataset
 from feddrop.data.sources import locate_dataset as locate_dataset

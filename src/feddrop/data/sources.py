@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddrop.config.data import Data
 from feddrop.config.parsing import user_path
 from feddrop.data.archives import Bytes, damaged, read_archive, read_folder, read_idx
 from feddrop.data.arrays import assemble
@@ -198,6 +199,11 @@ def load_dataset(
     kept, size = _limited(name, y, train_limit), image_size or 32
     train, test = (resize(x[kept], size), y[kept]), (resize(test_x, size), test_y)
     return assemble(name, train, test, names, image_size=size)
+
+
+def configured_dataset(config: Data) -> Dataset:
+    """Load the data set that a configuration names."""
+    return load_dataset(config.name, path=config.path or None, train_limit=config.train_limit or None)
 
 
 def locate_dataset(name: str, *, path: str | Path | None = None) -> Path | None:

@@ -102,7 +102,7 @@ class ClientNode:
         if fleet.planning != "given":
             custom = replace(custom, scheme=PlannedBy(_planned_by_server))
         if node_data is None:
-            dataset, parts = _named_data(replace(config, rounds=1).to_toml(), config.data.path)
+            dataset, parts = _named_data(replace(config, rounds=1).to_toml())
         else:
             dataset, parts = _as_device(node_data(context), self._number)
         self._device = Device(device_task(config, dataset, parts, custom, devices=config.data.devices), self._number)
@@ -145,10 +145,10 @@ def _number(node_config: Mapping[str, Any], devices: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _named_data(config_text: str, path: str) -> tuple[Dataset, list[Any]]:
+def _named_data(config_text: str) -> tuple[Dataset, list[Any]]:
     """Return the data set that the configuration names, and every device's part of it."""
     config = RunConfig.from_toml(config_text)
-    dataset = data.load_dataset(config.data.name, path=path or None, train_limit=config.data.train_limit or None)
+    dataset = data.configured_dataset(config.data)
     return dataset, data.partition_dataset(dataset, config.data, seed=derive(config.seed, "partition"))
 
 

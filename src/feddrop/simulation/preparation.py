@@ -91,12 +91,10 @@ class Prepared:
 
 def prepare(config: RunConfig, custom: CustomObjects) -> Prepared:
     """Build everything and check it, before anything is written."""
-    source = config.data
-    limit = source.train_limit or None
-    dataset = custom.dataset or data.load_dataset(source.name, path=source.path or None, train_limit=limit)
+    dataset = custom.dataset or data.configured_dataset(config.data)
     parts, samples = list[npt.NDArray[Any]](), custom.samples
     if samples is None:
-        parts = data.partition_dataset(dataset, source, seed=derive(config.seed, "partition"), parts=custom.parts)
+        parts = data.partition_dataset(dataset, config.data, seed=derive(config.seed, "partition"), parts=custom.parts)
         samples = [len(part) for part in parts]
     task = device_task(config, dataset, parts, custom, devices=len(samples))
     method = task.factory(task.setup)

@@ -16,7 +16,7 @@ from torch import nn
 
 from feddrop import models
 from feddrop.config import Subnets
-from feddrop.data import Dataset, load_dataset
+from feddrop.data import Dataset, configured_dataset, load_dataset
 from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.learning.local import Loss
 from feddrop.learning.losses import loss_named
@@ -102,8 +102,7 @@ def subject_of_run(folder: Path, seed: int) -> Subject:
     config, loaded, about = run.config(), run.checkpoint(), run.about()
     for custom in sorted({"data", "loss"} & {*(about.get("custom") or ())}):
         raise RunError(f"{folder} has a custom {custom}. Use feddrop.theory.study with its network and data.")
-    model, limit = config.model.name, config.data.train_limit or None
-    dataset = _numbers(load_dataset(config.data.name, path=config.data.path or None, train_limit=limit))
+    model, dataset = config.model.name, _numbers(configured_dataset(config.data))
     network, values = models.build_model(config.model, dataset, seed), dict(loaded.groups["params"])
     if {key: tuple(value.shape) for key, value in values.items()} != parameters.shapes(network):
         raise RunError(f"{folder} has a custom network, not {model}. Use feddrop.theory.study with it.")
