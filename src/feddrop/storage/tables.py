@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +66,10 @@ def write(rows: Rows, path: Path) -> Path:
     """Write a table as ``.parquet`` or ``.csv``, atomically."""
     match path.suffix.lower():
         case ".csv":
-            text = io.StringIO(newline="")
-            out = csv.writer(text)
             table = to_arrow(rows)
-            out.writerow(table.column_names)
-            for part in table.to_batches(max_chunksize=10_000):
-                out.writerows(zip(*(map(as_text, column.to_pylist()) for column in part.columns), strict=True))
-            write_atomically(path, text.getvalue().encode())
+            parts = table.to_batches(max_chunksize=10_000)
+            lines = (zip(*(column.to_pylist() for column in part.columns), strict=True) for part in parts)
+            write_csv(path, chain([table.column_names], chain.from_iterable(lines)))
         case ".parquet":
             write_atomically(path, _parquet(to_arrow(rows)))
         case other:
