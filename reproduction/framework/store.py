@@ -96,14 +96,17 @@ class Store:
 
     def __init__(self, results: Path, work: Path) -> None:
         self.results, self.work = results, work
+        self._read: dict[str, Result] = {}
 
     def folder(self, config: RunConfig) -> Path:
         """Return the run folder of a configuration."""
         return self.work / key_of(config)
 
     def get(self, config: RunConfig) -> Result | None:
-        """Return the finished run of a configuration, or None."""
+        """Return the finished run of a configuration, or None. Each file is read and checked once."""
         path = self._path(config)
+        if path.stem in self._read:
+            return self._read[path.stem]
         if not path.exists():
             return None
         try:
@@ -113,6 +116,7 @@ class Store:
             raise RunError(f"{path} is not a result: {error}. Delete it to train it again.") from None
         if not same:  # e.g. a default has changed
             raise RunError(f"{path} holds a run of another configuration. Delete it to train it again.")
+        self._read[path.stem] = result
         return result
 
     def all(self) -> dict[str, Result]:
@@ -155,6 +159,7 @@ class Store:
         stored = [name for name in Result.__slots__ if name != "key"]  # the name of the file
         text = json.dumps({name: getattr(result, name) for name in stored}, separators=(",", ":"))
         write_atomically(self._path(config), text.encode())
+        self._read.pop(result.key, None)
         return result
 
 

@@ -13,8 +13,8 @@ import pytest
 from feddrop.comparison import Comparison, judge
 from feddrop.config import RunConfig, to_table
 from reproduction.framework.store import Store, key_of
-from reproduction.unequal import page, train
-from reproduction.unequal.tasks import CELL, EQUAL, HARD, METHODS, MIXED, PAPER, TASKS
+from reproduction.unequal import answer, page, tables, train
+from reproduction.unequal.tasks import CELL, EQUAL, HARD, IMPORTANCE, METHODS, MIXED, PAPER, TASKS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproduction" / "results" / "unequal"
@@ -80,23 +80,44 @@ def test_the_search_goes_on_until_the_best_is_not_at_the_edge(store, peak, tried
     ],
 )
 def test_a_column_is_summed_up_by_the_rival_that_counts(differences, word):
-    told = {rival: {"mixed": judge([Comparison("mixed", values)])[0]} for rival, values in differences.items()}
-    assert page.standing(told, "mixed") == word
+    told = {rival: judge([Comparison("mixed", values)])[0] for rival, values in differences.items()}
+    assert tables.standing(told) == word
 
 
-def test_nested_methods_are_tested_at_the_size_that_was_trained(store):
-    for method, column in itertools.product(METHODS, (MIXED, HARD)):
-        put(store, TASK.pilot(method, column))
+def judged(store: Store, column: str, accuracy: dict[str, float], **others: dict[str, float]) -> tables.Table:
+    """Return the table of a column whose runs end at these accuracies, 0.7 by default; seeds are 0.001 apart."""
+    for method, rates in itertools.product(METHODS, {MIXED, column}):
+        put(store, TASK.pilot(method, rates))
     for method in METHODS:
         for some in train.search_runs(TASK, method, store).values():
             for config in some:
                 put(store, config, val_accuracy=0.9 - abs(np.log2(config.train.lr / TASK.lrs[1])) / 10)
         for seed in TASK.seeds:
-            at = {"accuracy_at_0.5": 0.8 if method == "HeteroFL" else 0.1}
-            put(store, TASK.run(method, HARD, rounds=TASK.rounds, lr=TASK.lrs[1], seed=seed), test_accuracy=0.7, **at)
-    found = page.Table(TASK, store).scores(HARD)
-    assert found["HeteroFL"] == pytest.approx([80.0] * len(TASK.seeds))
-    assert found["FIARSE"] == pytest.approx([70.0] * len(TASK.seeds))
+            last = accuracy.get(method, 0.7) + 0.001 * seed
+            put(
+                store,
+                TASK.run(method, column, rounds=TASK.rounds, lr=TASK.lrs[1], seed=seed),
+                test_accuracy=last,
+                **others.get(method, {}),
+            )
+    return tables.Table(TASK, store)
+
+
+def test_nested_methods_are_tested_at_the_size_that_was_trained(store):
+    table = judged(store, HARD, {}, HeteroFL={"accuracy_at_0.5": 0.8}, FIARSE={"accuracy_at_0.5": 0.1})
+    assert table.scores[HARD]["HeteroFL"] == pytest.approx([80.0] * 3)
+    assert table.scores[HARD]["FIARSE"] == pytest.approx([70.0, 70.1, 70.2])
+
+
+def test_the_top_of_the_page_says_who_is_behind_and_by_how_much(store):
+    table = judged(store, MIXED, {IMPORTANCE: 0.75, "FIARSE": 0.74, PAPER: 0.5})
+    rows = {line.split(" | ")[0].strip("| "): line for line in answer.behind_the_best({"digits": table}).splitlines()}
+    assert rows[IMPORTANCE].endswith("| **0.0** | 0 of 1 |")
+    assert rows["FIARSE"].endswith("| 1.0 | 1 of 1 |")
+    assert rows[PAPER].endswith("| 25.0 | 1 of 1 |")
+    assert answer.evidence({"digits": table}, IMPORTANCE, MIXED) == "digits **+1.0**"
+    assert answer.evidence({"digits": table}, PAPER, MIXED, ["FedAvg"]) == "digits **-20.0**"
+    assert answer.evidence({"digits": table}, PAPER, HARD) == ""
 
 
 def test_rates_are_those_of_ten_devices():
@@ -115,7 +136,7 @@ def test_the_committed_page_is_what_the_results_say():
     assert text == (ROOT / "docs" / "unequal.md").read_text(encoding="utf-8")
     assert all((ROOT / "docs" / "img" / name).exists() for name in figures)
     for task in (TASKS["digits"], TASKS["lenet"]):
-        table = page.Table(task, stored)
+        table = tables.Table(task, stored)
         for (column, method), results in table.results.items():
             budget = train.budget(task, column, stored)
             assert budget is not None

@@ -7,16 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddrop.comparison import LEAST_SEEDS, NO, UNDECIDED, YES, Answer, Comparison, judge, matched
+from feddrop.comparison import NO, YES, Answer
 from reproduction.framework.drawing import legend, panels
-from reproduction.framework.experiment import by_seed, markdown_table, mean_of, spread
-from reproduction.framework.store import LAST, Result, Store
-from reproduction.unequal.tasks import CELL, METHODS, OURS, RATES, TASKS, VALIDATION, Task
+from reproduction.framework.experiment import markdown_table, mean_of, spread
+from reproduction.framework.store import Store
+from reproduction.unequal.answer import behind_the_best, evidence
+from reproduction.unequal.tables import LEVEL, Table, standing, tie
+from reproduction.unequal.tasks import (
+    CELL,
+    EQUAL,
+    HARD,
+    IMPORTANCE,
+    METHODS,
+    MIXED,
+    OURS,
+    PAPER,
+    RATES,
+    SQUARED,
+    SQUARED_UNITS,
+    TASKS,
+    VALIDATION,
+    Task,
+)
 from reproduction.unequal.train import (
     budget,
     exponent_runs,
     learning_rate,
-    rounds_of,
     search_runs,
     traffic,
     validated,
@@ -28,98 +44,15 @@ if TYPE_CHECKING:
 INTRODUCTION = (Path(__file__).parent / "introduction.md").read_text(encoding="utf-8")
 """The top of the page."""
 
-LEVEL = 1.0
-"""Two methods are level if their difference is undecided and its whole interval lies within so many points of 0."""
-
-Scores = dict[str, list[float | None]]
-"""Test accuracies in percent by method, one per seed; None where a run is missing."""
-
-
-class Table:
-    """The judged runs of a task.
-
-    Args:
-        task: the task.
-        store: finished runs.
-    """
-
-    def __init__(self, task: Task, store: Store) -> None:
-        self.task, self.rounds, self.results = task, {}, {}
-        for method in task.methods:
-            lr = learning_rate(task, method, store)
-            for column in task.columns:
-                rounds = rounds_of(task, method, column, store)
-                at = None if rounds is None or lr is None else task.run(method, column, rounds=rounds, lr=lr, seed=0)
-                self.rounds[column, method] = rounds
-                self.results[column, method] = (
-                    [None] * len(task.seeds) if at is None else by_seed(store.get, at, task.seeds)
-                )
-        self.columns = [
-            column for column in task.columns if any(any(self.results[column, method]) for method in task.methods)
-        ]
-
-    def scores(self, column: str) -> Scores:
-        """Return the accuracies of all methods in a column.
-
-        A run is tested as the full network and, if every device drops something, as the sub-model of the smallest
-        rate, too: nested methods leave the rest of the network untrained. The better mean over seeds counts.
-        """
-        found: Scores = {}
-        for method in self.task.methods:
-            names = ("test_accuracy", f"accuracy_at_{min(self.task.rates(column)):g}")
-            ways = [[_last(one, name) for one in self.results[column, method]] for name in names]
-            found[method] = max(ways, key=lambda row: np.nan_to_num(mean_of(row), nan=-1.0))
-        return found
-
-    def answers(self, ours: str) -> dict[str, dict[str, Answer]]:
-        """Return whether ``ours`` beats each rival, by rival and column."""
-        found = {column: self.scores(column) for column in self.columns}
-        rivals = [method for method in self.task.methods if method not in OURS]
-        return {
-            rival: {
-                column: judge([Comparison(column, matched(found[column][ours], found[column][rival]))])[0]
-                for column in self.columns
-            }
-            for rival in rivals
-        }
-
-
-def _last(result: Result | None, name: str) -> float | None:
-    if result is None:
-        return None
-    values = result.values(name)[-LAST:]
-    return 100.0 * float(np.nanmean(values)) if np.isfinite(values).any() else None
-
-
-def standing(told: dict[str, dict[str, Answer]], column: str) -> str:
-    """Sum up how a method compares with the rivals in a column: with those that are better, else with the best one."""
-    of = {rival: by_column[column] for rival, by_column in told.items()}
-    if any(not answer.seeds for answer in of.values()):
-        return "not run"
-    if any(answer.seeds < LEAST_SEEDS for answer in of.values()):
-        return "few seeds"
-    rival, least = min(of.items(), key=lambda pair: pair[1].mean)
-    if least.says == UNDECIDED:
-        behind = [name for name, answer in of.items() if answer.says == NO]
-        if behind:
-            rival, least = behind[0], of[behind[0]]
-    word = {YES: "first", NO: "behind"}.get(least.says, _tie(least))
-    return f"{word}, {least.mean:+.2f} to {rival}"
-
-
-def _tie(answer: Answer) -> str:
-    """Return the word for a difference within its margin: known to be small, or not known."""
-    return "level" if abs(answer.mean) + answer.margin < LEVEL else "undecided"
+DENSE = ("HeteroFL", "FedRolex", "FjORD")
+"""The rivals that give every device a smaller dense network."""
 
 
 def write(store: Store) -> tuple[str, dict[str, Figure]]:
     """Return the page as Markdown, and its figures by file name."""
     tables = {name: Table(task, store) for name, task in TASKS.items()}
     figures = {}
-    text = INTRODUCTION.format(
-        rates=_rates(), held=f"{VALIDATION:.0%}", level=f"{LEVEL:g}", exponents=_exponents(store)
-    )
-    text += _summary(tables)
+    text = INTRODUCTION.format(**_top(tables), exponents=_exponents(store))
     for name, table in tables.items():
         text += f"## {table.task.title}\n\n"
         if not table.columns:
@@ -129,6 +62,28 @@ def write(store: Store) -> tuple[str, dict[str, Figure]]:
         text += f"![Accuracy against traffic](img/unequal-{name}.png)\n\n" + _search(table.task, store)
         figures[f"unequal-{name}.png"] = _figure(table)
     return text, figures
+
+
+def _top(tables: dict[str, Table]) -> dict[str, str]:
+    """Return the numbers and tables of the introduction, by the name of their place."""
+    return {
+        "mixed": evidence(tables, IMPORTANCE, MIXED),
+        "hard": evidence(tables, SQUARED, HARD),
+        "equal": evidence(tables, IMPORTANCE, EQUAL),
+        "fewer_rounds": evidence(tables, IMPORTANCE, EQUAL, ("FedAvg",)),
+        "dense_mixed": evidence(tables, SQUARED_UNITS, MIXED, DENSE),
+        "dense_hard": evidence(tables, SQUARED_UNITS, HARD, DENSE),
+        "paper": evidence(tables, PAPER, MIXED),
+        "behind_the_best": behind_the_best(tables),
+        "summary": _summary(tables),
+        "rates": _rates(),
+        "held": f"{VALIDATION:.0%}",
+        "level": f"{LEVEL:g}",
+    }
+
+
+def _fold(summary: str, inner: str) -> str:
+    return f'<details markdown="1"><summary>{summary}</summary>\n\n{inner}\n\n</details>\n\n'
 
 
 def _about(table: Table, store: Store) -> str:
@@ -151,7 +106,7 @@ def _about(table: Table, store: Store) -> str:
 def _accuracies(table: Table) -> str:
     rows: dict[str, list[str]] = {method: [method] for method in table.task.methods}
     for column in table.columns:
-        found = table.scores(column)
+        found = table.scores[column]
         best = max([mean_of(row) for row in found.values() if None not in row], default=np.nan)
         for method, row in found.items():
             cell = spread(row) or "not run"
@@ -162,23 +117,18 @@ def _accuracies(table: Table) -> str:
 
 def _verdicts(table: Table) -> str:
     text = ""
-    for ours in _ours(table.task):
-        told = table.answers(ours)
-        rows = [[rival, *(_cell(answer) for answer in by.values())] for rival, by in told.items()]
-        rows.append(["**in all**", *(f"**{standing(told, column)}**" for column in table.columns)])
-        inner = markdown_table(["rival", *table.columns], rows)
-        text += f"<details><summary>{ours}, minus each rival, in points</summary>\n\n{inner}\n\n</details>\n\n"
+    for ours in table.ours:
+        told = [table.answers(ours, column) for column in table.columns]
+        rows = [[rival, *(_cell(answers[rival]) for answers in told)] for rival in table.rivals]
+        rows.append(["**in all**", *(f"**{standing(answers)}**" for answers in told)])
+        text += _fold(f"{ours}, minus each rival, in points", markdown_table(["rival", *table.columns], rows))
     return text
-
-
-def _ours(task: Task) -> list[str]:
-    return [method for method in task.methods if method in OURS]
 
 
 def _cell(answer: Answer) -> str:
     if not answer.seeds:
         return "not run"
-    word = {YES: "better", NO: "worse"}.get(answer.says, _tie(answer))
+    word = {YES: "better", NO: "worse"}.get(answer.says, tie(answer))
     error = f" ± {answer.error:.2f}" if np.isfinite(answer.error) else ""
     return f"{answer.mean:+.2f}{error}, {word}"
 
@@ -194,7 +144,7 @@ def _search(task: Task, store: Store) -> str:
         shown = [f"{lr:g}: {100 * value:.1f}" for lr, value in tried if np.isfinite(value)]
         rows.append([method, ", ".join(shown), "" if chosen is None else f"{chosen:g}"])
     inner = markdown_table(["method", "learning rate: validation accuracy, %", "chosen"], rows)
-    return f"<details><summary>Search for the learning rates, at mixed rates</summary>\n\n{inner}\n\n</details>\n\n"
+    return _fold("Search for the learning rates, at mixed rates", inner)
 
 
 def _exponents(store: Store) -> str:
@@ -237,17 +187,10 @@ def _rates() -> str:
 
 
 def _summary(tables: dict[str, Table]) -> str:
-    """Return how each variant of federated dropout compares with all rivals, by task and column."""
-    rows = []
-    for table in tables.values():
-        told = {ours: table.answers(ours) for ours in _ours(table.task)}
-        rows += [
-            [table.task.title, column, *(standing(told[ours], column) if ours in told else "not run" for ours in OURS)]
-            for column in table.columns
-        ]
-    head = markdown_table(["task", "rates", *OURS], rows)
-    lead = (
-        "Each variant of federated dropout minus its strongest rival, in points. A rival that is better beyond the "
-        "noise comes first:"
-    )
-    return f"## In short\n\n{lead}\n\n{head}\n\n" if rows else ""
+    """Return how the importance draws compare with all rivals, by task and column."""
+    rows = [
+        [table.task.title, column, *(standing(table.answers(ours, column)) for ours in (IMPORTANCE, SQUARED))]
+        for table in tables.values()
+        for column in table.columns
+    ]
+    return markdown_table(["task", "rates", IMPORTANCE, SQUARED], rows)
