@@ -263,7 +263,7 @@ def test_accessible(page, look):
     for name, sign in ready.items():
         page.js(f"location.hash = '#/{name}{'/underfit-falls' * (name == 'paper')}'")
         page.until(f"!document.querySelector('#{name}').hidden && document.querySelector('{sign}')")
-        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        assert page.js("document.documentElement.scrollWidth <= innerWidth"), name
         found = page.js("axe.run().then((all) => all.violations.map((one) => [one.impact, one.id, one.nodes[0].html]))")
         assert [one for one in found if one[0] in ("serious", "critical")] == []
 
@@ -348,6 +348,14 @@ def test_two_runs_compared(page, server, root):
     page.open(link)  # the address restores the comparison
     page.until("!document.querySelector('#compare-verdicts').hidden")
     assert page.js("document.querySelector('#budget-rounds').value") == "1"
+
+
+def test_a_link_wins_over_an_answer_that_arrives_late(page):
+    """The address follows the state of a page, but not once a link to another page was followed."""
+    code = "import('./dom.js').then(({ keep }) => { location.hash = '#/paper'; keep('compare', {}); keep('cell', {}); })"
+    page.js(code)
+    page.until("!document.querySelector('#paper').hidden")
+    assert page.js("location.hash") == "#/paper"
 
 
 def test_a_claim_its_points_and_their_runs(page):

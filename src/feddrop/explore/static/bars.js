@@ -9,17 +9,17 @@ const BINDS = {
   none: "var(--line)", "left out": "var(--ink)", absent: "var(--edge)",
 };
 
-const LEFT = 54, ROWS = [["Latency", 150, "s"], ["Energy", 84, "J"], ["Rate", 58, ""], ["Share of the band", 58, "%"]], GAP = 30;
+const LEFT = 54, FOOT = 18, ROWS = [["Latency", 150, "s"], ["Energy", 84, "J"], ["Rate", 58, ""], ["Share of the band", 58, "%"]], GAP = 30;
 
 export function bars() {
   const found = scheme(), box = $("columns"), width = Math.max(260, box.clientWidth), count = page.seen.devices.samples.length;
   $("bars-title").textContent = `Every device, ${page.words.named[found.name] ?? found.name}`;
   const lacks = found.lacks, rows = lacks ? [[`Share of the band needed ${found.name === "no-dropout" ? "without dropout" : "at rate θ"}`, 150, "%"]] : ROWS;
   const step = (width - LEFT - 4) / count, thick = step > 5 ? step * 0.78 : step;
-  const height = rows.reduce((sum, [, tall]) => sum + tall + GAP, 0) + 16;
+  const height = rows.reduce((sum, [, tall]) => sum + tall + GAP, 0) + (lacks ? 0 : 16) + FOOT;
   const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": "Latency, energy, rate and share of every device; the numbers are in the table below" });
   const limits = lacks ? [null] : [found.deadline_s, page.seen.devices.budget_j, valueOf("radio.max_rate"), null];
-  const stacks = lacks ? [[["needs", 3]]] : [[["push_s", 0], ["compute_s", 1], ["pull_s", 2]], [["energy_j", 5]], [["rate", 0]], [["share", 2]]];
+  const stacks = lacks ? [[["needs", "plain"]]] : [[["push_s", 0], ["compute_s", 1], ["pull_s", 2]], [["energy_j", 5]], [["rate", "plain"]], [["share", "plain"]]];
   let y = 0;
   rows.forEach(([title, tall, unit], row) => {
     const bottom = y + GAP + tall - 8, parts = stacks[row].map(([key]) => (lacks ?? found)[key]);
@@ -47,7 +47,10 @@ export function bars() {
   });
   found.binding?.forEach((word, k) => picture.append(svg("rect", { x: LEFT + k * step, y, width: thick, height: 9, rx: Math.min(2, thick / 3), fill: BINDS[word] ?? "var(--edge)" })));
   if (!lacks) picture.append(svg("text", { x: LEFT - 6, y: y + 9, "text-anchor": "end" }, "binds"));
-  picture.append(svg("rect", { class: "here", y: 0, width: step, height: height - 6, rx: 3 }));
+  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((some) => some * step >= 24) ?? 1000; // devices per number
+  for (let k = 0; k < count; k += every)
+    picture.append(svg("text", { x: LEFT + k * step + thick / 2, y: height - 5, "text-anchor": "middle" }, String(k)));
+  picture.append(svg("text", { x: LEFT - 6, y: height - 5, "text-anchor": "end" }, "device"), svg("rect", { class: "here", y: 0, width: step, height, rx: 3 }));
   picture.addEventListener("pointermove", (event) => {
     const k = Math.floor((event.clientX - picture.getBoundingClientRect().left - LEFT) / step);
     if (k >= 0 && k < count && k !== page.chosen) choose(k);
@@ -67,6 +70,7 @@ export function mark() {
 
 export function numbers() {
   const found = scheme(), box = $("numbers").querySelector("div");
+  $("numbers").hidden = Boolean(found.lacks);
   if (!$("numbers").open || found.lacks) { box.replaceChildren(); return; }
   const heads = ["Device", "Rate", "Share", "Push (s)", "Compute (s)", "Pull (s)", "Energy (J)", "Binds"];
   const keys = ["rate", "share", "push_s", "compute_s", "pull_s", "energy_j"];

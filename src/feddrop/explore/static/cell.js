@@ -3,7 +3,7 @@
 import { bars, numbers } from "./bars.js";
 import { lines, onWidth } from "./chart.js";
 import { disc, drags } from "./disc.js";
-import { $, ask, digits, el, options, say } from "./dom.js";
+import { $, ask, digits, el, keep, options, say } from "./dom.js";
 import { page, put, valueOf } from "./model.js";
 import { refuse, table, verdict } from "./schemes.js";
 
@@ -42,9 +42,16 @@ async function update() {
   timer = setTimeout(settle, 250);
 }
 
+/** The ends of a curve: a factor of ten either way on a logarithmic scale, otherwise those of the slider. */
+function span({ key, low, high, scale, log, whole }) {
+  const now = Number(valueOf(key)), ends = [low * scale, high * scale];
+  if (!log || whole || !(now > 0 && now < Infinity)) return ends;
+  return [Math.max(now / 10, Math.min(now, ends[0])), Math.min(10 * now, Math.max(now, ends[1]))];
+}
+
 async function settle() {
   const slider = page.words.sliders.find(({ key }) => key === $("against").value);
-  const count = 33, ends = [slider.low, slider.high].map((value) => value * (slider.scale));
+  const count = 33, ends = span(slider);
   const values = [...new Set(Array.from({ length: count }, (_, n) => {
     const value = slider.log ? ends[0] * (ends[1] / ends[0]) ** (n / (count - 1)) : ends[0] + (ends[1] - ends[0]) * n / (count - 1);
     return slider.whole ? Math.round(value) : value;
@@ -52,7 +59,7 @@ async function settle() {
   resting = new AbortController();
   try {
     page.settled = await ask("/api/settle", { state: page.state, key: slider.key, values }, resting.signal);
-    history.replaceState(null, "", `#/cell/${encodeURIComponent(JSON.stringify(page.state))}`);
+    keep("cell", page.state);
     curve(slider);
     verdict();
   } catch (error) {
@@ -65,8 +72,8 @@ async function settle() {
 function curve(slider = page.words.sliders.find(({ key }) => key === $("against").value)) {
   if (!page.settled) return;
   const scale = slider.scale, { values, lines: found } = page.settled.curve, x = values.map((value) => value / scale);
-  lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: page.words.named[name] ?? name, x, y, colour: n, dash: Math.floor(n / 6) })), {
-    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [slider.low, slider.high],
+  lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: page.words.named[name] ?? name, x, y, colour: n, dash: Math.floor(n / 6), strong: name === page.state.scheme })), {
+    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [x[0], x.at(-1)],
     now: Number(valueOf(slider.key)) / scale, label: `Objective of every scheme against ${slider.label}` });
 }
 

@@ -19,7 +19,7 @@ export function ticks(low, high, count, log, whole) {
 
 const known = (values) => values.filter((value) => value !== null && Number.isFinite(value));
 
-/** Draw lines into a box. Each has a name, x, y and perhaps deviation, colour (a number) and dash (a number). */
+/** Draw lines into a box. Each has a name, x, y and perhaps deviation, colour and dash (numbers) and strong. */
 export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole = false, now = null, height = 230, x: ends, zero = false }) {
   const width = Math.max(240, box.clientWidth), right = width - RIGHT, bottom = height - BOTTOM;
   const drawn = given.filter((line) => known(line.y).length);
@@ -46,7 +46,8 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole 
     svg("text", { transform: `translate(11 ${(TOP + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yLabel));
   if (now !== null && now >= x0 && now <= x1)
     picture.append(svg("line", { class: "now", x1: X(now), x2: X(now), y1: TOP, y2: bottom }));
-  for (const [n, line] of drawn.entries()) {
+  const order = [...drawn.entries()].sort(([, a], [, b]) => Boolean(b.strong) - Boolean(a.strong)); // a strong line stays visible below others
+  for (const [n, line] of order) {
     const colour = `var(--series-${(line.colour ?? n) % 6})`;
     const points = line.x.map((x, k) => [x, line.y[k], line.deviation?.[k] ?? 0]).filter(([x, y]) => x !== null && y !== null);
     if (points.some(([, , spread]) => spread > 0)) {
@@ -60,7 +61,7 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole 
       path += `${open ? "L" : "M"}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`;
       open = true;
     });
-    picture.append(svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": 2, "stroke-linejoin": "round",
+    picture.append(svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": line.strong ? 5 : 2, "stroke-linejoin": "round",
       "stroke-dasharray": DASHES[(line.dash ?? 0) % 4] }));
     if (points.length === 1) picture.append(svg("circle", { cx: X(points[0][0]), cy: Y(points[0][1]), r: 3.5, fill: colour }));
   }
@@ -69,7 +70,7 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole 
 
 export function legend(entries) {
   return el("p", { class: "legend" }, ...entries.map(([name, colour, dash = 0]) => {
-    const mark = el("i");
+    const mark = el("i", { class: dash ? "dashed" : "" });
     mark.style.background = dash ? `repeating-linear-gradient(90deg, ${colour} 0 4px, transparent 4px 7px)` : colour;
     return el("span", {}, mark, name);
   }));

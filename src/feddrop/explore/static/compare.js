@@ -1,6 +1,6 @@
 // The comparison of chosen runs: results, verdicts, curves and what differs. It follows runs under way.
 import { onWidth } from "./chart.js";
-import { $, ask, el, options, query, say } from "./dom.js";
+import { $, ask, el, keep, options, query, say } from "./dom.js";
 import { AXES, chosen, pause, plot } from "./runs.js";
 
 const MEGA = 1e6;
@@ -37,7 +37,7 @@ function list() {
 
 async function update() {
   const number = ++asked, runs = state.runs.filter((name) => rows.some((row) => row.name === name));
-  history.replaceState(null, "", `#/compare/${encodeURIComponent(JSON.stringify(state))}`);
+  keep("compare", state);
   for (const id of ["figure-pdf", "compare-page"]) $(id).hidden = !runs.length;
   if (!runs.length) { $("compare-lead").textContent = rows.length ? "Choose at least one run." : "There are no runs here yet."; return; }
   const percent = found ? found.score.includes("accuracy") : true;
@@ -73,7 +73,7 @@ function results() {
   box.hidden = !reference || !others.length;
   box.querySelector("h2").textContent = `Better than ${reference}?`;
   if (!box.hidden) box.querySelector("div").replaceChildren(table(["Run", ...judged], others.map((group, n) => [dot(group), ...verdicts[n].map(({ text, says, why }) =>
-    el("span", {}, text, el("br"), el("strong", { class: says.replaceAll(" ", "-") }, says), why ? ` (${why})` : ""))])));
+    el("span", {}, ...(text ? [text, el("br")] : []), el("strong", { class: says.replaceAll(" ", "-") }, says), why ? ` (${why})` : ""))])));
   const settings = Object.entries(differs);
   $("compare-differs").replaceChildren(settings.length ? table(["Setting", ...groups.map(({ name }) => name)], settings.map(([key, values]) => [key, ...values]))
     : el("p", {}, "Nothing: all runs have the same configuration."));

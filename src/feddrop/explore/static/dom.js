@@ -37,6 +37,11 @@ export async function ask(path, body, signal) {
 
 export const say = (text) => { $("said").textContent = text; };
 
+/** Keep the state of a page in the address, unless a link to another page was just followed. */
+export function keep(page, state) {
+  if ((/^#\/(\w+)/.exec(location.hash)?.[1] ?? "cell") === page) history.replaceState(null, "", `#/${page}/${encodeURIComponent(JSON.stringify(state))}`);
+}
+
 const UNITS = {
   s: [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]],
   J: [[1e6, "MJ"], [1e3, "kJ"], [1, "J"], [1e-3, "mJ"], [1e-6, "µJ"]],
@@ -45,12 +50,15 @@ const UNITS = {
   B: [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]],
 };
 
+/** A number with a minus sign in place of its leading hyphen. */
+export const minus = (text) => text.replace(/^-/, "\u2212");
+
 export function digits(value, count = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e9)) return value.toExponential(count - 1);
+  if (size !== 0 && (size < 1e-4 || size >= 1e9)) return minus(value.toExponential(count - 1));
   const places = Math.max(0, Math.min(20, count - 1 - Math.floor(Math.log10(size || 1))));
-  return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: places });
+  return minus(value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: places }));
 }
 
 export function measure(value, unit, count = 3) {

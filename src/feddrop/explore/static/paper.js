@@ -1,6 +1,6 @@
 // The paper: its claims with their verdicts, the points of every claim, and the runs of every point.
 import { lines } from "./chart.js";
-import { $, ask, digits, el, query, say, svg } from "./dom.js";
+import { $, ask, digits, el, minus, query, say, svg } from "./dom.js";
 
 const MARKS = { holds: "holds", "holds in part": "partly", "does not hold": "fails", undecided: "undecided" };
 let known = null;
@@ -9,9 +9,10 @@ async function load() {
   const found = await ask("/api/paper");
   if (found.missing) { $("paper-claims").replaceChildren(el("p", {}, found.missing)); return; }
   known = found;
-  const counts = (claims) => Object.keys(MARKS).map((word) => `${word} ${claims.filter(({ outcome }) => outcome === word).length}`).join(", ");
+  const counts = (title, claims) => el("span", {}, `${claims.length} ${title}: `, ...Object.entries(MARKS).map(([word, look]) =>
+    el("span", { class: `mark ${look}` }, `${word} ${claims.filter(({ outcome }) => outcome === word).length}`)));
   const ours = known.claims.filter((claim) => claim.ours), theirs = known.claims.filter((claim) => !claim.ours);
-  $("paper-counts").textContent = `${theirs.length} claims of the paper: ${counts(theirs)}. ${ours.length} questions of ours: ${counts(ours)}.`;
+  $("paper-counts").replaceChildren(counts("claims of the paper", theirs), counts("questions of ours", ours));
   $("paper-claims").replaceChildren(...[...theirs, ...ours].map(claim));
   filter();
 }
@@ -31,7 +32,7 @@ function points(one) {
       return el("button", { type: "button", "aria-label": `${answer.label}, number ${n + 1}: ${text} ${answer.unit}; show its runs`,
         onclick: () => behind(place, one, answer, point).catch((error) => say(error.message)) }, text);
     });
-    const mean = answer.mean === null ? "" : `${digits(answer.mean)}${answer.error === null ? "" : ` ± ${digits(answer.error)}`} ${answer.unit}`;
+    const mean = answer.mean === null ? "" : `${within(answer.mean, answer.error)} ${answer.unit}`;
     return el("tr", {}, el("td", {}, answer.label), el("td", {}, strip(answer)), el("td", {}, mean), el("td", {}, el("strong", {}, answer.says), answer.why ? ` (${answer.why})` : ""),
       el("td", { class: "chips" }, ...chips));
   });
@@ -39,6 +40,13 @@ function points(one) {
   return [el("p", {}, `${one.shown[0].toUpperCase()}${one.shown.slice(1)}. ${one.note ? `${one.note}.` : ""}`),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparisons" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...body))),
     place];
+}
+
+/** A mean and its error, both with the decimals of two digits of the error. */
+function within(mean, error) {
+  if (!error) return digits(mean);
+  const places = Math.max(0, Math.min(20, 1 - Math.floor(Math.log10(error))));
+  return [mean, error].map((value) => minus(value.toFixed(places))).join(" ± ");
 }
 
 /** The points of a comparison over its margin: beyond the bars they count. */

@@ -137,7 +137,7 @@ async function grid() {
     timeline(run, picked.round);
     look.at(at(rounds, (event.clientX - box.left) / box.width), at(devices, (event.clientY - box.top) / box.height));
   };
-  look.within(rounds, devices);
+  look.within(rounds, devices, devices[values.at(-1).findIndex((value) => value !== null)] ?? devices[0]);
   timeline(run, picked?.run === run ? picked.round : rounds.at(-1));
   const name = field.replaceAll("_", " ");
   canvas.setAttribute("aria-label", `${name} of every device in every round of ${run}`);

@@ -49,7 +49,8 @@ export function table() {
     body.children[n].classList.toggle("chosen", one === scheme());
     cells[0].querySelector("input").checked = one === scheme();
     cells[1].firstChild.textContent = lacks ? "infeasible" : digits(one.charged, 4);
-    cells[1].lastChild.style.width = lacks ? "0" : `${100 * one.charged / most}%`;
+    cells[1].lastChild.hidden = lacks;
+    cells[1].lastChild.style.width = `${100 * (one.charged ?? 0) / most}%`;
     const texts = lacks ? ["–", "–", "–", "–"] : [digits(one.mean_rate), measure(one.latest_s, "s"), measure(one.total_j, "J"), String(one.left_out)];
     texts.forEach((text, k) => { cells[2 + k].textContent = text; });
   });

@@ -40,10 +40,10 @@ export const look = {
     $("subnet-note").textContent = "";
     $("subnet-pictures").replaceChildren();
   },
-  within(rounds, devices) {
+  within(rounds, devices, first) {
     $("subnet-round").max = rounds.at(-1);
     $("subnet-device").max = devices.at(-1);
-    if (!$("subnet-round").value) { $("subnet-round").value = rounds.at(-1); $("subnet-device").value = devices[0]; }
+    if (!$("subnet-round").value) { $("subnet-round").value = rounds.at(-1); $("subnet-device").value = first; }
   },
   at(round, device) {
     $("subnet-round").value = round;

@@ -18,7 +18,7 @@ function draw(found) {
       at += found[key][k] ?? 0;
     }
     picture.append(bar(at, last, k, "var(--line)"));
-    if (tall > 9 || k % 10 === 0) picture.append(svg("text", { x: LEFT - 6, y: k * tall + tall * 0.75, "text-anchor": "end" }, String(device)));
+    if (tall > 9 || k % 10 === 0) picture.append(svg("text", { x: LEFT - 6, y: k * tall + tall * 0.4 + 4, "text-anchor": "end" }, String(device)));
   });
   for (const part of [0, 0.5, 1]) picture.append(svg("text", { x: X(part * last), y: height - 6, "text-anchor": part === 1 ? "end" : "middle" }, measure(part * last, "s")));
   box.replaceChildren(picture, legend([...PARTS.map(([, word, colour]) => [word, `var(--series-${colour})`]), ["waits", "var(--line)"]]));
