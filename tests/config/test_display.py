@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import feddrop
+from feddrop.config.conversion import to_table
+from feddrop.config.run import changed_settings
 from support.allocate_cases import problems
 
 HOSTILE = "<script>alert(1)</script>"
@@ -47,6 +50,8 @@ def test_numbers_are_those_of_the_object(data):
     )
     assert '<td style="text-align: left">data.devices</td>' in found["RunConfig"]._repr_html_()
     assert "train.lr" not in found["RunConfig"]._repr_html_()  # has its default
+    stored = json.loads(json.dumps(to_table(feddrop.RunConfig(rounds=7, radio=feddrop.Radio(deadline_s=2.0)))))
+    assert changed_settings(stored) == {"rounds": 7, "radio.deadline_s": 2.0}
     split = found["Allocation"]
     assert f"objective {np.mean(split.objective):.5g}" in repr(split)
     assert split._repr_html_().count("<tr>") == 1 + 20

@@ -352,8 +352,8 @@ def test_two_runs_compared(page, server, root):
 
 def test_a_link_wins_over_an_answer_that_arrives_late(page):
     """The address follows the state of a page, but not once a link to another page was followed."""
-    code = "import('./dom.js').then(({ keep }) => { location.hash = '#/paper'; keep('compare', {}); keep('cell', {}); })"
-    page.js(code)
+    late = "keep('compare', {}); keep('cell', {});"
+    page.js(f"import('./dom.js').then(({{ keep }}) => {{ location.hash = '#/paper'; {late} }})")
     page.until("!document.querySelector('#paper').hidden")
     assert page.js("location.hash") == "#/paper"
 

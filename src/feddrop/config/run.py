@@ -166,13 +166,22 @@ class RunConfig(Settings):
 
     def _repr_html_(self) -> str:
         """Return the settings that differ from their defaults."""
-        normal = RunConfig().flat()
-        rows = [(key, value) for key, value in self.flat().items() if key not in normal or normal[key] != value]
+        rows = changed_settings(to_table(self)).items()
         return html_table("RunConfig", ("setting", "value"), rows, "All other settings have their defaults.")
 
     def to_toml(self) -> str:
         """Return the configuration as TOML with every key."""
         return tomli_w.dumps(to_table(self))
+
+
+def changed_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a configuration's table that differ from their defaults, by dotted key."""
+    normal = RunConfig(radio=Radio() if table.get("radio") else None).flat()
+
+    def plain(value: Any) -> Any:  # a stored table has lists
+        return list(value) if isinstance(value, tuple) else value
+
+    return {k: one for k, one in flat(table).items() if k not in normal or plain(normal[k]) != plain(one)}
 
 
 def sections_of(cls: type[Any] = RunConfig) -> dict[str, type[Any]]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feddrop.config import Server
+from feddrop.config.run import changed_settings
 from feddrop.report.curves import accuracy_figure, loss_figure, metric_figure
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, tiles, write_page
 from feddrop.report.load import read_run_log
@@ -314,8 +315,9 @@ def _setup(run: RunLog) -> Html:
     tables = {key: value for key, value in run.config.items() if isinstance(value, dict) and value}
     loose = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
     machine = {key: run.info[key] for key in ("feddrop", "python", "torch", "cpu") if run.info.get(key) is not None}
-    sections = {"run": loose} | tables | {"environment": machine}
-    panels = [settings_panel(key, value) for key, value in sections.items() if value]
+    named = {"Settings that differ from their defaults": changed_settings(run.config), "Environment": machine}
+    first = [settings_panel(key, value) for key, value in named.items() if value]
+    panels = [settings_panel(key, value) for key, value in ({"run": loose} | tables).items() if value]
     command = run.info.get("command")
     again = Html("")
     if command:
@@ -323,4 +325,4 @@ def _setup(run: RunLog) -> Html:
     elif isinstance(custom := run.info.get("custom"), list) and custom:
         text = f"Started from Python with custom {' and '.join(map(str, custom))}."
         again = el("div", el("p", text), class_="panel wide")
-    return section("Setup", "", again, el("div", *panels, class_="panels wide"))
+    return section("Setup", "", again, *first, folded("All settings", el("div", *panels, class_="panels")))

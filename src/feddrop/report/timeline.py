@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 MOST_JOBS, MOST_DEVICES = 250, 40
 PHASES = (("push_s", "download"), ("compute_s", "compute"), ("pull_s", "upload"))
-COLOURS = {"download": style.SERIES[0], "compute": style.SERIES[2], "upload": style.SERIES[1], "wait": style.GRID}
+COLOURS = {"download": style.SERIES[0], "compute": style.SERIES[1], "upload": style.SERIES[2], "wait": style.GRID}
 _HEIGHT = 0.62
 
 
