@@ -442,7 +442,6 @@ def test_random_stragglers_compute_longer_and_draw_again_after_a_resume(tmp_path
         ({"kind": "buffered", "buffer": 2}, ["server.min_devices=3"], "at most 2 updates"),
         ({"kind": "buffered", "buffer": 2}, ["server.krum=1"], "needs at least 5 updates"),
         ({"kind": "first", "count": 3}, ['radio.scheme="primal-dual"'], 'Use radio.scheme = "exact"'),
-        ({"kind": "first", "count": 3}, ['radio.outcome="none"'], "radio.outcome"),
     ],
 )
 def test_what_cannot_work_is_refused(clock, overrides, why, tmp_path):

@@ -21,7 +21,8 @@ CONTRADICTIONS = {
         (["execution.dtype=auto", "radio.costs=formula"], "which has no effect: radio.costs is 'formula'"),
         (["execution.dtype=auto", "radio.scheme=fixed", "rate=0.3"], "has no effect: radio.scheme is 'fixed'"),
     ],
-    "one_mask_has_one_rate": [
+    "one_network_has_one_rate": [
+        (["method=fedavg", "radio.deadline_s=9"], 'all devices of .fedavg. train the same network. .*"no-dropout"'),
         (["method=feddst", "radio.deadline_s=9"], "radio.scheme is 'exact', which sets one rate per device"),
         (["method=fedrts", "radio.scheme=common", "execution.dtype=auto"], "the rate of 'fedrts' is the same"),
     ],
@@ -31,7 +32,6 @@ CONTRADICTIONS = {
         (["joules=9"], r"joules is 9, but without a \[radio\] section none are counted"),
         (["clock.kind=window", "clock.window_s=1"], r"there is no \[radio\] section"),
         (["clock.kind=first", "clock.count=2", "radio.scheme=ideal"], "which ignores the band"),
-        (["clock.kind=first", "clock.count=2", "radio.outcome=none"], "decides which answers are lost"),
         (
             [
                 "clock.kind=buffered",

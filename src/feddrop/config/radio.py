@@ -54,8 +54,8 @@ class Radio(Settings):
             V of normally distributed weights, which needs no network.
         channel: what draws the gains, and what the server estimates; empty for the fading of this section.
         channel_settings: keyword arguments of the channel.
-        outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel, ``"none"``
-            nothing.
+        outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel (none under a
+            virtual clock), ``"none"`` nothing.
         outcome_settings: keyword arguments of the outcome.
         absent_cost: what leaving out a device costs ``"exact"``, per unit of its weight in the objective: a device
             whose φ and price of band exceed that is left out, and ``policy`` does not apply. 0 to leave out none.

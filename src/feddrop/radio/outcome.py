@@ -32,7 +32,7 @@ class Truth:
     Attributes:
         channels: the true conditions, with the powers and clocks that the plan chose.
         cell: the cell.
-        deadline_s: the deadline in force.
+        deadline_s: the deadline in force; infinite under a virtual clock.
         round: number of the round, from 1.
         seed: for random choices of this round.
     """

@@ -14,7 +14,7 @@ from feddrop.report import style
 from feddrop.report.html import Html, figure_panel, section, tiles
 from feddrop.report.quantities import how_many, in_digits, in_seconds, second_scale
 from feddrop.report.runlog import Floats, RunLog
-from feddrop.storage.records import DROPPED, STALE, UNANSWERED, VANISHED
+from feddrop.storage.records import DROPPED, LOST, STALE, UNANSWERED, VANISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,8 @@ def timeline_section(run: RunLog) -> Html:
     part = f"The first {steps} of {len(run.rounds):,} server steps."
     shown = "All server steps." if steps == len(run.rounds) else part
     devices = "" if len(run.devices) <= MOST_DEVICES else f" {MOST_DEVICES} of {len(run.devices):,} devices."
-    crosses = np.isin(run.words["status"], UNANSWERED).any()
-    marks = "Lines: server steps." + " Crosses: jobs that were cancelled, lost or too stale." * bool(crosses)
+    crosses = np.isin(run.words["status"], (*UNANSWERED, LOST, "refused")).any()
+    marks = "Lines: server steps." + " Crosses: jobs that were cancelled, lost, refused or too stale." * bool(crosses)
     note = f"{shown}{devices} {marks} Jobs under way at the end are not drawn."
     picture = figure_panel("timeline", "Who did what when", note, partial(timeline_figure, run), wide=True)
     return section("Timeline", "", tiles(_facts(run), class_="tiles wide"), picture)
@@ -53,6 +53,7 @@ def _facts(run: RunLog) -> Iterable[tuple[str, str, str]]:
         note = f"server steps on average; at most {np.nanmax(merged):.0f}"
         yield "Staleness", in_digits(float(np.nanmean(merged))), note
     meanings = {DROPPED: "cancelled: the server had enough", VANISHED: "went offline during a job", STALE: "too old"}
+    meanings |= {LOST: "lost on the way", "refused": "failed or unusable"}
     for word, meaning in meanings.items():
         if count := int((status == word).sum()):
             yield word.capitalize(), f"{count:,}", f"of {how_many(jobs, 'job')}; {meaning}"

@@ -273,9 +273,12 @@ class CellRates:
         return replace(channels, present=present & channels.present)
 
     def _losses(self, round_: int, found: _Allocated, truth: Channels, state: ArrayState) -> Losses:
-        """Ask the outcome which updates are lost. Plans hold the deadline, so without estimates none is late."""
-        allocation, outcome = found.allocation, self._hooks.outcome
-        if allocation.status is Status.IDEAL or (outcome is late and not self.cell.estimates):
+        """Ask the outcome which updates are lost. Plans hold the deadline, so without estimates none is late.
+
+        Under a virtual clock there is no deadline, and every start of devices has a seed of its own.
+        """
+        allocation, outcome, start = found.allocation, self._hooks.outcome, self._participation.start
+        if allocation.status is Status.IDEAL or (outcome is late and (start or not self.cell.estimates)):
             return Losses()
         rate, share = np.minimum(allocation.rate, 1.0), allocation.share
         sizes: dict[str, Any] = self._formula
@@ -291,9 +294,9 @@ class CellRates:
         happened = Truth(
             channels=truth,
             cell=self.cell,
-            deadline_s=float(np.max(allocation.problem.deadline_s)),
+            deadline_s=math.inf if start else float(np.max(allocation.problem.deadline_s)),
             round=round_,
-            seed=derive(self._seed, "outcome", round_),
+            seed=derive(self._seed, "outcome", round_, *([start] if start else [])),
         )
         costs = radio_cost(self.cell, truth, rate, share, **sizes)
         return settle_losses(outcome, plan, happened, costs, _part(state, "outcome"), self._radio.outcome)

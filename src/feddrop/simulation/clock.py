@@ -231,7 +231,8 @@ class VirtualClock:
         if waves >= _WAVES:
             raise RunError(
                 f"after {_WAVES} attempts, fewer than {self._least} devices have answered by {self.events.now:g} s. "
-                "Keep devices online for longer (clock.trace, clock.pattern), or lower server.min_devices."
+                "Keep devices online for longer (clock.trace, clock.pattern), lose fewer answers (radio.outcome), or "
+                "lower server.min_devices."
             )
 
     def _check_wake(self, wake: float) -> None:

@@ -19,18 +19,21 @@ _USE = 'Use clock.kind = "deadline"'
 
 def clock_has_a_cell(config: RunConfig) -> Iterator[str]:
     """Virtual seconds come from a cell whose band is shared."""
-    clock, radio = config.clock, config.radio
-    begin = f'clock.kind is "{clock.kind}"'
+    radio = config.radio
     if radio is None:
+        begin = f'clock.kind is "{config.clock.kind}"'
         yield f"{begin}, which needs to know how long frames take, but there is no [radio] section. Add one."
         return
-    if radio.scheme in ("primal-dual", IDEAL):
-        why = "ignores the band" if radio.scheme == IDEAL else "starts from the devices of the round before"
-        yield f'{begin}, but radio.scheme is "{radio.scheme}", which {why}. Use radio.scheme = "exact", or {_USE[4:]}.'
-    if radio.outcome != "late":
+    yield from scheme_fits(config, radio.scheme)
+
+
+def scheme_fits(config: RunConfig, scheme: str) -> Iterator[str]:
+    """A virtual clock plans several times per step, for a band that is shared."""
+    if scheme in ("primal-dual", IDEAL):
+        why = "ignores the band" if scheme == IDEAL else "starts from the devices of the round before"
         yield (
-            f"{begin}, which decides which answers are lost, but radio.outcome is {radio.outcome!r}. Remove it, or "
-            f"{_USE[4:]}."
+            f'clock.kind is "{config.clock.kind}", but the scheme is "{scheme}", which {why}. Use radio.scheme = '
+            f'"exact", or {_USE[4:]}.'
         )
 
 
@@ -102,4 +105,5 @@ def check_devices(run: Known | Prepared) -> Iterator[str]:
 def check_run(run: Prepared) -> Iterator[str]:
     """The checks that need network, data, method and scheme."""
     yield from devices_are_simulated(run)
+    yield from scheme_fits(run.config, getattr(run.custom.scheme, "name", ""))
     yield from stale_updates_fit(run)

@@ -71,17 +71,22 @@ class Events:
     Start a job with :meth:`start`; :meth:`step` moves the clock to the next event and returns it. After ``"computed"``,
     give the size of the upload with :meth:`upload`. ``"arrived"`` and ``"vanished"`` end a job.
 
+    Attributes:
+        now: virtual seconds since the start.
+        count: number of events so far.
+        serial: number of jobs started so far.
+        jobs: the jobs under way, by device.
+
     Args:
         link: creates the downlink and the uplink.
     """
 
     def __init__(self, link: Callable[[], SharedBand]) -> None:
-        self.now, self.count = 0.0, 0
+        self.now, self.count, self.serial = 0.0, 0, 0
         self.jobs: dict[int, Transit] = {}
         self._down, self._up = link(), link()
         self._computing: list[tuple[float, int, int]] = []  # time, device, serial
         self._leaving: list[tuple[float, int, int]] = []
-        self._serial = 0
         self._upcoming: tuple[float, int, int] | None = None  # the next event, until something changes
 
     def start(self, device: int, push: Transfer, work_s: float, *, until_s: float = math.inf) -> Transit:
@@ -95,10 +100,10 @@ class Events:
         """
         if device in self.jobs:
             raise ValueError(f"device {device} already has a job.")
-        self._serial += 1
+        self.serial += 1
         job = Transit(
             device=device,
-            serial=self._serial,
+            serial=self.serial,
             start_s=self.now,
             until_s=until_s,
             phase="download",
@@ -165,7 +170,7 @@ class Events:
         return {
             "now": self.now,
             "count": self.count,
-            "serial": self._serial,
+            "serial": self.serial,
             "jobs": [asdict(job) for job in self.jobs.values()],
             "down": self._down.save(),
             "up": self._up.save(),
@@ -173,7 +178,7 @@ class Events:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Return to a saved state."""
-        self.now, self.count, self._serial = saved["now"], saved["count"], saved["serial"]
+        self.now, self.count, self.serial = saved["now"], saved["count"], saved["serial"]
         self._upcoming = None
         self.jobs = {job["device"]: Transit(**job) for job in saved["jobs"]}
         self._down.load(saved["down"])

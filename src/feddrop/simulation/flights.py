@@ -81,7 +81,8 @@ class Flights:
     def start(self, devices: Sequence[int]) -> None:
         """Plan for these devices and all that are busy, cut subnets, and start the downloads."""
         ready, config, params = self._ready, self._ready.config, self._server.params
-        with ready.roster.holding({*devices, *self._clock.events.jobs}):
+        events = self._clock.events
+        with ready.roster.holding({*devices, *events.jobs}, start=events.serial + 1):
             plan = ready.scheme.decide(self._round, self.cell, params)
         self.cell = plan.state
         self.plans.append(plan)
@@ -129,9 +130,10 @@ class Flights:
             flight.reply, flight.parcel = reply, None
 
     def counts(self, job: Transit) -> bool:
-        """Return whether an answer counts: the device did not fail, and it is not too stale."""
+        """Return whether an answer counts: it was not lost, the device did not fail, and it is not too stale."""
         flight = self.of(job)
-        return not self.is_stale(flight.sent.job) and flight.reply is not None and not flight.reply.error
+        usable = flight.reply is not None and not flight.reply.error and not flight.pace.lost
+        return usable and not self.is_stale(flight.sent.job)
 
     def is_stale(self, job: Job) -> bool:
         """Return whether a job is older than the bound on staleness."""

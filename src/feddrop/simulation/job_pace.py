@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrop.radio import Cell
+from feddrop.radio import Cell, Channels
 from feddrop.simulation.events import Transit
 from feddrop.simulation.exchange import SentJob
 from feddrop.simulation.link import Transfer
@@ -29,6 +29,8 @@ class JobPace:
         compute_w: watts while computing.
         tx_power_w: watts while sending.
         circuit_j: joules for receiving and idling.
+        transmissions: how often the answer is sent on average.
+        lost: why the answer is lost on the way; empty if it is not.
         record: what the record of the job says about the plan it started with.
     """
 
@@ -40,11 +42,13 @@ class JobPace:
     tx_power_w: float
     circuit_j: float
     record: dict[str, Any]
+    transmissions: float = 1.0
+    lost: str = ""
 
     def pull(self, frame_bytes: int) -> Transfer:
         """Return the transfer of an answer."""
         bits = self.pull_bits if self.pull_bits and frame_bytes else 8.0 * frame_bytes
-        return Transfer(bits / self.uplink_bps, self.weight, self.uplink_snr)
+        return Transfer(self.transmissions * bits / self.uplink_bps, self.weight, self.uplink_snr)
 
     def energy_j(self, job: Transit) -> float:
         """Return the joules that a job took until its end."""
@@ -80,7 +84,7 @@ class CellPace:
         if not self._measured:
             bits = formula
             work = (1.0 - rate) * float(cell.training_flops(self._work.flops(None)[0])[k])
-        compute_s = work / float(np.broadcast_to(cell.flop_per_cycle, cell.devices)[k]) / cpu_hz
+        compute_s, compute_w = self._computing(channels, k, work)
         record: dict[str, Any] = {
             "share": None if self._sharing == "equal" else share,
             "binding": plan.binding.get(k),
@@ -95,15 +99,29 @@ class CellPace:
             record["tx_power_w"] = float(channels.tx_power_w[k])
         if plan.clocks or cell.dynamics is not None:
             record["cpu_hz"] = cpu_hz
+        if plan.transmissions is not None:
+            record["transmissions"] = float(plan.transmissions[k])
         pace = JobPace(
             weight=weight,
             uplink_bps=cell.bandwidth_hz * up,
             uplink_snr=math.expm1(up * _LN2) if subband else 0.0,
             pull_bits=0.0 if self._measured else formula,
-            compute_w=float(cell.cpu_constant[k]) * cpu_hz**3,
+            compute_w=compute_w,
             tx_power_w=float(channels.tx_power_w[k]),
             circuit_j=float(cell.circuit_j[k]),
             record=record,
+            transmissions=record.get("transmissions", 1.0),
+            lost=plan.lost.get(k, ""),
         )
         push = Transfer(bits / (cell.bandwidth_hz * down), weight, math.expm1(down * _LN2) if subband else 0.0)
         return pace, push, compute_s
+
+    def _computing(self, channels: Channels, k: int, flops: float) -> tuple[float, float]:
+        """Return the seconds and the watts of a device that computes so many FLOPs."""
+        cell, cpu_hz = self._cell, float(channels.cpu_hz[k])
+        if hasattr(cell.fading, "work"):
+            found = cell.work(channels, np.full(cell.devices, flops))
+            seconds, joules = (float(np.broadcast_to(one, cell.devices)[k]) for one in found)
+            return seconds, joules / seconds if seconds else 0.0
+        seconds = flops / float(np.broadcast_to(cell.flop_per_cycle, cell.devices)[k]) / cpu_hz
+        return seconds, float(cell.cpu_constant[k]) * cpu_hz**3

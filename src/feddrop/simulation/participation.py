@@ -25,6 +25,7 @@ class Roster:
     Attributes:
         most: the largest number of devices in a round.
         everyone: whether all devices take part in every round.
+        start: number of the start, from 1, within :meth:`holding`; otherwise 0.
     """
 
     def __init__(self, config: Participation, devices: int, seed: int) -> None:
@@ -34,6 +35,7 @@ class Roster:
         self.most = min(self._count, devices)
         self.everyone = self._spans is None and self._count >= devices
         self._held: npt.NDArray[np.int64] | None = None
+        self.start = 0
 
     def first_empty_round(self, rounds: int) -> int | None:
         """Return the first of ``rounds`` rounds in which no device is available."""
@@ -46,13 +48,18 @@ class Roster:
         return empty if empty <= rounds else None
 
     @contextmanager
-    def holding(self, devices: Iterable[int]) -> Iterator[None]:
-        """Within this context, these devices take part in every round: a clock has chosen them."""
-        self._held = np.array(sorted(devices), dtype=np.int64)
+    def holding(self, devices: Iterable[int], start: int = 1) -> Iterator[None]:
+        """Within this context, these devices take part in every round: a clock has chosen them.
+
+        Args:
+            devices: their numbers.
+            start: tells apart the times at which the clock starts devices, of which a round can have several.
+        """
+        self._held, self.start = np.array(sorted(devices), dtype=np.int64), start
         try:
             yield
         finally:
-            self._held = None
+            self._held, self.start = None, 0
 
     def chosen(self, round_: int, among: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
         """Return the devices that take part in a round, sorted; only those ``among`` some, if these are given."""

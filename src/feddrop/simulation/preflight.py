@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from feddrop.config import CustomMethod, RunConfig
 from feddrop.config.execution import AUTO, Execution, ray_address
 from feddrop.config.fields import waiting
-from feddrop.config.radio import GIVEN_RATES
+from feddrop.config.radio import GIVEN_RATES, WITHOUT_DROPOUT
 from feddrop.errors import ConfigError, named_object, shortened
 from feddrop.learning.local import accuracy
 from feddrop.methods.sizes import NO_AT
@@ -28,7 +28,7 @@ from feddrop.simulation.custom import NAMES, RADIO_HOOKS, CustomObjects
 from feddrop.simulation.custom_checks import check_custom
 from feddrop.simulation.importance import objective_note
 from feddrop.simulation.participation import Roster
-from feddrop.simulation.schemes import GivenRates, PlannedBy, read_rates
+from feddrop.simulation.schemes import GivenRates, PlannedBy, RoundPlan, read_rates
 from feddrop.simulation.trial import single_sample_notice, try_network, try_torch_device, unused_mean, uses_server_mean
 from feddrop.storage.records import UNTRAINED
 
@@ -81,19 +81,19 @@ def auto_dtype_has_a_cell(config: RunConfig) -> Iterator[str]:
         yield f'execution.dtype is "auto", which has no effect: {why}, so rates ignore the size of frames. {use}'
 
 
-def one_mask_has_one_rate(config: RunConfig) -> Iterator[str]:
-    """Methods with one mask for all devices have one rate throughout the run."""
+def one_network_has_one_rate(config: RunConfig) -> Iterator[str]:
+    """Methods with one mask for all devices have one rate throughout the run; those with the full network have none."""
     radio, method = config.radio, config.method
-    if radio is None or not method.one_mask:
+    if radio is None or not (method.one_mask or method.rateless):
         return
-    able = ("common",) if method.rateless else ("common", "fixed")
+    able = (("common",) if method.rateless else ("common", "fixed")) if method.one_mask else WITHOUT_DROPOUT
     if radio.scheme not in able:
         names = " or ".join(f'"{name}"' for name in able)
         yield (
             f"radio.scheme is {radio.scheme!r}, which sets one rate per device, but all devices of {method.name!r} "
             f"train the same network. Set radio.scheme to {names}."
         )
-    if config.execution.dtype == AUTO:
+    if method.one_mask and config.execution.dtype == AUTO:
         yield f'execution.dtype is "auto", but the rate of {method.name!r} is the same in all rounds. Name a dtype.'
 
 
@@ -128,7 +128,7 @@ CONFIG_CHECKS = (
     rate_has_an_effect,
     fixed_scheme_has_a_rate,
     auto_dtype_has_a_cell,
-    one_mask_has_one_rate,
+    one_network_has_one_rate,
     fltrust_has_samples,
     clock_is_possible,
     files_exist,
@@ -315,18 +315,24 @@ def first_round_can_be_planned(run: Prepared) -> Iterator[str]:
     """The scheme can plan a round; an infeasible one is raised by the allocator."""
     if isinstance(run.scheme, GivenRates):
         return
-    busy = run.config.clock.concurrency  # devices with a job at a time, if the clock limits them
-    with run.roster.holding(range(busy)) if 0 < busy < len(run.samples) else nullcontext():
-        plan = run.scheme.decide(1, params=run.params)
+    plan = _first_plan(run)
     if run.config.execution.dtype == AUTO and not plan.dtypes:
         yield 'execution.dtype is "auto", but the custom scheme chooses none. Use "float32", "float16" or "int8".'
+
+
+def _first_plan(run: Prepared) -> RoundPlan:
+    """Plan round 1; under a virtual clock, for the devices that it starts first, or as many."""
+    busy, first = run.config.clock.concurrency, run.roster.chosen(1)
+    started = range(busy) if 0 < busy < len(run.samples) else first
+    with nullcontext() if run.config.clock.kind == "deadline" else run.roster.holding(started):
+        return run.scheme.decide(1, params=run.params)
 
 
 def method_uses_the_mean(run: Prepared) -> Iterator[str]:
     """A custom method averages with the helpers that apply ``server.mean``, if a setting asks for another mean."""
     custom = run.custom.method is not None or isinstance(run.config.method, CustomMethod)
     if custom and run.config.server.weighs:
-        rates = dict(sorted(run.scheme.decide(1, params=run.params).rates.items())[:2])
+        rates = dict(sorted(_first_plan(run).rates.items())[:2])
         if not uses_server_mean(run.task.setup, run.method, run.state, run.params, rates):
             yield unused_mean(run.config.server)
 

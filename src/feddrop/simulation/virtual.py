@@ -18,7 +18,7 @@ from feddrop.simulation.preparation import Prepared
 from feddrop.simulation.round import DeviceRound, RoundResult
 from feddrop.simulation.schemes import RoundPlan
 from feddrop.storage import DeviceRecord, RoundRecord
-from feddrop.storage.records import STALE
+from feddrop.storage.records import LOST, STALE
 
 if TYPE_CHECKING:
     from feddrop.simulation.server import ServerState
@@ -85,8 +85,8 @@ def virtual_step(
         if one.job.device not in clock.events.jobs:
             crew.under_way.pop(one.job.device, None)
     crew.train()  # before the network changes
-    stale = {n for n, one in enumerate(ended) if one.what == ARRIVED and crew.is_stale(flights[n].sent.job)}
-    arrived = {one.job.device: n for n, one in enumerate(ended) if one.what == ARRIVED and n not in stale}
+    ends = [_how_it_ended(one, flight, crew) for one, flight in zip(ended, flights, strict=True)]
+    arrived = {one.job.device: n for n, one in enumerate(ended) if ends[n] == ARRIVED}
     order = sorted(arrived.values(), key=lambda n: (flights[n].sent.job.round, ended[n].job.device))
     intake = server.intake(ready, memories)
     updates = (
@@ -97,7 +97,7 @@ def virtual_step(
     result = intake.merged(updates, crew.discounted)
     done = {device.device: device for device in result.devices}
     entries = [
-        _entry(one, flight, done[one.job.device] if n in order else None, STALE if n in stale else one.what, round_)
+        _entry(one, flight, done[one.job.device] if n in order else None, ends[n], round_)
         for n, (one, flight) in enumerate(zip(ended, flights, strict=True))
     ]
     plan = crew.plans[0] if crew.plans else RoundPlan(rates={})
@@ -105,6 +105,15 @@ def virtual_step(
     entries = sorted(entries, key=lambda entry: (entry.device, entry.start_s or 0.0))
     entries += [DeviceRecord(device=k, rate=1.0, share=0.0, status="left out") for k in left_out]
     return VirtualStep(plan=plan, result=result, entries=entries, clock=clock, under_way=crew.under_way, cell=crew.cell)
+
+
+def _how_it_ended(one: Ended, flight: Flight, crew: Flights) -> str:
+    """Return whether an answer arrived, or the status of a job without one."""
+    if one.what != ARRIVED:
+        return one.what
+    if flight.pace.lost and flight.reply is not None and not flight.reply.error:
+        return f"{LOST}: {flight.pace.lost}"
+    return STALE if crew.is_stale(flight.sent.job) else ARRIVED
 
 
 def _entry(one: Ended, flight: Flight, done: DeviceRound | None, status: str, round_: int) -> DeviceRecord:
