@@ -8,6 +8,9 @@ import pytest
 import feddrop
 from feddrop import Outcome
 from feddrop.errors import ConfigError
+from feddrop.simulation import flights
+from feddrop.simulation.exchange import packed
+from feddrop.simulation.round import Intake
 from feddrop.simulation.run import Run
 from support.hooks import assert_resumes, configured
 
@@ -103,3 +106,30 @@ def test_a_device_that_vanishes_returns_with_the_memory_it_had(tmp_path):
             kept[device] = memory
     assert gone
     assert back
+
+
+@pytest.mark.parametrize("method", ["feddrop", "feddrop level=unit", "pruning"])
+def test_a_stale_subnet_is_merged_by_the_mask_it_was_cut_with(method, tmp_path, monkeypatch):
+    """Also after a resume: the mask of an answer under way is saved, or follows from its job."""
+    cut, ages, merge = {}, set(), Intake.merged
+
+    def noted(method_, params, job, *rest):
+        sent, *others = packed(method_, params, job, *rest)
+        cut[job.round, job.device] = sent.subnet
+        return sent, *others
+
+    def checked(self, updates, state, **given):
+        found = list(updates)
+        for job, update in found:
+            ages.add(self.round - job.round)
+            for name, piece in cut[job.round, job.device].items():
+                np.testing.assert_array_equal(piece.index, update.subnet[name].index)
+        return merge(self, found, state, **given)
+
+    monkeypatch.setattr(flights, "packed", noted)
+    monkeypatch.setattr(Intake, "merged", checked)
+    name, *settings = method.split()
+    assert_resumes(
+        tmp_path, configured(*BUFFERED, "rounds=4", f"method={name}", *[f"method.{one}" for one in settings])
+    )
+    assert max(ages) >= 1
