@@ -92,6 +92,9 @@ def test_every_method_under_every_clock(method, tmp_path):
         run = done(config, tmp_path / name)
         assert len(run.records) == 4
         assert (bits_of_network(run) == bits_of_network(together)) == (name == "all")
+    if together.prepared.method.settle is not None:
+        some = done(dataclasses.replace(config, clock=Clock(**CLOCKS["first"])), tmp_path / "three")
+        assert [record.counts["ok"] for record in some.records] == [3] * 4
 
 
 def bits_of_network(run: Run) -> list[bytes]:

@@ -118,13 +118,13 @@ def test_a_stale_subnet_is_merged_by_the_mask_it_was_cut_with(method, tmp_path, 
         cut[job.round, job.device] = sent.subnet
         return sent, *others
 
-    def checked(self, updates, state, **given):
+    def checked(self, updates, *rest):
         found = list(updates)
         for job, update in found:
             ages.add(self.round - job.round)
             for name, piece in cut[job.round, job.device].items():
                 np.testing.assert_array_equal(piece.index, update.subnet[name].index)
-        return merge(self, found, state, **given)
+        return merge(self, found, *rest)
 
     monkeypatch.setattr(flights, "packed", noted)
     monkeypatch.setattr(Intake, "merged", checked)
