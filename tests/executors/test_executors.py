@@ -90,12 +90,13 @@ def test_several_inputs_metrics_and_memories(name, digits, request):
     if name == "ray":
         request.getfixturevalue("own_ray")
     task = two_input_task(digits)
-    expected = serially(task, rates=dict.fromkeys(range(5), 0.0))
+    rates = dict.fromkeys(range(5), 0.5)
+    expected = serially(task, rates=rates)
     assert set(expected[3]) == {"loss", "accuracy", "margin"}
     assert all(unpack_sections(m)["rounds"] == 2 for m in expected[2].values())
     assert len(expected[2]) == 5
     with made(name, task, workers=3) as executor:
-        assert_same(rounds_with(executor, task, rates=dict.fromkeys(range(5), 0.0)), expected)
+        assert_same(rounds_with(executor, task, rates=rates), expected)
 
 
 @pytest.mark.slow

@@ -180,6 +180,22 @@ def test_poor_subnets_count_less_by_variance():
     assert weights[4.0] < 0.4
 
 
+def test_weights_by_variance_are_the_compromise_between_variance_and_bias():
+    """docs/method.md: no other weights do better, and with equal amounts of data they are those of κ."""
+    rng = np.random.default_rng(5)
+    for samples in (np.full(6, 20.0), rng.integers(5, 60, 6).astype(float)):
+        w, variance = samples / samples.sum(), rng.uniform(0.0, 4.0, 6)
+        c, noise, lam = 1.7, 3.0, 0.4
+        kappa = c / (lam + noise / samples.sum())
+        p = w / (1.0 + kappa * w * variance)
+        p /= p.sum()
+        slope = 2.0 * p * (c * variance + noise / samples) + 2.0 * lam * (p - w) / w
+        np.testing.assert_allclose(slope, slope[0])  # the objective is convex, and Σ p = 1
+        if len(set(samples)) == 1:
+            ours = samples / (1.0 + kappa / len(w) * variance)
+            np.testing.assert_allclose(p, ours / ours.sum())
+
+
 def test_unequal_rates_no_longer_cost_most_of_the_accuracy(tmp_path):
     """Digits, mixed rates 0 to 0.9: what the allocator hands out; see docs/methods.md."""
     rates = [0, 0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75, 0.9, 0.9]

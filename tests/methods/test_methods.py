@@ -36,7 +36,10 @@ from support.simulation import TRAIN, Typed, answered, few, method_of, rewritten
 
 RATE = 0.4
 SMALL = {
-    "feddrop": [{}, {"level": "unit", "rule": "holders"}, {"rule": "model", "count": "bernoulli"}],
+    "feddrop": [
+        *({}, {"level": "unit", "rule": "holders"}, {"rule": "model", "count": "bernoulli"}),
+        *({"draw": "importance"}, {"draw": "importance", "level": "unit", "exponent": 2.0}),
+    ],
     "feddd": [{"broadcast_every": 1}],  # test_feddd.py has rounds without a broadcast
     "feddst": [{"alpha": 0.3, "readjust_every": 2}],
     "fedrts": [{"adjust_every": 2, "adjust_until": 1.0}],
@@ -87,7 +90,8 @@ def batches(task, job):
 
 
 def values_of(whole, subnet):
-    return {name: to_device_shape(gather(whole[name], piece) * piece.scale, piece) for name, piece in subnet.items()}
+    kept = {name: gather(whole[name], piece) for name, piece in subnet.items()}
+    return {name: to_device_shape(kept[name] * piece.factors(kept[name]), piece) for name, piece in subnet.items()}
 
 
 def kept_mask(piece):
@@ -95,7 +99,8 @@ def kept_mask(piece):
 
 
 def same(one, two):
-    assert (one.shape, one.sub_shape, one.scale) == (two.shape, two.sub_shape, two.scale)
+    assert (one.shape, one.sub_shape, one.floor) == (two.shape, two.sub_shape, two.floor)
+    assert np.array_equal(one.scale, two.scale)
     assert (one.index is None) == (two.index is None)
     assert one.index is None or np.array_equal(one.index, two.index)
 

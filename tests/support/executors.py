@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from feddrop.config import FedAvg, FedDrop, Train
+from feddrop.config import FedDrop, Train
 from feddrop.executors import Serial
 from feddrop.learning.local import accuracy
 from feddrop.methods import build_method
@@ -40,8 +40,8 @@ def margin(outputs, targets):
 
 
 def remembering(setup):
-    """A method whose devices count their rounds in their memory, and remember what they were sent."""
-    base = build_method(FedAvg(), setup)
+    """Importance draws whose devices count their rounds in their memory, and remember what they were sent."""
+    base = build_method(FedDrop(draw="importance"), setup)
 
     def local(subnet, values, job, batches, memory):
         update, _ = base.local(subnet, values, job, batches, memory)
