@@ -110,6 +110,18 @@ def _convex(p: Problem, rng: np.random.Generator, power: float) -> Bools:
     return (inside & below).all(axis=-1)
 
 
+def _convex_functions(p: Problem, rng: np.random.Generator) -> Bools:
+    """Check midpoints of pairs of points in γ and ρ: the latency of C1 and the energy of C2 are at most their means."""
+
+    def spent(kept: Floats, share: Floats) -> Floats:
+        return kept * np.stack([p.comm_s / share + p.compute_s, p.upload_j / share + p.compute_j])
+
+    shape = (PAIRS, *p.shape)
+    points = [(rng.uniform(0.1, 1.0, shape), rng.dirichlet(np.ones(p.shape[-1]), shape[:-1])) for _ in range(2)]
+    middle = spent(*((points[0][i] + points[1][i]) / 2 for i in range(2)))
+    return (middle <= sum(spent(*point) for point in points) / 2 * (1 + SLACK)).all(axis=(0, -1))
+
+
 def _kept_most(p: Problem, share: Floats) -> Floats:
     """Return the largest 1-γ that C1 and C2 permit with these shares."""
     in_time = p.deadline_s / (p.comm_s / share + p.compute_s)
@@ -166,11 +178,12 @@ def runs(_: Scale) -> list[RunConfig]:
 
 def measure(scale: Scale) -> dict[str, Any]:
     """Solve the problems, and count how often each statement was checked and how often it was broken."""
-    rng = np.random.default_rng(derive(0, "allocator"))
+    rng, other = (np.random.default_rng(derive(0, label)) for label in ("allocator", "functions"))
     channel, weight = ("comm_s", "upload_j"), ("weight",)
     checks: dict[str, Callable[[Problem], Bools]] = {
         "convex": lambda p: _convex(p, rng, 0.5),
         "convex in γ": lambda p: _convex(p, rng, 1.0),
+        "functions": lambda p: _convex_functions(p, other),
         "channel, two devices": lambda p: _both(_twins(p, channel, BETTER), _lower_and_smaller),
         "channel, one device": lambda p: _before_after(p, _scaled(p, BETTER, first=True), _lower_and_smaller),
         "opposite, one device": lambda p: _before_after(p, _scaled(p, BETTER, first=False), _opposite),
@@ -199,7 +212,8 @@ def measure(scale: Scale) -> dict[str, Any]:
 
 STATEMENTS = {
     "convex": ("convex", "midpoints in x and ρ"),
-    "convex in γ": ("not-convex", "midpoints in γ and ρ"),
+    "convex in γ": ("not-convex", "midpoints in γ and ρ of points that meet C1 to C4"),
+    "functions": ("not-convex", "midpoints in γ and ρ, C1 and C2 as functions"),
     "channel, two devices": ("channel-rate", "two devices of which one has the better channel"),
     "channel, one device": ("channel-rate", "one device whose channel improves"),
     "opposite, one device": ("share-opposite", "one device, while the channels of the others improve"),
@@ -212,8 +226,9 @@ STATEMENTS = {
 LIMITS = ("no energy limit", "energy binds")
 NOTES = {
     "not-convex": (
-        "C1 says 1-γ ≤ T₀ρ/(a+bρ), whose right side is concave in ρ, and C2 likewise: as functions the constraints are "
-        "not convex, but the points that meet them form a convex set, and 1/(1-γ) is convex"
+        "as the paper says, C1 and C2 are not convex as functions, so that P1 is not in the standard form of a convex "
+        "problem; but C1 is 1-γ ≤ T₀ρ/(a+bρ), whose right side is concave in ρ, and C2 likewise: the points that meet "
+        "them form a convex set, on which 1/(1-γ) is convex"
     ),
     "channel-rate": "if only the downlink improves, the share may grow: see [the allocator](allocate.md)",
     "share-opposite": "a worse channel means a larger share and a higher rate, as the previous claim says",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feddrop.comparison import first_reached, running_mean, spent_until
 from reproduction.experiments.resources import SCHEMES, Spot, no_dropout
-from reproduction.framework.experiment import Lookup, by_seed
+from reproduction.framework.experiment import Lookup, by_seed, percents
 from reproduction.framework.scales import Scale
 from reproduction.framework.store import Result
 from reproduction.framework.traced import Traced, runs_of
@@ -35,6 +35,7 @@ class Reading(NamedTuple):
         all_seconds: total over the rounds, as are the next two.
         all_megabytes: likewise.
         all_passes: likewise.
+        accuracy: at the end, in %.
     """
 
     rounds: tuple[float, ...]
@@ -46,6 +47,7 @@ class Reading(NamedTuple):
     all_seconds: float
     all_megabytes: float
     all_passes: float
+    accuracy: float | None = None
 
 
 class Curves(NamedTuple):
@@ -96,6 +98,7 @@ def reading(result: Result | None, plateau: float | None) -> Reading | None:
         all_seconds=Traced(float(seconds.sum()), [result.key]),
         all_megabytes=Traced(float(sent.sum()), [result.key]),
         all_passes=Traced(float(passes.sum()), [result.key]),
+        accuracy=percents([result])[0],
     )
 
 

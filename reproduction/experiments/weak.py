@@ -97,8 +97,8 @@ def make(scale: Scale, find: Lookup) -> Page:
                 gains.append(Comparison(label, matched(percents(found[name]), percents(without)), pool=case.title))
     taken = "so it must be, as the allocator leaves out only devices that cannot meet the deadline at θ"
     note = (
-        "the paper says that they contribute their data; that this must show in the accuracy is our reading. Runs as "
-        "in the figures, still rising, are shown but not asked"
+        "the paper says that they contribute data and computing, not that this shows in the accuracy. Runs as in the "
+        "figures, still rising, are shown but not asked"
     )
     return Page(text=text, verdicts=[verdict("weak-take-part", part, taken), verdict("weak-devices", gains, note)])
 

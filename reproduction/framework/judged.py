@@ -37,8 +37,9 @@ class Judged(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Holds, holds in part, undecided or does not hold."""
-        return outcome(self.answers)
+        """Holds, holds in part, undecided or does not hold; what is said to be possible holds if one answer is yes."""
+        shown = self.claim.possible and any(answer.says == YES for answer in self.answers)
+        return HOLDS if shown else outcome(self.answers)
 
     @property
     def word(self) -> str:

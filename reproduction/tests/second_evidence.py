@@ -141,6 +141,9 @@ def evidence(claim: str, at: str) -> tuple[list[float], str]:
         word, value, unit = re.match(r".+, (half-way|95 %), (.+) (s|MHz)", at).groups()
         runs = [in_rounds(net, place(net, scheme, value, unit), half[word]) for scheme in ("random", "exact")]
         return bounded(*runs), at
+    if claim == "two-phases" and "slope" not in at:
+        value = re.match(r".+, (.+) s: more accurate than no dropout", at)[1]
+        return matched(ends(cell_run(net, "exact", float(value))), ends(figure_run(net))), at
     if claim == "two-phases":
         x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
         a, b, c = (rounds_by_seed(net, cell_run(net, "exact", value), 0) for value in (x[0], x[1], x[3]))
@@ -279,7 +282,7 @@ def grain_of(claim: str, at: str) -> float:
         return 1.0
     if claim == "slower-with-rate":
         return 1.0 if "rounds" in at else 0.0
-    if claim == "two-phases":
+    if claim == "two-phases" and "slope" in at:
         x = [float(text) for text in re.findall(r"[\d.]+", at.split("slope")[1])]
         return 1 / (x[1] - x[0]) + 1 / (x[3] - x[1])
     if claim == "less-time":
