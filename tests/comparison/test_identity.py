@@ -14,7 +14,7 @@ from torch import nn
 import feddrop
 from feddrop import report
 from feddrop.comparison import identity
-from feddrop.comparison.identity import identity_of
+from feddrop.comparison.identity import Identity, identity_of, object_differences
 from feddrop.errors import ConfigError, RunError
 from feddrop.simulation.fingerprints import fingerprint, network_fingerprint
 
@@ -115,6 +115,13 @@ def test_settings_that_do_not_shape_the_result_or_are_replaced_do_not_count(tmp_
     for n, more in enumerate(settings):
         feddrop.run(config(n, **more), tmp_path / str(n), model=net(), dataset=data)
     assert len({identity(tmp_path / str(n)) for n in range(3)}) == 1
+
+
+def test_an_object_that_one_run_lacks_stands_beside_its_setting():
+    custom = Identity(settings={}, objects={"loss": {"name": "mine:loss", "code": "1"}}, replaced=("train.loss",))
+    for setting, shown in (("mse", "mse"), ("", "default")):  # "" is the loss of the data set
+        usual = Identity(settings={"train.loss": setting}, objects={})
+        assert object_differences([custom, usual]) == {"loss": ["mine:loss", shown]}
 
 
 def test_files_count_by_their_content(tmp_path):

@@ -17,6 +17,7 @@ from feddrop.report import journal, style
 from feddrop.report.compare import read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped
+from feddrop.report.measures import Measure
 from feddrop.report.runlog import RunLog
 from feddrop.storage.manifest import FORMAT
 from support.runs import write_metrics
@@ -161,6 +162,13 @@ def test_losses_are_compared_where_there_is_no_accuracy(tmp_path: Path) -> None:
     assert rows["a", "rounds to 0.900"].reached == 0
 
 
+@pytest.mark.parametrize(
+    ("mean", "spread", "text"), [(199.4, 140.6, "199 ± 141"), (774.2, 3.21, "774 ± 3.2"), (5.0, 12.3, "5.0 ± 12.3")]
+)
+def test_a_spread_of_many_digits_has_no_decimals(mean: float, spread: float, text: str) -> None:
+    assert Measure(name="energy", read=lambda _: (0.0, False)).write(mean, spread) == text
+
+
 # --- files for a paper
 
 
@@ -194,6 +202,8 @@ def test_figures_at_journal_width(logs: list[RunLog], tmp_path: Path) -> None:
     assert b"/CIDFontType2" in data  # embedded TrueType
     assert b"/Type3" not in data
     assert b"STIX" in data
+    energy = report.accuracy_figure(grouped(logs), against="energy", width="ieee")
+    assert re.fullmatch(r"energy \(m?J\)", energy.axes[0].get_xlabel())
     wide = report.accuracy_figure(grouped(logs), width="ieee-double", labels={"base": "FedAvg $"})
     assert wide.get_figwidth() == 7.16
     (legend,) = wide.legends

@@ -557,6 +557,7 @@ def test_load_run_gives_what_was_written(trained):
     assert loaded.name == "run"
     assert loaded.about["config_digest"] == manifest.digest(job.config)
     assert repr(loaded) == f"LoadedRun({str(folder)!r}, {len(loaded.rounds)} rounds)"
+    assert repr(loaded.devices) == f"DeviceTable({str(folder / 'devices')!r})"
 
 
 def test_a_changed_lr_is_noticed_by_a_real_run(trained, tmp_path):

@@ -370,7 +370,7 @@ def test_a_board_of_a_comparison_says_each_pass_not_each_run(tmp_path, capsys):
             job.folder.mkdir()
             (job.folder / "metrics.jsonl").write_text("{}\n{}\n")
         board.show([replace(jobs[0], until=1), jobs[1]], {})
-    said = "2 runs: 1 rounds each, to measure what a round costs\n2 runs: a 1, b 2 rounds\n"
+    said = "2 runs: 1 rounds each, to measure what a round costs\n2 runs: a 1; b 2 rounds\n"
     assert capsys.readouterr().out == said
 
 

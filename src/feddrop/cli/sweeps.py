@@ -197,7 +197,7 @@ class Board:
         if not self._passes or goals == self._goals:
             return
         counts = [str(count) for count in dict.fromkeys(goals.values())]
-        each = f"{counts[0]} rounds each" if len(counts) == 1 else ", ".join(f"{arm} {n}" for arm, n in goals.items())
+        each = f"{counts[0]} rounds each" if len(counts) == 1 else "; ".join(f"{arm} {n}" for arm, n in goals.items())
         first = not self._goals and len(counts) == 1 and any(job.goal < job.config.rounds for job in jobs)
         why = ", to measure what a round costs" if first else "" if len(counts) == 1 else " rounds"
         self._console.print(f"{len(jobs)} runs: {each}{why}", markup=False, highlight=False, soft_wrap=True)

@@ -152,10 +152,10 @@ def object_differences(identities: Sequence[Identity]) -> dict[str, list[str | N
         if name == "data" and _named_differently(identities):
             continue
         texts = [_where(part, flats) for part in parts]
-        named = NAMED_BY.get(name, "")
+        usual = [one.settings.get(NAMED_BY.get(name, "")) for one in identities]
         found[name] = [
-            text if text is not None else _text(one.settings.get(named))
-            for text, one in zip(texts, identities, strict=True)
+            _text("default" if setting == "" else setting) if text is None else text
+            for text, setting in zip(texts, usual, strict=True)
         ]
     return found
 

@@ -129,8 +129,8 @@ def standings(
     score, named = score_of(runs), dict.fromkeys(targets, "")
     lead = []
     if budget:
-        amounts = " and ".join(amount_text(*one) for one in budget.items())
-        lead += [f"Rounds that exceed {amounts} do not count; the {score.name} is that of the last evaluated round."]
+        amount = "each amount, by itself," if len(budget) > 1 else amount_text(*next(iter(budget.items())))
+        lead += [f"Rounds that exceed {amount} do not count; the {score.name} is that of the last evaluated round."]
     if not named and len(runs) > 1 and score.better > 0:
         target = float(np.min([score.best(run) for run in runs]))
         if np.isfinite(target):

@@ -119,7 +119,8 @@ def _journal_figure(
     curves = [(group, *_curve(group, key, against, scale)) for group in groups]
     shown = [journal.PrintedCurve(g.name, g.colour, x, factor * y, factor * band) for g, x, y, band in curves if len(x)]
     _require_curves(shown, key)
-    return journal.draw(shown, width, scale[1], title, 100.0 if factor == 100 else None)
+    what, _, unit = scale[1].partition(", ")
+    return journal.draw(shown, width, f"{what} ({unit})" if unit else what, title, 100.0 if factor == 100 else None)
 
 
 def _require_curves(curves: Sequence[object], field: str) -> None:
@@ -153,7 +154,7 @@ def _scale(groups: Sequence[Group], against: Against) -> tuple[float, str]:
     if missing := [run.name for run in runs if not np.isfinite(run.spent(resource)).any()]:
         raise ConfigError(f"run {missing[0]!r} has no {what} to draw against; that needs a radio section.")
     scale, unit = SCALES[resource](max(float(run.spent(resource)[-1]) for run in runs))
-    return scale, f"{unit} sent so far" if resource == "bytes" else f"{what}, {unit}"
+    return scale, f"{what}, {unit}"
 
 
 def _curve(group: Group, key: str, against: Against, scale: tuple[float, str]) -> tuple[Floats, Floats, Floats]:

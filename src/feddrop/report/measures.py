@@ -62,12 +62,11 @@ class Measure:
             return quantities.UNKNOWN
         size, unit = scale or self.scale(abs(mean))
         digits = self.digits if self.unit != "rounds" else 0 if float(mean).is_integer() else 1
-        large = digits is None and self.spread and abs(spread) > abs(mean)
-        if large:  # the spread decides the decimal places of both
+        if digits is None and self.spread and abs(spread) > abs(mean):  # the spread decides the decimal places of both
             digits = len(in_digits(spread / size).partition(".")[2])
         text = in_digits(mean / size) if digits is None else f"{mean / size:z,.{digits}f}"
         if np.isfinite(spread) and self.spread and (spread or self.unit != "rounds"):
-            places = len(text.partition(".")[2]) or (0 if large else 1)
+            places = len(text.partition(".")[2]) or (0 if spread / size >= 10 else 1)
             text += f" ± {spread / size:.{places}f}"
         return " ".join(filter(None, (sign, text, unit)))
 

@@ -114,6 +114,9 @@ class DeviceTable:
         self._folder, self.blocks, self._rows = folder, tuple(blocks), rows
         self._known: tuple[int, dict[int, tuple[DeviceRecord, ...]]] = (-1, {})
 
+    def __repr__(self) -> str:
+        return f"DeviceTable({str(self._folder)!r})"
+
     def check(self) -> None:
         """Raise a RunError if a file is missing or damaged."""
         for block in self.blocks:
