@@ -78,8 +78,7 @@ CLAIMS = (
     ),
     Claim(
         "two-phases",
-        "Overfitting: two phases as the latency grows, to the optimum, then to overfitting (tested: rounds fall more "
-        "steeply at first, and no dropout is less accurate than the loosest deadline).",
+        "Overfitting: two phases as the latency grows: rounds fall steeply at first, then the network overfits.",
         "Fig. 3b",
         ("rounds-latency",),
     ),
