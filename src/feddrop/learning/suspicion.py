@@ -44,8 +44,8 @@ A_FEW, ENOUGH = 3, 5
 _BUCKETS, _WINDOW = 1024, 2**15
 _COMPARED = 256
 """The most updates that each one's direction is compared with."""
-_ROWS, _COLUMNS = 1024, 128
-"""Sketches, and buckets of all sketches, that are compared at a time."""
+_ROWS, _COLUMNS = 256, 128
+"""Sketches, and buckets of all sketches, that are compared at a time, in the cache of a core."""
 
 
 class _Window(NamedTuple):

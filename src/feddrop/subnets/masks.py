@@ -17,7 +17,7 @@ from feddrop.subnets.piece import Index
 
 _SPREADS = 4.0
 """Standard deviations from the expected threshold to either side within which words are ranked."""
-_CHUNK, _FEW = 2**16, 2**14
+_CHUNK, _FEW = 2**16, 2**11
 """Words held at a time, which stay in the cache of a core; and up to how many are partitioned as a whole."""
 
 
