@@ -71,19 +71,22 @@ def _floats(values: Iterator[float | None]) -> Floats:
 
 def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
     """Return the numbers, words and marks of every device in every round, as fields of a :class:`RunLog`."""
-    keys = [(part["round"].to_numpy(), part["device"].to_numpy()) for part in table.parts(("round", "device"))]
+    keys = [
+        (_numbers(part["round"].combine_chunks()), _numbers(part["device"].combine_chunks()))
+        for part in table.parts(("round", "device"))
+    ]
     devices = np.unique(np.concatenate([np.zeros(0, np.int64), *(device for _, device in keys)]))
-    shape = (rounds, len(devices))
+    shape, size = (rounds, len(devices)), rounds * len(devices)
     numbers, codes, known = dict[str, Floats](), dict[str, npt.NDArray[np.int32]](), {key: [""] for key in DEVICE_WORDS}
-    suspicious, refusals, marks = np.zeros(shape, np.bool_), Counter[str](), Counter[str]()
+    suspicious, refusals, marks = np.zeros(size, np.bool_), Counter[str](), Counter[str]()
     columns = (*DEVICE_FIELDS, *DEVICE_WORDS, "suspicious")
     for (round_, device), part in zip(keys, table.parts(columns), strict=True):
-        at = round_ - 1, np.searchsorted(devices, device)
+        at = (round_ - 1) * len(devices) + np.searchsorted(devices, device)
         for key in (key for key in columns if part[key].null_count < len(part)):
             if key in DEVICE_FIELDS:
                 if key not in numbers:
-                    numbers[key] = np.full(shape, np.nan)
-                numbers[key][at] = part[key].to_numpy()
+                    numbers[key] = np.full(size, np.nan)
+                numbers[key][at] = _numbers(part[key].combine_chunks().cast("float64"))
                 continue
             words, which = _encoded(part[key])
             times = Counter(dict(enumerate(np.bincount(which, minlength=len(words)).tolist())))
@@ -96,14 +99,14 @@ def _by_device(table: DeviceTable, rounds: int) -> dict[str, Any]:
                 words = ["", *map(_status, words[1:])]
             known[key] += [word for word in dict.fromkeys(words) if word not in known[key]]
             if key not in codes:
-                codes[key] = np.zeros(shape, np.int32)
+                codes[key] = np.zeros(size, np.int32)
             codes[key][at] = np.array([known[key].index(word) for word in words])[which]
-    absent = np.broadcast_to(np.nan, shape), np.broadcast_to(0, shape)
+    absent = np.broadcast_to(np.nan, size), np.broadcast_to(np.int32(0), size)
     return {
         "devices": devices,
-        "by_device": {key: numbers.get(key, absent[0]) for key in DEVICE_FIELDS},
-        "words": {key: Words(codes.get(key, absent[1]), known[key]) for key in DEVICE_WORDS},
-        "suspicious": suspicious,
+        "by_device": {key: numbers.get(key, absent[0]).reshape(shape) for key in DEVICE_FIELDS},
+        "words": {key: Words(codes.get(key, absent[1]).reshape(shape), known[key]) for key in DEVICE_WORDS},
+        "suspicious": suspicious.reshape(shape),
         "refusals": dict(refusals.most_common()),
         "suspicions": dict(_merged(marks).most_common()),
     }
@@ -113,7 +116,12 @@ def _encoded(column: Any) -> tuple[list[str], Ints]:
     """Return the different words of a column, after an empty one for null, and the place of each row among them."""
     encoded = column.combine_chunks().dictionary_encode()
     words = [clean(word, LONGEST_REASON) for word in encoded.dictionary.to_pylist()]
-    return ["", *words], encoded.indices.fill_null(-1).to_numpy().astype(np.int64) + 1
+    return ["", *words], _numbers(encoded.indices, -1).astype(np.int64) + 1
+
+
+def _numbers(values: Any, null: float = np.nan) -> npt.NDArray[Any]:
+    """Return the numbers of an array; its own ``to_numpy`` would import pandas, which takes half a second."""
+    return np.from_dlpack(values.fill_null(null) if values.null_count else values)
 
 
 def _status(status: str) -> str:

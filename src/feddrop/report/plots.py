@@ -63,7 +63,7 @@ def bytes_figure(run: RunLog) -> Figure:
     layers = (("push", push, np.zeros_like(push), style.SERIES[0]), ("pull", push + pull, push, style.SERIES[2]))
     for word, top, base, colour in layers:
         if len(top) > MANY_ROUNDS:  # stairs takes a second per layer
-            axes.fill_between(run.rounds, base / scale, top / scale, color=colour, alpha=0.85, linewidth=0)
+            axes.fill_between(*_envelope(run.rounds, base / scale, top / scale), color=colour, alpha=0.85, linewidth=0)
         else:
             axes.stairs(top / scale, edges, baseline=base / scale, fill=True, color=colour, alpha=0.85, linewidth=0)
         labels.append(style.EndLabel(end, float((top[-1] + base[-1]) / 2 / scale), word, colour))
@@ -91,7 +91,8 @@ def traffic_figure(run: RunLog) -> Figure:
     if np.isfinite(full).all():
         dot = "o" if len(full) == 1 else None
         axes.plot(run.rounds, full / scale, color=style.INK, linewidth=1.2, marker=dot, ms=4)
-        axes.fill_between(run.rounds, sent / scale, full / scale, color=style.GRID, alpha=0.5, linewidth=0)
+        band = _envelope(run.rounds, sent / scale, full / scale)
+        axes.fill_between(*band, color=style.GRID, alpha=0.5, linewidth=0)
         labels.append(style.EndLabel(end, float(full[-1] / scale), "full models", style.INK))
     axes.set_ylim(bottom=0)
     style.round_axis(axes, run.rounds)
@@ -150,9 +151,10 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
         scale, unit = 1.0, ", % of its budget"
     figure, axes = style.new_figure(title + unit, style.row_height(len(run.devices)))
     low, middle, high = (of(values, axis=1) / scale for of in (np.nanmin, np.nanmedian, np.nanmax))
-    axes.fill_between(rounds, low, high, color=style.SERIES[0], alpha=0.16, linewidth=0)
+    shown, lowest, highest = _envelope(rounds, low, high)
+    axes.fill_between(shown, lowest, highest, color=style.SERIES[0], alpha=0.16, linewidth=0)
     style.draw_line(axes, rounds, middle, style.SERIES[0])
-    axes.plot(rounds, high, color=style.SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
+    axes.plot(shown, highest, color=style.SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
     most = "slowest" if field == "latency_s" else "most"
     curves = {"median": middle, most: high}
     labels = [style.EndLabel(float(rounds[-1]), float(y[-1]), word, style.SERIES[0]) for word, y in curves.items()]
@@ -178,6 +180,12 @@ def constant_line(run: RunLog, field: DeviceField) -> str:
     name, unit = FIELDS[field], unit.removeprefix(",")
     rounds = " in every round" if len(run.rounds) > 1 else ""
     return f"{name[0].upper()}{name[1:]}: {low if low == high else f'{low} to {high}'}{unit} for every device{rounds}."
+
+
+def _envelope(rounds: Ints, low: Floats, high: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return the bounds of a band; of many rounds, the widest ones of neighbours, at the first of them."""
+    first = np.arange(0, len(rounds), -(-len(rounds) // MANY_ROUNDS))
+    return rounds[first], np.fmin.reduceat(low, first), np.fmax.reduceat(high, first)
 
 
 def _bars(axes: Axes, heights: Floats | Ints) -> Floats:
