@@ -22,7 +22,7 @@ import pytest
 from feddrop import report
 from feddrop.comparison.identity import complete_settings
 from feddrop.errors import ConfigError, RunError
-from feddrop.report import maps, quantities, style
+from feddrop.report import maps, plots, quantities, style
 from feddrop.report.partition import is_tall
 from feddrop.report.runlog import Words
 from feddrop.seeds import derive, generator
@@ -687,6 +687,17 @@ def test_maps_of_runs_too_large_to_draw_are_thinned(folder: Path) -> None:
     assert set(np.diff(rounds)) == {rounds[1] - rounds[0]}
 
 
+def test_bands_of_many_rounds_are_envelopes() -> None:
+    rounds, low, high = np.arange(1, 6), np.array([3.0, 1, 2, 5, np.nan]), np.array([4.0, 9, 3, 6, np.nan])
+    for given, drawn in zip((rounds, low, high), plots.envelope(rounds, low, high), strict=True):
+        np.testing.assert_array_equal(drawn, given)
+    many = (np.arange(2_500), np.tile(low, 500), np.tile(high, 500))
+    first, lowest, highest = plots.envelope(*many)
+    assert first.tolist() == list(range(0, 2_500, 3))
+    np.testing.assert_array_equal(lowest[:5], [1, 3, 1, 1, 2])
+    np.testing.assert_array_equal(highest[:5], [9, 6, 9, 9, 6])
+
+
 def test_the_same_run_gives_the_same_bytes_whatever_the_users_settings(drawn: Drawn, tmp_path: Path) -> None:
     folder, _ = drawn
     first = (folder / "report.html").read_bytes()
@@ -732,11 +743,14 @@ def test_importing_the_report_loads_neither_matplotlib_nor_torch() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_drawing_never_loads_pyplot(folder: Path) -> None:
+def test_drawing_loads_neither_pyplot_nor_pandas(folder: Path) -> None:
     write_run(folder, rounds=1)
-    code = "import sys, feddrop.report as r; r.write_report(sys.argv[1]); print('matplotlib.pyplot' in sys.modules)"
+    code = (
+        "import sys, feddrop.report as r; r.write_report(sys.argv[1]);"
+        "print([m for m in ('matplotlib.pyplot', 'pandas') if m in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert found.stdout.strip() == "[]"
 
 
 def test_public_names() -> None:

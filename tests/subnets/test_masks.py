@@ -67,7 +67,7 @@ def test_a_rate_outside_the_range_is_refused(rate):
         check_rate(rate)
 
 
-@pytest.mark.parametrize("size", [2**14 + 1, 2**16, 2**16 + 1, 150_001])
+@pytest.mark.parametrize("size", [2**11, 2**11 + 1, 10_080, 2**16, 2**16 + 1, 150_001])
 @pytest.mark.parametrize("keep", [1e-4, 0.3, 0.5, 0.999])
 @pytest.mark.parametrize("spreads", [4.0, 0.05])  # the narrow window misses the threshold and has to fall back
 def test_a_window_around_the_threshold_finds_what_sorting_all_words_finds(monkeypatch, size, keep, spreads):

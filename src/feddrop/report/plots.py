@@ -63,7 +63,7 @@ def bytes_figure(run: RunLog) -> Figure:
     layers = (("push", push, np.zeros_like(push), style.SERIES[0]), ("pull", push + pull, push, style.SERIES[2]))
     for word, top, base, colour in layers:
         if len(top) > MANY_ROUNDS:  # stairs takes a second per layer
-            axes.fill_between(*_envelope(run.rounds, base / scale, top / scale), color=colour, alpha=0.85, linewidth=0)
+            axes.fill_between(*envelope(run.rounds, base / scale, top / scale), color=colour, alpha=0.85, linewidth=0)
         else:
             axes.stairs(top / scale, edges, baseline=base / scale, fill=True, color=colour, alpha=0.85, linewidth=0)
         labels.append(style.EndLabel(end, float((top[-1] + base[-1]) / 2 / scale), word, colour))
@@ -91,7 +91,7 @@ def traffic_figure(run: RunLog) -> Figure:
     if np.isfinite(full).all():
         dot = "o" if len(full) == 1 else None
         axes.plot(run.rounds, full / scale, color=style.INK, linewidth=1.2, marker=dot, ms=4)
-        band = _envelope(run.rounds, sent / scale, full / scale)
+        band = envelope(run.rounds, sent / scale, full / scale)
         axes.fill_between(*band, color=style.GRID, alpha=0.5, linewidth=0)
         labels.append(style.EndLabel(end, float(full[-1] / scale), "full models", style.INK))
     axes.set_ylim(bottom=0)
@@ -151,7 +151,7 @@ def limit_figure(run: RunLog, field: Literal["latency_s", "energy_j"]) -> Figure
         scale, unit = 1.0, ", % of its budget"
     figure, axes = style.new_figure(title + unit, style.row_height(len(run.devices)))
     low, middle, high = (of(values, axis=1) / scale for of in (np.nanmin, np.nanmedian, np.nanmax))
-    shown, lowest, highest = _envelope(rounds, low, high)
+    shown, lowest, highest = envelope(rounds, low, high)
     axes.fill_between(shown, lowest, highest, color=style.SERIES[0], alpha=0.16, linewidth=0)
     style.draw_line(axes, rounds, middle, style.SERIES[0])
     axes.plot(shown, highest, color=style.SERIES[0], linewidth=1, marker="o" if len(rounds) == 1 else None, ms=4)
@@ -182,7 +182,7 @@ def constant_line(run: RunLog, field: DeviceField) -> str:
     return f"{name[0].upper()}{name[1:]}: {low if low == high else f'{low} to {high}'}{unit} for every device{rounds}."
 
 
-def _envelope(rounds: Ints, low: Floats, high: Floats) -> tuple[Ints, Floats, Floats]:
+def envelope(rounds: Ints, low: Floats, high: Floats) -> tuple[Ints, Floats, Floats]:
     """Return the bounds of a band; of many rounds, the widest ones of neighbours, at the first of them."""
     first = np.arange(0, len(rounds), -(-len(rounds) // MANY_ROUNDS))
     return rounds[first], np.fmin.reduceat(low, first), np.fmax.reduceat(high, first)
