@@ -54,8 +54,9 @@ class FeddropWarning(UserWarning):
 
 
 def shortened(value: object, longest: int = 80) -> str:
-    """Return the ``repr`` of a value, truncated for a message; integers may have any number of digits."""
+    """Return the ``repr`` of a value on one line, truncated for a message; integers may have any number of digits."""
     text = hex(value) if isinstance(value, int) and abs(value) > 10**longest else repr(value)
+    text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -673,3 +673,10 @@ def test_the_residual_of_algorithm_1_bounds_its_distance_to_the_optimum(kind):
     assert (np.asarray(short.objective) / best - 1 <= short.residual).all()
     late = replace(found, rate=found.rate * 0.9)
     assert late.residual > 1e-3  # a violation of the constraints is seen, too
+
+
+def test_allocate_names_what_it_takes():
+    with pytest.raises(ConfigError, match=r"problem is \{\}; it must be a feddrop.Problem or feddrop.PowerProblem"):
+        allocate({})
+    with pytest.raises(ConfigError, match=r"scheme is 1; it must be a name, or a scheme such as feddrop.Exact\(\)"):
+        allocate(problems("loose", 2, 1), 1)

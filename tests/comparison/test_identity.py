@@ -200,7 +200,7 @@ def test_the_configuration_names_a_custom_method(tmp_path, data):
     assert written.method.factory.endswith("<lambda>")
     with pytest.raises(ConfigError, match=r"method.name is 'custom': .* was passed in Python. Pass it again"):
         feddrop.run(written, tmp_path / "again", **given)
-    with pytest.raises(RunError, match=r"started with a custom method. Give the same again"):
+    with pytest.raises(RunError, match=r"has a custom method, which is not saved. To resume, pass the same"):
         feddrop.resume(tmp_path / "local", **given)
     assert len(feddrop.resume(tmp_path / "local", method=local, **given)) == 1
 

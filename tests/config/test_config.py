@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feddrop.config
-from feddrop import Data, Model, Participation, Radio, Server, Train
+from feddrop import Data, FedDrop, Model, Participation, Radio, Server, Train
 from feddrop.config import METHODS, RunConfig, method_named
 from feddrop.config.fields import waiting
 from feddrop.config.run import sections_of
@@ -323,3 +323,23 @@ def test_settings_keep_their_signatures_and_behave_as_dataclasses():
     assert inspect.signature(Data).parameters["name"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     config = RunConfig(rate=0.3, data=Data("digits", devices=3))
     assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config == replace(config)
+
+
+def test_messages_guess_what_was_meant():
+    with pytest.raises(ConfigError, match=r"rate is 30.0; it must be in \[0, 1\)\. For 30 %, write 0\.3\."):
+        RunConfig(rate=30)
+    with pytest.raises(ConfigError, match=r"radio is True; it must be a table, or feddrop\.Radio\(\.\.\.\)"):
+        RunConfig(radio=True)
+    with pytest.raises(ConfigError, match=r"arguments of feddrop.run, not settings"):
+        RunConfig(model=object())
+    with pytest.raises(ConfigError, match=r"settings such as feddrop.FedDrop\(\)"):
+        RunConfig(method=FedDrop)
+
+
+def test_messages_have_one_line():
+    class Long:
+        def __repr__(self):
+            return "Long(\n    lines\n)"
+
+    with pytest.raises(ConfigError, match=r"data is Long\( lines \); it must be"):
+        RunConfig(data=Long())

@@ -76,7 +76,8 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
         ({"test_x": np.ones((2, 4))}, "must agree"),
         ({"y": np.array([0, 1, 0])}, "it must be 4 integers"),
         ({"y": np.array([0.0, 1.0, 0.0, 1.0])}, "y holds float64, test_y int64"),
-        ({"y": np.array(["a", "b", "a", "b"])}, "it must be 4 integers"),
+        ({"y": np.array(["a", "b", "a", "b"])}, "it must be 4 integers.*np.unique"),
+        ({"y": np.array([True, False, True, True])}, "y is bool.*Pass it as integers"),
         ({"y": np.array([0, 1, 0, -1])}, r"y holds class -1; classes start at 0\. Renumber them"),
         ({"test_x": None}, "test_x is None; it must be an array"),
         ({"test_y": np.array([0, 2])}, "test_y holds class 2; it must be from 0 to 1"),
@@ -86,6 +87,13 @@ GOOD = {"x": np.ones((4, 3)), "y": np.array([0, 1, 0, 1]), "test_x": np.ones((2,
 def test_from_arrays_refuses(change, message):
     with pytest.raises(DataError, match=message):
         data.from_arrays(**(GOOD | change))
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_one_hot_targets_are_probably_classes(kind):
+    one_hot = np.eye(2, dtype=kind)
+    with pytest.warns(FeddropWarning, match=r"single 1, as in one-hot encoding.*pass y.argmax\(axis=1\)"):
+        data.from_arrays(**(GOOD | {"y": one_hot[[0, 1, 0, 1]], "test_y": one_hot}))
 
 
 def test_labels_that_start_at_1_are_reported():
@@ -187,7 +195,7 @@ TOKENS = {"x": np.array([[0, 1]]), "y": np.array([0]), "test_x": np.array([[0, 1
         ({"x": np.array([["to", "be"]])}, "convert texts to tokens"),
         (
             {"x": np.ones((1, 2))},
-            r"x is numbers of shape \(2,\), one of test_x tokens of shape .*must agree",
+            r"x is numbers of shape \(2,\), one of test_x is tokens of shape .*must agree",
         ),
         ({"x": ["to be"]}, "convert texts to tokens"),
         ({"x": ()}, "one input or more"),

@@ -168,10 +168,10 @@ def test_parts_that_are_given():
         ([[0], []], r"Omit devices without samples"),
         ([[0.5]], "float64"),
         ([[True, False]], "flatnonzero"),
-        ([[0, 9]], "position 9; it must be from 0 to 8"),
-        ([[-1]], "position -1"),
-        ([[0, 1], [2, 1]], r"sample 1 2 times \(devices \[0, 1\]\)"),
-        ([[[0, 1]]], "one dimension"),
+        ([[0, 9]], "the index 9; it must be from 0 to 8"),
+        ([[-1]], "the index -1"),
+        ([[0, 1], [2, 1]], r"sample 1 more than once \(devices 0, 1\)"),
+        ([[[0, 1]]], "a list of one or more sample indices"),
     ],
 )
 def test_parts_that_are_wrong(parts, message):

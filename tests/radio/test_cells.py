@@ -598,7 +598,7 @@ def test_gains_of_your_own_are_an_argument_of_a_run(tmp_path):
     job = Run(config, tmp_path / "c", gains=good)
     next(iter(job))
     np.testing.assert_array_equal(job.prepared.scheme.decide(2).channels.uplink, good[1])
-    with pytest.raises(Exception, match=r"Give the same again: feddrop.resume\(folder, gains=...\)"):
+    with pytest.raises(Exception, match=r"pass the same: feddrop.resume\(folder, gains=...\)"):
         resume(tmp_path / "c")
     with pytest.raises(Exception, match="gains"):
         resume(tmp_path / "c", gains=poor)

@@ -350,7 +350,7 @@ def test_overheads_are_the_remarks():
         ({"fading": Rician(path_loss=np.full(9, 1e-3))}, "path_loss has 9 values for 10 devices"),
         (
             {"fading": MeasuredGains(uplink=np.ones((2, 8)), downlink=np.ones((2, 8)))},
-            "the gains are of 8 devices, so device 8 has none; give gains of 10",
+            "the gains cover 8 devices, but the cell has 10; give gains for every device",
         ),
         ({"dynamics": Dynamics(min_devices=11)}, "min_devices is 11; it must be between 1 and 10"),
     ],

@@ -253,7 +253,7 @@ def broken(what: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("no folder", "is not a folder.*feddrop run"),
+        ("no folder", "does not exist.*feddrop run"),
         ("no config", "has no config.toml.*feddrop run"),
         ("bad config", "config.toml is not valid TOML"),
         ("no metrics", "has no metrics.jsonl.*first round"),

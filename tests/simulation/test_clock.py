@@ -473,7 +473,7 @@ def test_settings_without_effect_are_refused(settings, why):
 def test_seconds_need_a_cell(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no \[radio\] section"):
         Run(RunConfig(clock=Clock(kind="buffered")), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"without a \[radio\] section none are counted"):
+    with pytest.raises(ConfigError, match=r"are counted only in a cell"):
         Run(RunConfig(seconds=3.0), tmp_path / "run")
 
 

@@ -274,7 +274,7 @@ def test_a_python_scheme_is_named_in_the_configuration_and_asked_for_again(tmp_p
     kept = load_run(tmp_path / "run").settings["radio"]
     assert kept["scheme"] == "my_radio:by_samples"
     assert kept["scheme_settings"] == {"power": 0.5}
-    with pytest.raises(RunError, match=r"started with a custom scheme. Give the same again: .*scheme=\.\.\."):
+    with pytest.raises(RunError, match=r"has a custom scheme, which is not saved.*pass the same: .*scheme=\.\.\."):
         feddrop.resume(tmp_path / "run")
     with pytest.raises(RunError, match="was started with another scheme"):
         feddrop.resume(tmp_path / "run", scheme=partial(my_radio.by_samples, power=0.9))

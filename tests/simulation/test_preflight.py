@@ -28,8 +28,8 @@ CONTRADICTIONS = {
     ],
     "fltrust_has_samples": [(["server.mean=fltrust"], "needs samples at the server, but data.validation is 0")],
     "clock_is_possible": [
-        (["seconds=9"], r"seconds is 9, but without a \[radio\] section none are counted"),
-        (["joules=9"], r"joules is 9, but without a \[radio\] section none are counted"),
+        (["seconds=9"], r"seconds is 9, but seconds are counted only in a cell"),
+        (["joules=9"], r"joules is 9, but joules are counted only in a cell"),
         (["clock.kind=window", "clock.window_s=1"], r"there is no \[radio\] section"),
         (["clock.kind=first", "clock.count=2", "radio.scheme=ideal"], "which ignores the band"),
         (

@@ -220,6 +220,8 @@ def test_arms_carry_objects(tmp_path, here):
         feddrop.compare({"a": feddrop.Arm(config, model=wide), "b": feddrop.Arm(config, model=wide)}, tmp_path / "x")
     with pytest.raises(ConfigError, match="arm a is a str; it must be a RunConfig, or an Arm"):
         feddrop.compare({"a": "config", "b": config}, tmp_path / "x")
+    with pytest.raises(ConfigError, match=r"arms is \[\]; it must be the name of a comparison file, or configurations"):
+        feddrop.compare([], tmp_path)
     with pytest.raises(ConfigError, match="overrides change a comparison file"):
         feddrop.compare(arms, tmp_path / "x", overrides=["rate=0.1"])
 

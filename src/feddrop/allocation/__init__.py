@@ -10,6 +10,7 @@ and their KKT conditions.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy.typing as npt
 
@@ -20,11 +21,11 @@ from feddrop.allocation.objectives import OBJECTIVES, CustomCost, InverseKept, L
 from feddrop.allocation.optimum import Exact
 from feddrop.allocation.power import PowerProblem, SubbandPowerProblem
 from feddrop.allocation.primal_dual import ConstantSteps, FirstMultipliers, Pass, PrimalDual, RelativeSteps
-from feddrop.allocation.problem import Problem
+from feddrop.allocation.problem import Problem, RoundProblem
 from feddrop.allocation.scheme import Scheme
 from feddrop.allocation.solution import Allocation, AnyProblem, Status, refit
 from feddrop.allocation.subband import SubbandProblem
-from feddrop.errors import ConfigError, one_of
+from feddrop.errors import ConfigError, one_of, shortened
 
 __all__ = [
     "OBJECTIVES", "POLICIES", "SCHEMES", "Allocation", "AnyProblem", "Common", "ConstantSteps", "CustomCost", "Equal",
@@ -71,8 +72,14 @@ def allocate(
         >>> found.rate.round(3).tolist(), found.share.round(3).tolist()
         ([0.0, 0.012], [0.202, 0.798])
     """
+    given: Any = problem
+    if not isinstance(given, RoundProblem):
+        allowed = "a feddrop.Problem or feddrop.PowerProblem; Cell.problem(...) returns one"
+        raise ConfigError(f"problem is {shortened(given)}; it must be {allowed}.")
     if isinstance(scheme, str):
         scheme = scheme_named(scheme)
+    if not hasattr(scheme, "solve"):
+        raise ConfigError(f"scheme is {shortened(scheme)}; it must be a name, or a scheme such as feddrop.Exact().")
     if policy not in POLICIES:
         one_of("policy", policy, POLICIES)
     if warm is not None and isinstance(scheme, PrimalDual):

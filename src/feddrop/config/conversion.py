@@ -94,7 +94,9 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         elif option in (int, str, bool) and type(value) is option:
             return _storable(value, name)
     allowed = " or ".join(map(_type_name, options))
-    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.")
+    section = any(map(dataclasses.is_dataclass, options)) and not isinstance(value, str | int | float | tuple)
+    hint = " Networks, data and functions of your own are arguments of feddrop.run, not settings." if section else ""
+    raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.{hint}")
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
@@ -129,5 +131,7 @@ def plain(value: Any) -> Any:
 
 
 def _type_name(option: Any) -> str:
+    if dataclasses.is_dataclass(option):
+        return f"a table, or feddrop.{typing.cast(type, option).__name__}(...) in Python"
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
     return names.get(option, "a list" if typing.get_origin(option) is tuple else "a table")

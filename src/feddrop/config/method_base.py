@@ -35,7 +35,10 @@ class MethodSettings(Settings):
         table = dict(value) if isinstance(value, Mapping) else {"name": value}
         which = table.pop("name", "feddrop")
         if not isinstance(which, str):
-            raise ConfigError(f"{name} is {shortened(value)}; it must be a name, a table, or feddrop.FedDrop() etc.")
+            raise ConfigError(
+                f"{name} is {shortened(value)}; it must be a name, a table, or settings such as feddrop.FedDrop(). "
+                "To use your own method, pass it as feddrop.run(..., method=...)."
+            )
         return MethodSettings.named(which, **table)
 
     def to_table(self) -> dict[str, Any]:

@@ -73,6 +73,9 @@ def from_arrays(
     last = [channels_come_last(f"x[{n}]" if isinstance(x, tuple) else "x", a, channels) for n, a in enumerate(train)]
     targets, test_targets = _targets("y", y, len(train[0])), _targets("test_y", test_y, len(test[0]))
     _raise_first(_disagreements(train, test, targets, test_targets, class_names, vocabulary))
+    if class_names is None:
+        for mistake in _likely_mistakes(targets, test_targets, loss):
+            warnings.warn(mistake, FeddropWarning, stacklevel=2)
     if vocabulary is None:
         vocabulary = max((int(a.max()) + 1 for a in (*train, *test) if is_tokens(a)), default=0)
     several = isinstance(x, tuple)
@@ -80,7 +83,7 @@ def from_arrays(
         name,
         (train if several else train[0], targets),
         (test if several else test[0], test_targets),
-        _numbered_classes(targets, test_targets) if class_names is None else class_names,
+        _numbered_classes(targets) if class_names is None else class_names,
         channels_last=last,
         normalise=normalise,
         loss=loss or ("mse" if targets.dtype.kind == "f" else "cross_entropy"),
@@ -182,16 +185,9 @@ def _targets(what: str, given: Any, count: int) -> Array:
     return y[:, None] if y.dtype.kind == "f" and y.ndim == 1 else y
 
 
-def _numbered_classes(y: Array, test_y: Array) -> list[str]:
-    """Name classes by their numbers; warn if they are not counted from 0. Regression targets have none."""
-    if y.dtype.kind == "f":
-        return []
-    count = int(y.max()) + 1
-    if y.ndim == 1 and (least := min(int(y.min()), int(test_y.min()))):
-        note = f"y and test_y hold no class below {least}, but classes are counted from 0"
-        fix = f"If {least} is the first class, pass y - {least} and test_y - {least}"
-        warnings.warn(f"{note}: {count} classes. {fix}.", FeddropWarning, stacklevel=3)
-    return [str(label) for label in range(count)]
+def _numbered_classes(y: Array) -> list[str]:
+    """Name classes by their numbers; regression targets have none."""
+    return [] if y.dtype.kind == "f" else [str(label) for label in range(int(y.max()) + 1)]
 
 
 def _numbered_owners(owners: Any, count: int) -> Owners:
@@ -222,10 +218,27 @@ def _input_problems(what: str, x: Array) -> Iterator[str]:
 def _target_problems(what: str, y: Array, count: int) -> Iterator[str]:
     """Find what is wrong with the targets of ``count`` samples."""
     if not (y.ndim >= 1 and len(y) == count and y.size and y.dtype.kind in "iuf"):
-        yield f"{what} is {_described(y)}; it must be {count} integers from 0 (classes) or floats, or rows of them."
+        fix = {"b": " Pass it as integers.", "U": f" {_RENUMBER}."}.get(y.dtype.kind, "")
+        allowed = f"{count} integers from 0 (classes) or floats, or rows of them"
+        yield f"{what} is {_described(y)}; it must be {allowed}.{fix}"
     if y.dtype.kind == "i" and y.min() < 0:
         yield f"{what} holds class {y.min()}; classes start at 0. {_RENUMBER}, or pass regression targets as floats."
     yield from _value_problems(what, y)
+
+
+def _likely_mistakes(y: Array, test_y: Array, loss: str | None) -> Iterator[str]:
+    """Find targets that are valid but probably not what was meant: classes from 1, or one-hot rows."""
+    if y.dtype.kind != "f" and y.ndim == 1 and (least := min(int(y.min()), int(test_y.min()))):
+        note = f"y and test_y hold no class below {least}, but classes are counted from 0"
+        fix = f"If {least} is the first class, pass y - {least} and test_y - {least}"
+        yield f"{note}: {int(y.max()) + 1} classes. {fix}."
+    one_hot = y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all())
+    if one_hot and not (y.dtype.kind == "f" and loss == "cross_entropy"):
+        kind = "numbers to predict" if y.dtype.kind == "f" else f"{y.shape[1]} classes per sample"
+        yield (
+            f"every row of y holds a single 1, as in one-hot encoding, but y is read as {kind}. If the columns are "
+            "classes, pass y.argmax(axis=1) and test_y.argmax(axis=1)."
+        )
 
 
 def _value_problems(what: str, values: Array) -> Iterator[str]:
@@ -259,7 +272,7 @@ def _disagreements(
             " and ".join(f"{'tokens' if is_tokens(a) else 'numbers'} of shape {a.shape[1:]}" for a in given)
             for given in (train, test)
         ]
-        yield f"A sample of x is {kinds[0]}, one of test_x {kinds[1]}; they must agree."
+        yield f"a sample of x is {kinds[0]}, one of test_x is {kinds[1]}; they must agree."
     if (targets.dtype.kind == "f") != (test_targets.dtype.kind == "f"):
         yield f"y holds {targets.dtype}, test_y {test_targets.dtype}; both must be classes, or both floats."
     if class_names is None and targets.dtype.kind != "f" and (largest := int(targets.max())) >= _MOST_CLASSES:

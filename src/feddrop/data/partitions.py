@@ -152,21 +152,21 @@ def custom_parts(parts: Sequence[npt.ArrayLike], num_samples: int) -> list[Index
 def _part_problems(parts: list[npt.NDArray[Any]], num_samples: int) -> Iterator[str]:
     """Find what is wrong with a custom partition."""
     if not parts:
-        yield "parts is empty; give the sample positions of at least one device."
+        yield "parts is empty; give the indices of the samples of at least one device."
     for device, part in enumerate(parts):
         if part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu":
             yield (
-                f"parts[{device}] is {part.dtype} of shape {part.shape}; it must be one or more sample positions, "
-                "integers in one dimension (of a mask: np.flatnonzero). Omit devices without samples."
+                f"parts[{device}] is {part.dtype} of shape {part.shape}; it must be a list of one or more sample "
+                "indices (for a mask: np.flatnonzero). Omit devices without samples."
             )
         elif part.min() < 0 or part.max() >= num_samples:
             bad = part.min() if part.min() < 0 else part.max()
-            yield f"parts[{device}] holds position {bad}; it must be from 0 to {num_samples - 1}."
+            yield f"parts[{device}] holds the index {bad}; it must be from 0 to {num_samples - 1}."
     held = np.bincount(np.concatenate(parts), minlength=num_samples)
     if held.max() > 1:
         sample = int(held.argmax())
-        holders = [device for device, part in enumerate(parts) if sample in part]
-        yield f"parts lists sample {sample} {held[sample]} times (devices {holders}); list each sample once."
+        holders = ", ".join(str(device) for device, part in enumerate(parts) if sample in part)
+        yield f"parts lists sample {sample} more than once (devices {holders}); list each sample once."
 
 
 def class_counts(labels: npt.ArrayLike, parts: Sequence[Index], num_classes: int) -> Index:

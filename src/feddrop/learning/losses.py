@@ -35,7 +35,8 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.numel() != targets.numel() or not (same or flat):
         raise ConfigError(
             f"the network returns {tuple(outputs.shape)} for targets {tuple(targets.shape)}; this loss needs equal "
-            "shapes. Change the network's last layer, or use another loss."
+            "shapes. If the targets are classes, pass them as integers, since floats are numbers to predict; "
+            "otherwise, change the network's last layer."
         )
     return targets.reshape(outputs.shape)
 
@@ -71,10 +72,12 @@ def check_fit(loss: Loss, outputs: Any, targets: Tensor, classes: int) -> None:
     shares = targets.is_floating_point()
     sides = outputs.shape if shares else (*outputs.shape[:1], *outputs.shape[2:])
     if sides != targets.shape or outputs.ndim < 2 or outputs.shape[1] < (0 if shares else classes):
+        column = outputs.ndim == targets.ndim == 2 and targets.shape[1] == 1
+        fix = "Give targets [N], such as y.ravel()" if column else "Change the network's last layer, or the targets"
         raise ConfigError(
             f"the network returns {tuple(outputs.shape)} for targets {tuple(targets.shape)} of {classes} classes; "
             "cross-entropy needs outputs [N, classes, ...] for classes [N, ...], or probabilities of the same shape. "
-            "Change the network's last layer, or the targets."
+            f"{fix}."
         )
 
 

@@ -107,7 +107,9 @@ def count_flops(model: nn.Module, example: Example) -> Flops:
         try:
             _run_both_ways(copy, inputs, counter)
         except Exception as error:
-            raise ConfigError(f"The network does not accept {describe_example(example)}: {error}") from error
+            raise ConfigError(
+                f"the network does not accept {describe_example(example)}: {error}. Change the network, or the data."
+            ) from error
     known, weights = dict(copy.named_parameters()), parameters.weights(copy)
     named = [name for name in known if name in weights or name in counter.work]
     return Flops(

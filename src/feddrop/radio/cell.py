@@ -119,7 +119,7 @@ class Cell:
         yield from Limits(choices=NOISES).problems("noise", self.noise)
         if isinstance(self.fading, MeasuredGains):
             if (have := self.fading.uplink.shape[1]) < self.devices:
-                yield f"the gains are of {have} devices, so device {have} has none; give gains of {self.devices}."
+                yield f"the gains cover {have} devices, but the cell has {self.devices}; give gains for every device."
         elif isinstance(self.fading, Rician):
             for name in ("path_loss", "kappa"):
                 if (size := np.size(getattr(self.fading, name))) not in (1, self.devices):

@@ -28,7 +28,7 @@ def functions_can_be_called(custom: CustomObjects) -> Iterator[str]:
     for name, (what, count, key) in _CALLED.items():
         given = getattr(custom, name)
         if given is not None and not takes(given, count):
-            yield f"{name} is {shortened(given)}; it must be {what}. To use one of feddrop's by name, set {key}."
+            yield f"{name} is {shortened(given)}; it must be {what}. For a built-in one, set {key}."
 
 
 def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
@@ -37,7 +37,7 @@ def dataset_is_a_dataset(custom: CustomObjects) -> Iterator[str]:
     if given is not None and not isinstance(given, Dataset):
         yield (
             f"dataset is {shortened(given)}; it must be a feddrop.Dataset, as feddrop.from_arrays and "
-            "feddrop.from_dataset return. To use one of feddrop's by name, set data.name."
+            "feddrop.from_dataset return. For a built-in one, set data.name."
         )
 
 
@@ -79,12 +79,12 @@ def schemes_and_channels_fit(custom: CustomObjects) -> Iterator[str]:
     if scheme is not None and not (isinstance(scheme, PlannedBy) or hasattr(scheme, "solve") or takes(scheme, 1)):
         yield (
             f"scheme is {shortened(scheme)}; it must be a function seen -> Plan, or an allocation scheme such as "
-            "feddrop.Exact(). To use one of feddrop's by name, set radio.scheme."
+            "feddrop.Exact(). For a built-in one, set radio.scheme."
         )
     if channel is not None and not (hasattr(channel, "draw") or takes(channel, 1)):
         yield (
             f"channel is {shortened(channel)}; it must have draw(devices, round, seed) -> gains, or be a function from "
-            "the cell's fading to such an object. To use one of feddrop's by name, set radio.channel."
+            "the cell's fading to such an object. For a built-in one, set radio.channel."
         )
 
 
@@ -116,8 +116,9 @@ def check_resumed(custom: CustomObjects, before: Mapping[str, Any]) -> None:
     missing = [argument for argument in changed if argument not in given]
     if more := [argument for argument in changed if argument in given]:
         raise RunError(
-            f"the run was started without a custom {' and '.join(more)}. Resume it without, or start a new one."
+            f"the run was started without a custom {' and '.join(more)}. Resume it without one, or start a new run."
         )
     if missing:
         call = f"feddrop.resume(folder, {', '.join(f'{argument}=...' for argument in missing)})"
-        raise RunError(f"the run was started with a custom {' and '.join(missing)}. Give the same again: {call}.")
+        objects = " and ".join(missing)
+        raise RunError(f"the run has a custom {objects}, which is not saved. To resume, pass the same: {call}.")

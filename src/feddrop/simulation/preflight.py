@@ -111,7 +111,7 @@ def clock_is_possible(config: RunConfig) -> Iterator[str]:
     for name in ("seconds", "joules"):
         value = getattr(config, name)
         if math.isfinite(value) and config.radio is None:
-            yield f"{name} is {value:g}, but without a [radio] section none are counted. Add one, or use rounds."
+            yield f"{name} is {value:g}, but {name} are counted only in a cell. Add a [radio] section, or use rounds."
     if config.clock.kind != "deadline":
         yield from clock_checks.check_clock(config)
 

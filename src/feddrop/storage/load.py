@@ -96,7 +96,7 @@ def load_run(folder: str | Path, *, verify: bool = True) -> LoadedRun:
     """
     run = RunFolder(folder)
     if not is_folder(run.path):
-        raise RunError(f"{clean(run.path)} is not a folder. Give a run folder, as written by `feddrop run --out DIR`.")
+        raise RunError(f"{clean(run.path)} does not exist. Give a run folder, as written by `feddrop run --out DIR`.")
     about, settings = run.about(), run.settings()
     rounds, devices = run.saved(verify=verify)
     return LoadedRun(folder=run.path, settings=settings, about=about, rounds=tuple(rounds), devices=devices)

@@ -34,8 +34,10 @@ class RunReader:
             except (FileNotFoundError, NotADirectoryError):
                 if default is not None:
                     return default
-        where = clean(self.path)
-        raise RunError(f"{where} has no {name}: not a run folder. Give one that `feddrop run --out DIR` wrote.")
+        what = f"has no {name}" if self.path.is_dir() else "does not exist"
+        raise RunError(
+            f"{clean(self.path)} {what}, so it is not a run folder. Give one that `feddrop run --out DIR` wrote."
+        )
 
     def config(self) -> RunConfig:
         """Read and validate the configuration."""

@@ -143,7 +143,7 @@ def sealed_problem(path: Path) -> str:
 def inspect(reader: RunReader) -> Iterator[Finding]:
     """Yield a finding about every file of a run."""
     if not is_folder(reader.path):
-        raise RunError(f"{clean(reader.path)} is not a folder. Give a run folder.")
+        raise RunError(f"{clean(reader.path)} does not exist. Give a run folder.")
     for name, read in (("run.json", reader.about), ("config.toml", reader.settings)):
         problem = _error(read)
         yield Finding(name, problem or (manifest_problem(reader) if read == reader.about else ""))

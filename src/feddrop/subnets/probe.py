@@ -45,7 +45,7 @@ def describe_example(example: Any) -> str:
     if isinstance(example, Tensor | np.ndarray):
         return f"samples of shape {tuple(example.shape[1:])}"
     if any(isinstance(part, Tensor | np.ndarray) for part in example):
-        return "samples of shapes " + ", ".join(
+        return f"samples of shape{'s' * (len(example) > 1)} " + ", ".join(
             str(tuple(part.shape[1:])) if isinstance(part, Tensor | np.ndarray) else type(part).__name__
             for part in example
         )

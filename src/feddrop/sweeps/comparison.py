@@ -23,7 +23,7 @@ import numpy as np
 from feddrop.config import Budget, Compare, RunConfig, from_table, locate
 from feddrop.config.parsing import read_toml
 from feddrop.config.run import apply_override
-from feddrop.errors import ConfigError, RunError, not_one_of
+from feddrop.errors import ConfigError, RunError, not_one_of, shortened
 from feddrop.report.compare import Standings, comparison_page, read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped, marked
@@ -106,6 +106,10 @@ def checked(
     arms: str | Path | Mapping[str, RunConfig | Arm], given: Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Arm], Compare]:
     """Return the arms and settings of a comparison; those that are given replace those of a file."""
+    what: Any = arms
+    if not isinstance(what, str | Path | Mapping):
+        allowed = 'the name of a comparison file, or configurations by name: {"ours": config, "FedAvg": other}'
+        raise ConfigError(f"arms is {shortened(what)}; it must be {allowed}.")
     if isinstance(arms, Mapping):
         found: dict[str, Any] = {
             str(name): Arm(arm) if isinstance(arm, RunConfig) else arm for name, arm in arms.items()
