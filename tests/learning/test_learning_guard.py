@@ -296,7 +296,7 @@ def test_an_absurd_update_is_refused(tmp_path, digits, setting):
     assert records[-1]["test_accuracy"] > 0.75
     for record in records:
         assert [device["device"] for device in record["devices"] if device["status"] != "ok"] == [3]
-        assert "median: absurd" in record["devices"][3]["status"]
+        assert "median: implausible" in record["devices"][3]["status"]
         assert record["devices"][3]["update_size"] == pytest.approx(9e5, rel=1e-4)
         assert record["devices"][3]["loss"] is None
 

@@ -162,7 +162,7 @@ def test_the_command_says_what_is_whole(runs, tmp_path):
     command = [sys.executable, "-m", "feddrop", "check", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {line.split()[0] for line in done.stdout.splitlines()} == {"whole"}
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"intact"}
     assert "metrics.jsonl  5 rounds" in done.stdout
     flip_byte(folder / "devices" / "rounds-000001-000002.parquet")
     done = subprocess.run(command, capture_output=True, text=True, check=False)

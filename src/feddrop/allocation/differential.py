@@ -19,7 +19,7 @@ from feddrop.allocation.problem import FloatArray
 from feddrop.errors import ConfigError
 
 _STEPS = 200
-"""Tangents before giving up; each removes at least one piece of the value, and cases met need fewer than 20."""
+"""The most tangents; each removes at least one piece of the value, and fewer than 20 were ever needed."""
 _NEXT = 1e-13
 
 

@@ -19,20 +19,20 @@ def explore(
     paper: Path | None = None,
     quiet: Annotated[bool, FLAG] = False,
 ) -> None:
-    """Open a local page to explore a radio cell and to watch runs. Ctrl-C ends it.
+    """Open a local page to explore a radio cell and to watch and compare runs. Ctrl-C ends it.
 
     Parameters
     ----------
     root:
         Folder whose runs are shown. Default: the current folder.
     host:
-        Address to listen on. Any other than this machine's own needs the token in the address that is printed.
+        Address to listen on. Visitors from other machines need the token in the address that is printed.
     port:
         Port to listen on; 0 for any free one.
     allow_run:
         Let the page start, stop and resume runs.
     token:
-        Require the token on this machine, too: other people use it.
+        Require the token on this machine too, if other people use it.
     paper:
         Folder of the paper's results. Default: reproduction/results/cpu, if the current folder is a clone.
     quiet:
@@ -47,4 +47,4 @@ def explore(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            say("\nThe explorer has ended. Runs that it started go on.")
+            say("\nThe explorer has ended. Runs that it started continue.")

@@ -52,7 +52,7 @@ def theory(
     batch:
         Number of training samples, at least 2.
     masks:
-        Number of masks per rate and kind of masks, and of random vectors, at least 2; more reduce the errors.
+        Number of masks per rate and kind of masks, and of random vectors, at least 2; more give smaller errors.
     rounds:
         Number of rounds T, for theta. Default: 100.
     devices:

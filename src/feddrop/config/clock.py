@@ -23,7 +23,7 @@ class Clock(Settings):
     Attributes:
         kind: ``"deadline"`` waits for every device of a round; ``"first"`` for the first ``count`` answers;
             ``"window"`` takes what arrives within ``window_s``; ``"buffered"`` (FedBuff) keeps ``concurrency`` devices
-            busy and takes a step after every ``buffer`` answers. All but the first need ``[radio]``.
+            busy and takes a step after every ``buffer`` answers. All but ``"deadline"`` need ``[radio]``.
         count: number of answers that ``"first"`` waits for, of the devices that ``[participation]`` chooses.
         window_s: length of the window in seconds; 0 for the radio's deadline. It stays open until
             ``server.min_devices`` answers have arrived, and closes early once every device has answered.

@@ -1,4 +1,4 @@
-"""Small HTML tables, as which objects show themselves in notebooks. All text is escaped."""
+"""Small HTML tables that show objects in notebooks. All text is escaped."""
 
 from __future__ import annotations
 

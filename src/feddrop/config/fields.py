@@ -39,8 +39,9 @@ class Limits:
         custom: whether ``"package.module:object"`` is allowed in addition to the choices.
         file: whether the setting names a file; relative names are resolved against the TOML file's folder.
         only_with: other settings of the section, with the values under which this one has an effect; under others, a
-            value that differs from the default is an error.
-        strict: whether it is; otherwise it is a warning, since the setting waits for an option that is not chosen now.
+            value that differs from the default has no effect.
+        strict: whether that is an error; otherwise it is a warning, because the setting belongs to an option that is
+            merely not chosen.
     """
 
     gt: float | None = None

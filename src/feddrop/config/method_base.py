@@ -25,7 +25,7 @@ class MethodSettings(Settings):
     """The setting, if any, by which the total number of rounds affects every round."""
 
     named: ClassVar[Callable[..., MethodSettings]]
-    """Returns settings by name; :mod:`feddrop.config.methods` sets it beside its table."""
+    """Returns the settings of a method by its name; set by :mod:`feddrop.config.methods`, which has the table."""
 
     @staticmethod
     def read(value: Any, name: str) -> MethodSettings:

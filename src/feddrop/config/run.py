@@ -59,7 +59,8 @@ class RunConfig(Settings):
         eval_every: rounds between evaluations on the test set; the last round is always evaluated.
         eval_devices: whether to measure the accuracy of every device too: on the test set, with the classes weighted as
             in the device's training samples.
-        eval_rates: rates γ at which the sub-models that devices hold are evaluated too, besides the full network.
+        eval_rates: rates γ at which the sub-models that devices hold are evaluated too, in addition to the full
+            network.
         record_devices: how many devices per round are recorded, drawn at random; ``"all"`` for every device. The totals
             of a round always cover all devices.
         method: the learning method and its settings; in TOML, a name, or a table with a name and settings.

@@ -31,19 +31,19 @@ class Server(Settings):
             of the round (centered clipping); ``"fltrust"`` weighs them by their cosine with an update that the server
             computes on the samples of ``data.validation``, of which a hundred are enough.
         trim: for ``"trimmed"``: share of the devices whose values are cut at either end of every entry, rounded down
-            but at least one device; 0 cuts none. Set it to the share of devices that may be hostile: with one more
-            than it cuts, the mean follows that one. Against four of ten, 0.4 fails as well, as does ``"median"``: what
-            is left is the outermost of the honest values; set ``filter``. What too few devices hold is clipped to 3
-            times the usual size of the tensor's changes (also with ``"median"``).
+            but at least one device; 0 cuts none. Set it to the share of devices that may be hostile: if one more
+            device is hostile, it controls the mean. Against four hostile devices of ten, 0.4 and ``"median"`` fail too,
+            because only the most extreme honest values remain; set ``filter`` instead. Entries that too few devices
+            hold are clipped to 3 times the usual size of the tensor's changes (also with ``"median"``).
         agreement: τ of gradient masked averaging: the change of a weight is multiplied by the agreement of the devices
             that hold it, the absolute mean of their signs, unless that is at least τ; 0 for none, 1 damps wherever
             devices disagree.
         clip: largest update norm, as a multiple of the previous round's median norm, or of this round's if that is
             larger and there are at least three updates; 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum closest together are used
-            (multi-Krum); 0 uses all. It needs K ≥ 2·krum + 3. If more devices collude than this number, theirs are
-            the closest together and honest ones are left out, which is worse than the mean: set it too high rather
-            than too low.
+            (multi-Krum); 0 uses all. It needs K ≥ 2·krum + 3. If more devices collude than this number, their
+            updates are the closest together and honest ones are left out, which is worse than the mean: set it too
+            high rather than too low.
         filter: whether to leave out updates that are marked as suspicious by their size, direction or distance from
             the others, with lower limits for devices that were marked in their last five updates; holds all updates of
             a round in memory.

@@ -1,7 +1,7 @@
 """The connection to Ray: start a local one, or join a running cluster and leave it as it was.
 
 A local Ray listens on loopback only, requires a token that only this process and its workers know, keeps its files in a
-private folder, and ends with this process: a small helper process (the reaper) sees to that, however this one ends.
+private folder, and ends with this process, however it ends: a small helper process (the reaper) stops it.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Cluster:
         return sum(min(math.floor(one.get(name, 0) / size) for name, size in needs.items()) for one in alive)
 
     def check_room(self, workers: int, cpus: float, gpus: float) -> None:
-        """Raise a RunError if workers would wait for ever. A local Ray does not count CPUs, like ``processes``."""
+        """Raise a RunError if workers would wait forever. A local Ray does not count CPUs, like ``processes``."""
         if (not self.own or gpus) and (room := self.seats(cpus, gpus)) < workers:
             size = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
             raise RunError(

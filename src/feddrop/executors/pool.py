@@ -78,7 +78,7 @@ class _Call:
 
 
 TOGETHER = "together"
-"""The name of a call that holds a list of calls; its answer is the list of theirs."""
+"""The name of a call that holds a list of calls; its answer is the list of their answers."""
 
 
 class Pool(Generic[W]):
@@ -86,7 +86,7 @@ class Pool(Generic[W]):
 
     Args:
         workers: not started yet.
-        wait: ``(workers, timeout_s) -> workers that have answered or died``; a timeout of None waits for ever.
+        wait: ``(workers, timeout_s) -> workers that have answered or died``; a timeout of None waits forever.
     """
 
     def __init__(self, workers: Sequence[W], wait: Callable[[Sequence[W], float | None], Sequence[W]]) -> None:

@@ -152,7 +152,7 @@ def wait(workers: Sequence[ProcessWorker], timeout_s: float | None) -> list[Proc
 def finalizer(owner: object, pool: Pool[ProcessWorker], then: Callable[[], None], timeout_s: float) -> Any:
     """Watch the workers of a pool; return the function that stops them, which also runs when ``owner`` is deleted."""
     closed = threading.Event()
-    # At exit, run before multiprocessing's own cleanup, which would wait for a suspended worker for ever.
+    # At exit, run before multiprocessing's own cleanup, which would wait forever for a suspended worker.
     end = mp.util.Finalize(owner, _end, (pool, closed, then), exitpriority=100)
     tick_s = min(1.0, timeout_s / 4)
     threading.Thread(target=watch, args=(pool.workers, closed, tick_s), name="feddrop watchdog", daemon=True).start()

@@ -158,4 +158,4 @@ POST: dict[str, Route] = {
     "/api/stop": _stop,
 }
 SLOW: dict[str, Callable[[Mapping[str, Any], Callable[[], bool]], Response]] = {"/api/settle": _settle}
-"""Posted questions that stop working once the client has gone."""
+"""POST requests whose computation stops once the client has disconnected."""

@@ -39,7 +39,7 @@ _POLICY = (
 
 
 class RefusedError(Exception):
-    """A request that is not answered: its status and the reason."""
+    """A refused request: its status and the reason."""
 
 
 class Explorer(ThreadingHTTPServer):
@@ -49,7 +49,7 @@ class Explorer(ThreadingHTTPServer):
         root: folder of the runs.
         host: address to listen on.
         port: port to listen on; 0 for any free one.
-        token: what a client must show; empty for nothing.
+        token: what clients must present; empty if nothing.
         allow_run: whether runs may be started.
         paper: folder of the paper's results; None for that of a clone in the current folder.
     """
@@ -120,11 +120,11 @@ class Handler(BaseHTTPRequestHandler):
         return "feddrop"
 
     def do_GET(self) -> None:
-        """Answer a question."""
+        """Answer a GET request."""
         self._send(self._answer(GET, b""))
 
     def do_POST(self) -> None:
-        """Answer a question with a body, or do something."""
+        """Answer a POST request."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > LARGEST:
             self.close_connection = True
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             return _error(500, "unexpected error; the terminal of `feddrop explore` shows it.")
 
     def _check(self, path: str, posted: bool) -> None:
-        """Refuse other hosts, other sites, and who lacks the token."""
+        """Refuse requests for other hosts, from other sites, or without the token."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if not self.server.knows(host):
             raise RefusedError(403, "this server has another name. Open the address that `feddrop explore` printed.")
@@ -178,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
         return any(secrets.compare_digest(one.encode(), self.server.token.encode()) for one in shown)
 
     def _gone(self) -> bool:
-        """Return whether the client has closed the connection: its question is outdated."""
+        """Return whether the client has closed the connection, so that its request is outdated."""
         readable, _, _ = select.select([self.connection], [], [], 0)
         return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 

@@ -1,4 +1,4 @@
-"""What need not follow a moving slider: the files and calls of a state, the smallest bandwidth, and a curve."""
+"""What is computed once a slider rests: the files and calls of a state, the smallest bandwidth, and a curve."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WIDTH, HEIGHT, LEFT = 720, 220, 56
 
 
 def explore_cell(file: str | Path | None = None) -> Any:
-    """Return widgets that allocate a cell anew whenever a slider moves.
+    """Return widgets that allocate a cell again whenever a slider moves.
 
     The cell in ``feddrop explore`` has more: draggable devices, all schemes side by side, files and links.
 

@@ -28,7 +28,7 @@ log = logging.getLogger("feddrop")
 TRIES = 3
 """Queries to a node before the server ignores it."""
 _BOUND = "device-"
-"""Begins the name of a node whose key is bound to a device."""
+"""Prefix of the name of a node whose key is bound to a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ import feddrop.flower.client  # noqa: F401  # imports all that a device uses
 
 
 class ForkExecutor(SubprocessExecutor):
-    """Answers messages in forks of this process; other tasks get a process of their own, as usual."""
+    """Answers messages in forks of this process; other tasks get a new process, as usual."""
 
     def __init__(self) -> None:
         self._children: set[int] = set()

@@ -1,4 +1,4 @@
-"""Watch the updates of a round: mark what stands out, refuse what is absurd, and defend the mean as ``[server]`` says.
+"""Watch the updates of a round: mark outliers, refuse implausible ones, and defend the mean as ``[server]`` says.
 
 The size of an update is the root mean square of its values, each divided by the scale of its piece, so that subnets of
 different rates can be compared.
@@ -125,7 +125,7 @@ class Guard:
         for job, update in waiting:
             device = update.device
             if times[device] > ABSURD and sizes[device] > largest_sane(before, sizes[device]):
-                note(device, status=f"the update is {times[device]:.3g} × as large as {whose} median: absurd")
+                note(device, status=f"the update is {times[device]:.3g} × as large as {whose} median: implausible")
                 marks.pop(device, None)
             else:
                 sane.append((job, update))

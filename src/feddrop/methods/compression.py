@@ -28,7 +28,7 @@ from feddrop.wire.sections import sections_bytes
 TOP = "top"
 """The payload that marks the entries sent."""
 _ERROR = "error/"
-"""Begins the names of what a device remembers of its errors."""
+"""Prefix of the errors in a device's memory."""
 
 
 def with_compression(method: Method, setup: Setup) -> Method:

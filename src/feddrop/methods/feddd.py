@@ -40,7 +40,7 @@ from feddrop.subnets.piece import Piece, Subnet, full_piece, full_subnet, gather
 from feddrop.wire.sections import sections_bytes
 
 _OWN = "own/"
-"""Begins the names of a device's weights in its memory."""
+"""Prefix of a device's weights in its memory."""
 _LEAST = 1e-12
 """Added to Σ|W|, for channels of zeros."""
 

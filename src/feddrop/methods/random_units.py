@@ -1,4 +1,4 @@
-"""Random unit dropout as Caldas et al. and as Wen et al. have it: federated dropout with other choices.
+"""Random unit dropout of Caldas et al. and of Wen et al.: federated dropout with other choices.
 
 Both draw a random subset of units per device and round from the seed; layers that share units, as in a residual
 network, share the subset. ``docs/rivals.md`` names its sources. With rate 0 for every device they are federated

@@ -296,7 +296,7 @@ def as_text(allocation: Allocation, names: Sequence[str], asked: AnyProblem | No
     wide = max(len(name) for name in ("device", *names))
     paced = allocation.cpu_hz is not None
     more = f"  {'power':>10}  {'clock':>10}" if paced else ""
-    lines = [f"{'device':<{wide}}  {'rate':>6}  {'share':>7}  {'latency':>10}  {'energy':>10}{more}  held by"]
+    lines = [f"{'device':<{wide}}  {'rate':>6}  {'share':>7}  {'latency':>10}  {'energy':>10}{more}  limited by"]
     for row in rows(allocation, names):
         more = f"  {1e3 * row['tx_power_w']:7.3g} mW  {1e-9 * row['cpu_hz']:6.3f} GHz" if paced else ""
         lines.append(

@@ -95,7 +95,7 @@ class Group:
 def grouped(runs: Sequence[RunLog]) -> list[Group]:
     """Group runs of equal identity, which are seeds of one experiment; runs of equal seeds go to separate groups.
 
-    Groups and their runs are in the given order, but who is grouped with whom does not depend on it.
+    Groups and their runs are in the given order, which does not affect the grouping.
     """
     keys: dict[int, tuple[Identity, int]] = {}
     seen: Counter[tuple[Identity, str]] = Counter()

@@ -144,7 +144,7 @@ class RunLog:
 
     @property
     def remark(self) -> str:
-        """What a reader of any result of the run must know: that its scheme ignores the band; else empty."""
+        """A remark for every result of the run: that its scheme ignores the band; else empty."""
         radio = self.config.get("radio")
         return IGNORES_BAND if isinstance(radio, dict) and radio.get("scheme") == IDEAL else ""
 

@@ -36,7 +36,7 @@ log = logging.getLogger("feddrop")
 Network = nn.Module | Callable[[int], nn.Module]
 """A custom network, or a function from a seed to one."""
 Gains = MeasuredGains | npt.ArrayLike
-"""MeasuredGains gains, or power gains |h|² as an array ``[rounds, devices]``."""
+"""Measured gains, or an array of power gains |h|², ``[rounds, devices]``."""
 CustomScheme = SchemeFunction | Scheme | PlannedBy
 """A function ``seen -> Plan``, or an object with ``solve`` such as ``Exact(objective)``."""
 CustomChannel = Channel | Callable[[Fading], Channel]

@@ -34,7 +34,7 @@ TEST_CHUNK = 1000
 """Test samples per task; fixed, so that sums do not depend on the executor."""
 _TEST_BATCH = 500
 _RIGHT = "right/"
-"""Begins the names of the sums of correct predictions by class."""
+"""Prefix of the names of the sums of correct predictions by class."""
 
 
 class Samples(NamedTuple):
@@ -61,8 +61,8 @@ class Task:
         setup: the network, as a template, and how it is trained.
         factory: builds the method.
         samples: the data of all devices.
-        parts: sample numbers of each device, one tensor per device.
-        validation: numbers of the training samples that are held out for validation.
+        parts: indices of the samples of each device, one tensor per device.
+        validation: indices of the training samples that are held out for validation.
         class_shares: share of every class in the training samples of every device, ``[devices, classes]``; empty if the
             accuracy of devices is not measured.
         measures: means over the test set, ``(outputs, targets) -> mean`` by name, which devices compute.

@@ -1,4 +1,4 @@
-"""Mistakes that a run would survive without a word: each check yields one line, before the first round.
+"""Likely mistakes that would not stop a run: each check yields one line, before the first round.
 
 Network, loss and metrics are tried on a few samples; nothing is trained.
 """

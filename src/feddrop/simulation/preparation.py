@@ -47,7 +47,7 @@ class Prepared:
         config: the configuration.
         custom: the user's objects.
         dataset: the data.
-        parts: sample numbers of every device; empty if devices hold their own data.
+        parts: indices of the samples of every device; empty if devices hold their own data.
         samples: samples per device.
         task: what the device side needs.
         method: the method, as the server uses it.

@@ -38,7 +38,7 @@ _CONSTANTS = (
     *("bandwidth_hz", "noise", "noise_w_hz", "downlink_noise_w_hz", "bits_per_parameter"),
 )
 _DEVICE = "device/"
-"""Begins the names of the accuracies of devices."""
+"""Prefix of the names of the accuracies of devices."""
 
 
 def round_record(

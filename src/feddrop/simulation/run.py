@@ -52,27 +52,28 @@ class Run:
     that is interrupted or left early also writes it, and says how to resume.
 
     Args:
-        config: what to run.
+        config: the configuration of the run.
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
         back: when resuming, how many of the last rounds to repeat; only the last rounds' checkpoints are kept.
         overwrite: whether to overwrite a run in the folder.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
-        parts: sample numbers of every device, in place of ``config.data.partition``.
+        dataset: a custom data set in place of ``config.data.name``; :func:`feddrop.from_arrays` creates one.
+        parts: the indices of every device's training samples, one list per device, in place of
+            ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
-            ``compute`` and ``reset``, as those of torchmetrics.
+        metrics: metrics by name: functions ``(outputs, targets) -> number``, called with all test samples, or objects
+            with ``update``, ``compute`` and ``reset``, such as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
-        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        samples: number of samples per device, for an executor whose devices hold their own data, as under Flower.
         scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
         channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
         outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
-        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
-        label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
-            runs with custom objects that cannot be compared are, if their labels and everything else are equal.
+        callbacks: objects called at the start, after every round and at the end, in addition to ``config.callbacks``.
+        label: name of the run in reports, kept on resume. Reports average runs that differ only in their seed: never
+            if their labels differ, and with custom objects that cannot be compared only if their labels are equal.
         command: how the run was started, for the report.
         report: whether to write ``report.html`` after the last round, and when the loop is interrupted or left early.
 
@@ -265,31 +266,32 @@ def run(
     label: str = "",
     command: str = "",
 ) -> list[Record]:
-    """Run to the end, write the report, and return one record per round.
+    """Train all rounds, write the report, and return one record per round.
 
     A notebook shows the rounds as they end, then the figures. An interrupt keeps the saved rounds, writes the report
     and says how to resume.
 
     Args:
-        config: what to run.
+        config: the configuration of the run.
         out: the run folder; new or empty, unless overwriting.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
-        parts: sample numbers of every device, in place of ``config.data.partition``.
+        dataset: a custom data set in place of ``config.data.name``; :func:`feddrop.from_arrays` creates one.
+        parts: the indices of every device's training samples, one list per device, in place of
+            ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
-            ``compute`` and ``reset``, as those of torchmetrics.
+        metrics: metrics by name: functions ``(outputs, targets) -> number``, called with all test samples, or objects
+            with ``update``, ``compute`` and ``reset``, such as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
-        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        samples: number of samples per device, for an executor whose devices hold their own data, as under Flower.
         scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
         channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
         outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
-        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
+        callbacks: objects called at the start, after every round and at the end, in addition to ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
-        label: name of the run in reports, kept on resume. Runs with different labels are never seeds of each other;
-            runs with custom objects that cannot be compared are, if their labels and everything else are equal.
+        label: name of the run in reports, kept on resume. Reports average runs that differ only in their seed: never
+            if their labels differ, and with custom objects that cannot be compared only if their labels are equal.
         command: how the run was started, for the report.
 
     Example:
@@ -328,19 +330,20 @@ def resume(
         back: how many of the last rounds to repeat, for example after a hostile update ruined the network; the
             checkpoints of the last two rounds and of the best one are kept.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
-        dataset: custom data in place of ``config.data.name``; :func:`feddrop.from_arrays` builds them.
-        parts: sample numbers of every device, in place of ``config.data.partition``.
+        dataset: a custom data set in place of ``config.data.name``; :func:`feddrop.from_arrays` creates one.
+        parts: the indices of every device's training samples, one list per device, in place of
+            ``config.data.partition``.
         method: a function ``setup -> Method`` in place of ``config.method``.
         executor: a function ``task -> Executor`` in place of ``config.execution.executor``.
         loss: a function ``(outputs, targets) -> mean loss`` in place of ``config.train.loss``.
-        metrics: functions ``(outputs, targets) -> number`` of all test samples by name, or objects with ``update``,
-            ``compute`` and ``reset``, as those of torchmetrics.
+        metrics: metrics by name: functions ``(outputs, targets) -> number``, called with all test samples, or objects
+            with ``update``, ``compute`` and ``reset``, such as those of torchmetrics.
         gains: power gains |h|² ``[rounds, devices]`` in place of the channel model; see :func:`feddrop.gains_from`.
-        samples: samples per device, if devices hold their own data; needs an executor that reaches them.
+        samples: number of samples per device, for an executor whose devices hold their own data, as under Flower.
         scheme: a function ``seen -> Plan`` or an allocation scheme in place of ``config.radio.scheme``.
         channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
         outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
-        callbacks: objects called at the start, after every round and at the end, besides ``config.callbacks``.
+        callbacks: objects called at the start, after every round and at the end, in addition to ``config.callbacks``.
 
     Example:
         >>> import feddrop

@@ -264,7 +264,7 @@ class RunFolder(RunReader):
         return None
 
     def _check_inode(self) -> None:
-        """Raise if this is not the folder that was locked: writing would create it anew, with half a run in it."""
+        """Raise if this is not the folder that was locked: writing would create it again, with half a run in it."""
         if self._inode is None or self._identity("") != self._inode:
             name = clean(self.path)
             raise RunError(f"{name} was removed or replaced during the run. Put it back and resume, or start again.")

@@ -275,7 +275,9 @@ def _changes(before: Mapping[str, Any], config: RunConfig, where: str) -> dict[s
         old = flat(tomllib.loads(type(config).from_toml(str(before["config"])).to_toml()))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         why = clean(error, 80)
-        raise RunError(f"run.json of {where} has no valid configuration ({why}). Restore it, or start anew.") from None
+        raise RunError(
+            f"run.json of {where} has no valid configuration ({why}). Restore it, or start a new run."
+        ) from None
     new = flat(tomllib.loads(config.to_toml()))
     keys = sorted(old.keys() | new.keys())
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}

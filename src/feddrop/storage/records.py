@@ -20,13 +20,13 @@ WORST = "worst_decile"
 UNTRAINED = "untrained"
 """The metric that holds the share of the trainable parameters that no device has held so far; absent if 0."""
 KEPT_AT = "kept_at_"
-"""Begins the names of the metrics that hold the share of all values that a sub-model of some rate keeps."""
+"""Prefix of the metrics that hold the share of all values that a sub-model of some rate keeps."""
 DRAWS = 5
 """Random sub-models of a rate whose results are averaged; one if all draws of a method are equal."""
 LATE = "late"
 """Status of a device whose update counts although its simulated latency exceeds the deadline."""
 LOST = "lost"
-"""Begins the status of a device whose update was lost on the way."""
+"""Prefix of the status of a device whose update was lost on the way."""
 DROPPED, VANISHED, STALE = UNANSWERED = ("dropped", "vanished", "stale")
 """Status under a virtual clock of a device that was cancelled because the server had enough answers, of one that went
 offline during its job, and of an update that was older than ``clock.max_staleness``."""
@@ -185,7 +185,7 @@ class RoundRecord(_Record):
         objective: the allocator's objective, over the devices that take part; None without a radio.
         charged_objective: the objective plus 1/(1-θ) for each device left out; None if none is.
         band_price: price μ of the whole band in units of the objective; None unless ``radio.absent_cost`` is set.
-        gap: what the choice of devices lost against the best one is at most this part of the objective; likewise.
+        gap: bound on how much better the best choice of devices would be, relative to the objective; likewise.
         remark: what was unusual about the plan: ``"ideal: ignores the band"``, or a stretched deadline under Flower.
         counts: number of devices by :attr:`DeviceRecord.outcome`, and of suspicious updates; without zeros.
         mean_rate: mean dropout rate of the devices that took part.

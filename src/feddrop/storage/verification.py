@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What ``feddrop check`` says about a file: empty ``problem`` if it is whole."""
+    """What ``feddrop check`` says about a file; ``problem`` is empty if it is intact."""
 
     name: str
     problem: str

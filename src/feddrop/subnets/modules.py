@@ -86,7 +86,7 @@ def _attention(coupling: Coupling, module: nn.Module, given: dict[str, Any], out
 
 
 class CutAttention(nn.MultiheadAttention):
-    """``nn.MultiheadAttention`` with fewer heads than its width holds, which torch's own does not allow.
+    """``nn.MultiheadAttention`` with fewer heads than its width holds, which torch's module does not allow.
 
     Attributes:
         factor: factor on queries, keys and values.

@@ -6,7 +6,7 @@ room for another round. Arms with cheaper rounds thus train more of them. Rounds
 neither for accuracies nor for targets. All seeds of an arm train equally many, so that they stay one experiment.
 
 If a setting depends on the number of rounds (a learning rate schedule, the readjustments of FedDST), rounds cannot be
-added to a run: it would have been trained for another length. Such an arm is trained anew, in folders of their own,
+added to a run: it was trained for another length. Such an arm is trained again from the start, in separate folders,
 with the number of rounds that fit, until that number is right to 2 %.
 """
 
@@ -41,7 +41,7 @@ from feddrop.sweeps.summary import Compared
 PILOT = 3
 """Rounds that are trained to measure what a round costs."""
 GROWTH = 4
-"""How much further than measured a run is trained at once: costs may change, as those of PruneFL do."""
+"""How much further than measured a run is trained in one pass: costs may change, as those of PruneFL do."""
 MOST_ROUNDS = 10_000
 """Most rounds of a run; a budget for more is probably a mistake."""
 ATTEMPTS, CLOSE = 3, 0.02
