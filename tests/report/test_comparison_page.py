@@ -247,6 +247,8 @@ def test_the_reference_of_a_report(logs: list[RunLog], tmp_path: Path) -> None:
     assert "Better than worse?" in page.read_text()
     with pytest.raises(ConfigError, match="Did you mean 'worse'"):
         report.write_comparison(folders, tmp_path / "c.html", reference="wors")
+    with pytest.raises(ConfigError, match=r"the target is 90; an accuracy must be at most 1\. For 90 %, write 0\.9\."):
+        report.write_comparison(folders, tmp_path / "c.html", targets=[90])
 
 
 def test_seeds_with_rounds_of_different_length_are_averaged_at_equal_time(tmp_path: Path) -> None:

@@ -205,9 +205,9 @@ def test_settings_that_custom_objects_replace_are_reported(tmp_path, tiny, small
     parts = [range(30), range(30, 60)]
     feddrop.Run(config("model.width=0.5"), tmp_path / "run", model=tiny, dataset=small, parts=parts)
     assert caplog.messages == [
-        "model.width: no effect, because model=... was given.",
-        "data.train_limit: no effect, because dataset=... was given.",
-        "data.devices: no effect, because parts=... was given.",
+        "model.width has no effect, because model=... is given.",
+        "data.train_limit has no effect, because dataset=... is given.",
+        "data.devices has no effect, because parts=... is given.",
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_rate_besides_custom_rates_has_no_effect_unless_they_use_it(tmp_path, 
             tmp_path / decider.__name__,
             scheme=PlannedBy(lambda _, who, own=decider: own([0.1] * 3, who)),
         )
-    assert caplog.messages == ["rate: no effect, because scheme=... was given."]
+    assert caplog.messages == ["rate has no effect, because scheme=... is given."]
 
 
 def test_fading_besides_gains_is_reported(tmp_path, caplog):
@@ -249,7 +249,7 @@ def test_fading_besides_gains_is_reported(tmp_path, caplog):
         tmp_path / "run",
         gains=np.full((2, 3), 1e-3),
     )
-    assert "radio.kappa: no effect, because gains=... was given." in caplog.messages
+    assert "radio.kappa has no effect, because gains=... is given." in caplog.messages
     assert not any("deadline_s" in line for line in caplog.messages)
 
 
@@ -258,7 +258,7 @@ def test_a_radio_or_gains_besides_custom_rates_have_no_effect_and_are_reported(t
         return GivenRates([0.1] * 3, who)
 
     feddrop.Run(config("radio.deadline_s=20"), tmp_path / "run", scheme=PlannedBy(own))
-    assert "[radio]: no effect, because scheme=... was given." in caplog.messages
+    assert "[radio] has no effect, because scheme=... is given." in caplog.messages
     with pytest.raises(ConfigError, match=r"gains are given, which have no effect if a planner decides"):
         feddrop.Run(config("radio.deadline_s=20"), tmp_path / "gains", scheme=PlannedBy(own), gains=np.ones((2, 3)))
 

@@ -323,7 +323,7 @@ def test_an_objective_that_is_not_the_variance_of_the_method_is_reported(tmp_pat
 
 def test_settings_that_a_custom_scheme_replaces_are_reported(tmp_path, caplog):
     Run(configured("radio.scheme=max-min"), tmp_path / "run", scheme=equal)
-    assert "radio.scheme: no effect, because scheme=... was given." in caplog.messages
+    assert "radio.scheme has no effect, because scheme=... is given." in caplog.messages
 
 
 # --- channels and outcomes

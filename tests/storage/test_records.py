@@ -117,7 +117,7 @@ def test_a_wrong_line_says_what_and_where(line, said):
 def test_a_changed_setting_is_named(tmp_path, settings, said):
     folder = written(tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=f"was changed since the run started: .*{said}.*Undo the change"):
+    with pytest.raises(RunError, match=f"was changed since the run started: .*{said}.*Resume without this change"):
         reopened(folder, RunConfig.from_toml("rounds = 9", settings))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

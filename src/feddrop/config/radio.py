@@ -45,23 +45,25 @@ class Radio(Settings):
     """A cell and how its band is allocated; the defaults are the paper's values, or those of another preset.
 
     Attributes:
-        preset: the cell that provides the values that are not given.
-        scheme: allocation scheme.
+        preset: a named cell, which sets all values that are not given.
+        scheme: the scheme that allocates rates and shares.
         scheme_settings: keyword arguments of a scheme that is a function, such as ``{ total_j = 50.0 }``.
         objective: what ``"exact"`` minimises, over the kept shares s = 1-γ: ``"inverse"`` Σ w/s (the paper),
             ``"inverse-squared"`` Σ w²/s, ``"linear"`` Σ w(1-s) (adaptive pruning), ``"importance"`` Σ w V(s), where the
-            variance V of importance draws is read off the network in every round, ``"importance-normal"`` the same with
-            V of normally distributed weights, which needs no network.
-        channel: what draws the gains, and what the server estimates; empty for the fading of this section.
+            variance V of importance draws is computed from the network in every round, ``"importance-normal"`` the same
+            with V of normally distributed weights, which needs no network.
+        channel: the model that draws the gains and the server's estimates of them; empty for the fading of this
+            section.
         channel_settings: keyword arguments of the channel.
-        outcome: what is lost on the way: ``"late"`` loses updates that are late over the true channel (none under a
-            virtual clock), ``"none"`` nothing.
+        outcome: which updates are lost on the way: with ``"late"``, those that are late over the true channel (none under
+            a virtual clock); with ``"none"``, none.
         outcome_settings: keyword arguments of the outcome.
-        absent_cost: what leaving out a device costs ``"exact"``, per unit of its weight in the objective: a device
-            whose φ and price of band exceed that is left out, and ``policy`` does not apply. 0 to leave out none.
+        absent_cost: for ``"exact"``: the cost of leaving out a device, per unit of its weight in the objective. A
+            device is left out if its φ plus the price of its band exceeds that; ``policy`` does not apply. 0 leaves out
+            none.
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
-        policy: what to do in an infeasible round.
+        policy: what to do in an infeasible round: raise an error, leave out the fewest devices or stretch the deadline.
         bandwidth_hz: bandwidth B that all devices share, in Hz.
         deadline_s: deadline T0 of a round (push, compute and pull), in seconds.
         energy_budget_j: energy budget E0 per device per round, circuit included, in J; inf for no budget, 0 for the
@@ -104,8 +106,8 @@ class Radio(Settings):
         devices_csv: a ``.csv`` file with one row per device and any of the columns cpu_hz, tx_power_w, cpu_constant,
             budget_j, circuit_j and distance_m; other values are drawn or taken from this section. Rows are in order of
             the devices unless there is a column device (from 0).
-        devices: what devices are: ``"paper"`` draws from the three ranges below; a kind, or a list of kinds to draw
-            from, uses the values of that kind.
+        devices: the kind of each device: ``"paper"`` draws its values from the three ranges below; a kind sets them,
+            and a list of kinds draws one per device.
         cpu_hz: range ``[lowest, highest]`` of CPU frequencies f to draw from, in Hz; empty for that of the kind.
         tx_power_w: range of transmit powers P to draw from, in W; likewise.
         cpu_constant: range of CPU constants Ω to draw from, where computing takes Ω f³ watts; likewise.

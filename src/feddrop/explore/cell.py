@@ -1,9 +1,9 @@
-"""The cell page: from the tables of a cell file to what every scheme makes of one round.
+"""The cell page: from the tables of a cell file to the allocation of one round by every scheme.
 
-A *state* is what ``feddrop allocate`` reads, the tables ``radio``, ``cell`` and ``model``, plus ``scheme``, the scheme
-looked at, ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their
-samples. ``replaced`` names the scheme of a loaded file that the page does not show. A state is all that the page holds:
-its link and its TOML file restore the same picture.
+A *state* holds the tables that ``feddrop allocate`` reads (``radio``, ``cell`` and ``model``), the chosen ``scheme``,
+the ``rounds`` to train, and ``shape``: ``spread_db`` spreads the path losses of the devices, ``skew`` their samples.
+``replaced`` names the scheme of a loaded file that the page does not show. A state is all that the page holds: its link
+and its TOML file restore the same picture.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Runs:
 
 
 def _row(run: RunLog) -> dict[str, Any]:
-    """Return what the list shows of a run."""
+    """Return the row of a run in the list."""
     sections = [run.config.get(key) for key in ("method", "data", "model")]
     named = [part.get("name", "") if isinstance(part, Mapping) else part or "" for part in sections]
     last, best, _ = run.accuracy

@@ -1,7 +1,7 @@
 """A small HTTP server for the page. It answers its own page only: Host and Origin are checked, and a token if asked.
 
-The standard library's server is enough: the page has a dozen routes, one user, and asks instead of being told. The
-server writes no log, so a token cannot end up in one.
+The standard library's server is enough: the page has a dozen routes and one user, and polls for changes. The server
+writes no log, so a token cannot end up in one.
 """
 
 from __future__ import annotations

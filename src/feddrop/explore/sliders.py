@@ -17,7 +17,7 @@ class Slider(NamedTuple):
         scale: size of the unit; a state holds the number times the scale.
         log: whether equal steps are equal ratios.
         whole: whether the value is an integer.
-        off: what no limit is called, if there may be none.
+        off: the label of "no limit", if the setting may have none.
         when: ``"gains"`` if it needs path losses, ``"places"`` if it needs a propagation model; empty for always.
     """
 

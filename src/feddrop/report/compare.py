@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from feddrop.comparison.verdicts import UNDECIDED, WITHIN_MARGIN
-from feddrop.errors import RunError, one_of
+from feddrop.errors import ConfigError, RunError, one_of
 from feddrop.report.curves import SPENT, Against, accuracy_figure, loss_figure, metric_figure
 from feddrop.report.groups import Group, differing_settings, grouped, marked
 from feddrop.report.html import Html, document, el, figure_panel, folded, section, table, write_page
@@ -127,6 +127,9 @@ def standings(
     """Measure groups; see :func:`write_comparison` for the arguments."""
     runs = [run for group in groups for run in group.runs]
     score, named = score_of(runs), dict.fromkeys(targets, "")
+    if score.better > 0 and (above := [target for target in targets if target > 1]):
+        hint = f" For {above[0]:g} %, write {above[0] / 100:g}." if above[0] <= 100 else ""
+        raise ConfigError(f"the target is {above[0]:g}; an accuracy must be at most 1.{hint}")
     lead = []
     if budget:
         amount = "each amount, by itself," if len(budget) > 1 else amount_text(*next(iter(budget.items())))

@@ -85,7 +85,8 @@ class CustomObjects:
             if idle:
                 whole = "radio" in self.replaced(name)
                 shown = dict.fromkeys("[radio]" if whole and key.startswith("radio.") else key for key in idle)
-                yield f"{', '.join(shown)}: no effect, because {name}=... was given."
+                have = "has" if len(shown) == 1 else "have"
+                yield f"{', '.join(shown)} {have} no effect, because {name}=... is given."
 
     def replaced(self, name: str) -> tuple[str, ...]:
         """Return the settings and sections that an argument replaces."""

@@ -221,7 +221,7 @@ def refuse(changed: Mapping[str, tuple[Any, Any]], folder: object, why: str = ""
     if changed:
         pairs = "; ".join(f"{key} was {clean(old, 40)}, is {clean(new, 40)}" for key, (old, new) in changed.items())
         begin = f"the configuration of {clean(folder)} was changed since the run started: {pairs}{why}"
-        raise RunError(f"{begin}. Undo the change to resume, or start a new run.")
+        raise RunError(f"{begin}. Resume without this change, or start a new run.")
 
 
 def check_rounds(config: RunConfig, done: int, folder: object) -> None:

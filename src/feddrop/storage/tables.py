@@ -73,7 +73,8 @@ def write(rows: Rows, path: Path) -> Path:
         case ".parquet":
             write_atomically(path, _parquet(to_arrow(rows)))
         case other:
-            raise ConfigError(f"{clean(path)} ends in {clean(other)!r}; it must end in '.parquet' or '.csv'.")
+            hint = " `feddrop compare` writes LaTeX tables." if other == ".tex" else ""
+            raise ConfigError(f"{clean(path)} ends in {clean(other)!r}; it must end in '.parquet' or '.csv'.{hint}")
     return path
 
 

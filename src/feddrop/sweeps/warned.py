@@ -1,4 +1,4 @@
-"""Warnings of many runs, each said once: workers write them into a folder, and the process that started them reads it.
+"""Warnings of many runs, each logged once: workers write them into a folder that the process that started them reads.
 
 Warnings are the same if their templates are: ``"round %d: ..."`` counts once, whatever the round.
 """
