@@ -143,6 +143,9 @@ def lame(part, change):
             r"init returns the state \{'loss': 0.5\}; it must be a dictionary of tensors",
         ),
         (lame("merge", lambda done, *_: (done[0], [1])), r"merge returns the state \[1\]"),
+        (lame("merge", lambda *_: None), r"merge returns None; it must return \(params, state\)"),
+        (lame("plan", lambda *_: None), "plan returns None; it must return one feddrop.Job per device"),
+        (lame("plan", lambda *_: [1]), r"plan returns \[1\]; it must return one feddrop.Job per device"),
         (
             lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),
             "returns nothing for '1.weight'; expected torch.float32",

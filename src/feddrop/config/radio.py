@@ -55,8 +55,8 @@ class Radio(Settings):
         channel: the model that draws the gains and the server's estimates of them; empty for the fading of this
             section.
         channel_settings: keyword arguments of the channel.
-        outcome: which updates are lost on the way: with ``"late"``, those that are late over the true channel (none under
-            a virtual clock); with ``"none"``, none.
+        outcome: which updates are lost on the way: with ``"late"``, those that are late over the true channel (none
+            under a virtual clock); with ``"none"``, none.
         outcome_settings: keyword arguments of the outcome.
         absent_cost: for ``"exact"``: the cost of leaving out a device, per unit of its weight in the objective. A
             device is left out if its φ plus the price of its band exceeds that; ``policy`` does not apply. 0 leaves out

@@ -28,7 +28,7 @@ from feddrop.simulation.job_pace import CellPace, JobPace
 from feddrop.simulation.link import Transfer
 from feddrop.simulation.memory import MemoryStore
 from feddrop.simulation.preparation import Prepared
-from feddrop.simulation.round import DeviceRound
+from feddrop.simulation.round import DeviceRound, planned_jobs
 from feddrop.simulation.schemes import RoundPlan
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Flights:
         rates = {device: plan.rates[device] for device in devices if device in plan.rates}
         if not rates:
             return
-        for job in ready.method.plan(self._server.state, params, self._round, rates, config.seed):
+        for job in planned_jobs(ready.method, self._server.state, params, self._round, rates, config.seed):
             dtype = plan.dtypes or config.execution.dtype
             sent, parcel, error = packed(ready.method, params, job, dtype, self._memories, ready.frozen)
             pace, push, work_s = self._pace.of(plan, sent)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from feddrop.errors import RunError
+from feddrop.errors import RunError, shortened
 from feddrop.executors.executor import Executor, Reply
 from feddrop.learning.guard import Guard
 from feddrop.methods.method import Job, Method, State, Update, checked_state
@@ -86,7 +86,7 @@ def run_round(
         dtype: how values travel, for all devices or by device.
     """
     method, params, memories, lost = intake.method, intake.params, intake.memories, intake.lost
-    jobs = list(method.plan(intake.state, params, intake.round, rates, seed)) if rates else []
+    jobs = planned_jobs(method, intake.state, params, intake.round, rates, seed) if rates else []
     merges = len(rates) - len(lost) >= intake.min_devices or bool(rates and not lost)
     if not merges:
         intake.lost = {**dict.fromkeys(rates, TOO_FEW), **lost}
@@ -102,6 +102,17 @@ def run_round(
             pass
         return RoundResult(params, intake.state, intake.done)
     return intake.merged(updates())
+
+
+def planned_jobs(
+    method: Method, state: State, params: Params, round_: int, rates: Mapping[int, float], seed: int
+) -> list[Job]:
+    """Return the jobs that a method plans, checked."""
+    found: Any = method.plan(state, params, round_, rates, seed)
+    jobs = list(found) if isinstance(found, Iterable) else [found]
+    if not all(isinstance(job, Job) for job in jobs):
+        raise RunError(f"the method's plan returns {shortened(found)}; it must return one feddrop.Job per device.")
+    return jobs
 
 
 @dataclass(slots=True)
@@ -171,7 +182,10 @@ class Intake:
         watched = self.guard.watch(arrived(), self.params, self.round, self._note)
         if discount is not None:
             watched = ((job, discount(job, update)) for job, update in watched)
-        merged, state = self.method.merge(self.state, self.params, watched)
+        found: Any = self.method.merge(self.state, self.params, watched)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
+            raise RunError(f"the method's merge returns {shortened(found)}; it must return (params, state).")
+        merged, state = found
         _check_merged(watched, self.params, merged)
         self._check_enough()  # again: the guard may have refused some
         after = without_negative_variances(self.params, merged)
