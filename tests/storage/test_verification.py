@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import feddrop
-from feddrop.errors import RunError
+from feddrop.errors import ConfigError, RunError
 from feddrop.report import write_report
 from feddrop.storage import RunFolder, devices, export, load_run
 from feddrop.storage.verification import inspect
@@ -189,6 +189,9 @@ def test_a_sample_of_the_devices_is_recorded(tmp_path):
     loaded = load_run(tmp_path / "run")
     assert [len(one.devices) for one in live] == [6, 6]
     assert [len(one.devices) for one in loaded.rounds] == [2, 2]
+    assert loaded.devices.to_arrow(["round", "rate"]).num_rows == 4
+    with pytest.raises(ConfigError, match="a column of the devices is 'rates'.*Did you mean 'rate'"):
+        loaded.devices.to_arrow(["rates"])
     for whole, part in zip(live, loaded.rounds, strict=True):
         assert set(part.devices) <= set(whole.devices)
         assert (part.took_part, part.push_bytes, part.mean_rate) == (6, whole.push_bytes, whole.mean_rate)

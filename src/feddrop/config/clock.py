@@ -27,16 +27,16 @@ class Clock(Settings):
         count: number of answers that ``"first"`` waits for, of the devices that ``[participation]`` chooses.
         window_s: length of the window in seconds; 0 for the radio's deadline. It stays open until
             ``server.min_devices`` answers have arrived, and closes early once every device has answered.
-        late: what happens to devices that have not answered by then: ``"drop"`` cancels them, ``"keep"`` lets them
-            answer in a later step.
+        late: what happens to devices that have not answered when the server takes its step: ``"drop"`` cancels them,
+            ``"keep"`` lets them answer in a later step.
         buffer: number of answers per server step.
         concurrency: number of devices that are busy at a time; 0 for all.
         sharing: how the band is shared by the devices that are sending at the moment, in each direction: ``"equal"``
             splits it equally, ``"proportional"`` by the shares that the scheme planned, and both re-split it whenever a
             device starts or ends; ``"fixed"`` keeps the planned shares, regardless of who else sends.
         staleness_power: a in the weight (1+τ)^-a of an update that is τ server steps old.
-        staleness_on: what that weight multiplies: the ``"update"``, so that stale steps are smaller (FedBuff), or its
-            ``"weight"`` in the mean.
+        staleness_on: what the weight of a stale update multiplies: the ``"update"``, so that stale steps are smaller
+            (FedBuff), or its ``"weight"`` in the mean.
         max_staleness: updates that are older than this many server steps are discarded; 0 for no bound.
         slowdown: random stragglers: the computation of every job takes exp(σn) times as long, where σ is this number
             and n is drawn per job from the standard normal distribution. Schemes do not know the factor.

@@ -95,7 +95,7 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             return _storable(value, name)
     allowed = " or ".join(map(_type_name, options))
     section = any(map(dataclasses.is_dataclass, options)) and not isinstance(value, str | int | float | tuple)
-    hint = " Networks, data and functions of your own are arguments of feddrop.run, not settings." if section else ""
+    hint = " Custom networks, data and functions are arguments of feddrop.run, not settings." if section else ""
     raise ConfigError(f"{name} is {shortened(value)}; it must be {allowed}.{hint}")
 
 

@@ -15,7 +15,7 @@ class Participation(Settings):
 
     Attributes:
         count: number of devices per round, drawn uniformly from the seed; 0 for no limit.
-        share: the same as a fraction of all devices, rounded to at least one device; 0 for no limit.
+        share: fraction of all devices per round, drawn likewise and rounded to at least one device; 0 for no limit.
         availability: a ``.csv`` file with the columns device (from 0), first and last: the rounds, counted from 1, in
             which a device is available. A device may have several rows; one without a row is never available. If
             empty, all devices are always available.

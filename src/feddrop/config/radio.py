@@ -83,7 +83,7 @@ class Radio(Settings):
         bits_per_parameter: Q of the paper's formula; measured frames have their own size.
         flop_per_cycle: floating-point operations per CPU cycle; 0 for those of the device kind.
         max_rate: θ, the largest rate that a device may get.
-        kappa: κ of the Rician fading; 0 is Rayleigh. With propagation, that of devices with a line of sight, or
+        kappa: κ of the Rician fading; 0 is Rayleigh. With propagation, the κ of devices with a line of sight, or
             ``"drawn"`` per device according to the model; other devices have Rayleigh fading.
         path_loss: mean power gain, one number or one per device; with distances, the gain at ``reference_m``.
         distances_m: distance of each device in m, which determines its path loss.
@@ -102,15 +102,17 @@ class Radio(Settings):
         indoor_share: probability that a device is inside a building, for ``"uma"`` and ``"umi"``.
         gains_csv: a ``.csv`` file of measured gains that replace fading, with the columns round (from 1), device (from
             0), uplink and downlink, or uplink_db and downlink_db. Also set the noise.
-        gains_array: the same as an array ``[rounds, devices]`` or the output of Sionna, in a ``.npy`` or ``.npz`` file.
+        gains_array: a ``.npy`` or ``.npz`` file of measured gains: an array ``[rounds, devices]``, or the output of
+            Sionna.
         devices_csv: a ``.csv`` file with one row per device and any of the columns cpu_hz, tx_power_w, cpu_constant,
             budget_j, circuit_j and distance_m; other values are drawn or taken from this section. Rows are in order of
             the devices unless there is a column device (from 0).
         devices: the kind of each device: ``"paper"`` draws its values from the three ranges below; a kind sets them,
             and a list of kinds draws one per device.
-        cpu_hz: range ``[lowest, highest]`` of CPU frequencies f to draw from, in Hz; empty for that of the kind.
-        tx_power_w: range of transmit powers P to draw from, in W; likewise.
-        cpu_constant: range of CPU constants Ω to draw from, where computing takes Ω f³ watts; likewise.
+        cpu_hz: range ``[lowest, highest]`` of CPU frequencies f to draw from, in Hz; empty for the device kind's.
+        tx_power_w: range of transmit powers P to draw from, in W; empty for the device kind's.
+        cpu_constant: range of CPU constants Ω to draw from, where computing takes Ω f³ watts; empty for the device
+            kind's.
         dynamic: whether devices come and go, and draw CPU frequency and power again, in every round.
         min_devices: smallest number of devices present in a dynamic cell.
 

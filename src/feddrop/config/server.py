@@ -21,7 +21,7 @@ class Server(Settings):
     Attributes:
         optimizer: ``"average"`` uses the mean as it is; ``"fedavgm"``, ``"fedadagrad"``, ``"fedadam"`` and
             ``"fedyogi"`` use it as the gradient of a server step.
-        lr: learning rate of that step; the adaptive optimizers need a small one, such as 0.03.
+        lr: learning rate of the server step; the adaptive optimizers need a small one, such as 0.03.
         momentum: momentum of fedavgm; β₁ of the adaptive optimizers.
         beta2: β₂ of fedadam and fedyogi.
         tau: adaptivity τ of the adaptive optimizers; smaller is more adaptive.

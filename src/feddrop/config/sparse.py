@@ -122,11 +122,12 @@ class PruneFL(MethodSettings):
     Attributes:
         first_rounds: largest number of rounds in the first stage, in which one device trains alone; 0 for no such
             stage. Must be less than the number of rounds.
-        first_device: that device; if it does not take part in a round, the next one that does.
+        first_device: the device that trains alone in the first stage; if it does not take part in a round, the next
+            one that does.
         first_adjust_every: rounds between adjustments in the first stage.
         adjust_every: rounds between adjustments when all devices train, R.
         removable: fraction of a layer's active weights, the smallest ones, that an adjustment may remove.
-        half_life: rounds in which that fraction halves, once all devices train.
+        half_life: rounds in which the removable fraction halves, once all devices train.
         max_density: largest fraction of active weights after an adjustment, unless those that are not removable exceed
             it.
         bits_per_second: link speed, which sets the cost of sending a weight.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from feddrop.config.parsing import json_value
-from feddrop.errors import RunError, clean
+from feddrop.errors import RunError, clean, one_of
 from feddrop.storage.files import digest, os_errors, read_whole, write_atomically
 from feddrop.storage.records import COLUMNS, DeviceRecord, RoundRecord
 
@@ -126,6 +126,8 @@ class DeviceTable:
         """Return the table, or some of its columns, as a ``pyarrow.Table`` with nulls for unknown values."""
         import pyarrow
 
+        for name in columns or ():
+            one_of("a column of the devices", name, COLUMNS)
         return pyarrow.concat_tables([_schema(columns).empty_table(), *self.parts(columns)])
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
