@@ -190,7 +190,7 @@ def test_a_sample_of_the_devices_is_recorded(tmp_path):
     assert [len(one.devices) for one in live] == [6, 6]
     assert [len(one.devices) for one in loaded.rounds] == [2, 2]
     assert loaded.devices.to_arrow(["round", "rate"]).num_rows == 4
-    with pytest.raises(ConfigError, match="a column of the devices is 'rates'.*Did you mean 'rate'"):
+    with pytest.raises(ConfigError, match=r"a column of the devices is 'rates'.*Did you mean 'rate'"):
         loaded.devices.to_arrow(["rates"])
     for whole, part in zip(live, loaded.rounds, strict=True):
         assert set(part.devices) <= set(whole.devices)
