@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import multiprocessing
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from feddrop.cli.failures import guarded
 from feddrop.cli.output import Screen
 from feddrop.cli.sweeps import Board, with_address
 from feddrop.errors import ConfigError, RunError
+from feddrop.simulation.preflight import check_config
 from feddrop.storage import RunFolder
 from feddrop.sweeps import engine, jobs_for, read_sweep, warned
 from feddrop.sweeps.plan import merged
@@ -53,6 +55,15 @@ def test_every_variant_meets_every_combination(tmp_path):
     assert (one.rounds, one.seed, one.train.lr, one.train.batch_size) == (3, 1, 0.2, 8)
     assert one.rate == str(tmp_path / "rates.csv")  # counts from the file that names it
     assert (other.rate, other.train.momentum, other.train.lr) == (0.5, 0.9, 0.2)
+
+
+def test_the_file_of_the_page_is_valid(tmp_path):
+    root = Path(__file__).parents[2]
+    block = re.search(r"```toml\n(base = .*?)```", (root / "docs/sweeps.md").read_text(), re.DOTALL)[1]
+    configs = read_sweep(written(tmp_path, block.replace('"digits.toml"', f"'{root}/examples/digits.toml'", 1)))
+    assert len(configs) == 12
+    for config in configs.values():
+        check_config(config)
 
 
 def test_lists_tables_and_words_of_every_kind(tmp_path):
