@@ -661,7 +661,7 @@ def test_another_configuration_does_not_resume(tmp_path):
     grid, settings = federation(tmp_path)
     train(grid, settings)
     nobody = FakeGrid(client_app(), settings, [])
-    with pytest.raises(feddrop.RunError, match=r"data\.devices was 4, is 5\. Undo"):
+    with pytest.raises(feddrop.RunError, match=r"data\.devices was 4, is 5\. Resume without"):
         train(nobody, {**settings, "data.devices": 5})
     with pytest.raises(feddrop.RunError, match=r"train\.lr was"):
         train(nobody, {**settings, "train.lr": 0.5})
@@ -711,7 +711,7 @@ def test_other_planning_does_not_resume_and_says_so_before_it_waits(tmp_path):
         given = {**settings, f"flower.{key}": now, "rounds": 2}
         if now == "declared":
             del given["rate"]
-        with pytest.raises(feddrop.RunError, match=rf"was changed .*: flower\.{key} was {before}, is {now}\. Undo"):
+        with pytest.raises(feddrop.RunError, match=rf"was changed .*: flower\.{key} was {before}, is {now}\. Resume"):
             train(nobody, given)
     given = {key: value for key, value in settings.items() if key not in ("flower.planning", "flower.deadline_s")}
     with pytest.raises(feddrop.RunError, match=r"deadline_s was 1\.0, is 0\.0"):
