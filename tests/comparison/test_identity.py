@@ -272,6 +272,11 @@ class Doubled(Scaled):
         return 2 * super().forward(x)
 
 
+def test_arguments_of_a_partial_inside_another_count():
+    first, again, other = (fingerprint(partial(max, key=partial(round, ndigits=n))) for n in (1, 1, 2))
+    assert first == again != other
+
+
 def test_a_network_is_known_by_its_structure_and_code_but_not_its_weights():
     base = network_fingerprint(Scaled(1.0))
     assert base == network_fingerprint(Scaled(1.0))
