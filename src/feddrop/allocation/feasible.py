@@ -16,11 +16,11 @@ import numpy as np
 from feddrop.allocation.problem import BoolArray, FloatArray, total
 from feddrop.allocation.roots import edge
 from feddrop.allocation.solution import AnyProblem
+from feddrop.config.radio import POLICIES as POLICIES
 from feddrop.errors import ConfigError, InfeasibleError
 
 AnyKind = TypeVar("AnyKind", bound=AnyProblem)
 
-POLICIES = ("error", "leave-out", "stretch")
 FITS = 1.0 + 2.0**-40  # largest load that fits; it exceeds 1 by rounding only
 _ROOMY = 1.0 - 2.0**-46  # largest load of the devices that are not left out
 _SPARE = 1.0 - 2.0**-33

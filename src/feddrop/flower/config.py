@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from feddrop.config import RunConfig, from_table
 from feddrop.config.fields import Settings, setting
+from feddrop.config.radio import POLICIES
 from feddrop.errors import ConfigError
 from feddrop.simulation.preflight import check_config
 from feddrop.simulation.schemes import read_rates
 
 PLANNINGS = ("given", "declared", "measured")
-POLICIES = ("error", "leave-out", "stretch")
 _PREFIX = "flower."
 _PLANNED = {"planning": ("declared", "measured")}
 

@@ -68,6 +68,10 @@ class Mean:
         """Return the mean of all values added, in the dtypes of the parameters."""
         return {name: value.to(self._dtypes[name]) for name, value in self._mean().items()}
 
+    def applied_to(self, params: Params) -> Params:
+        """Return a network that was changed by the mean."""
+        return {name: params[name] + step for name, step in self.mean().items()}
+
     def _mean(self) -> Params:
         weight = self.weight or 1.0  # without weight, totals are 0
         if not self._by_entry:

@@ -54,7 +54,7 @@ def build_feddrop(setup: Setup, config: FedDrop) -> Method:
         if config.rule == "model":
             kept = frozen if mean.weight else params  # a mean of zero-padded models would change these
             return {**mean.mean(), **{name: params[name] for name in kept}}, state
-        return {name: params[name] + step for name, step in mean.mean().items()}, state
+        return mean.applied_to(params), state
 
     return Method(init, plan, draws.cut, local, merge, sizes=draws.sizes)
 

@@ -95,7 +95,7 @@ class _FedDST(SharedMask):
         readjusted, moved = False, 0
         for _, update in fold_in(mean, informed, updates):
             readjusted |= "mask" in update.payload
-        after = {name: before[name] + step for name, step in mean.mean().items()}
+        after = mean.applied_to(before)
         if readjusted:
             kept = {name: int(mask.sum()) for name, mask in masks.items()}
             new = {name: prune(after[name].numpy(), mean.held[name].numpy(), kept[name]) for name in masks}

@@ -102,7 +102,7 @@ class _FedRTS(SharedMask):
             votes += update.weight * self._votes(before, masks, job, update)
             round_ = job.round
         total = mean.weight
-        after = {name: before[name] + step for name, step in mean.mean().items()}
+        after = mean.applied_to(before)
         new = dict(state)
         if total and round_ <= self.config.last(self.setup.rounds):
             new |= self._counted(state, votes / total, self._core(after, masks, self.replaced(masks, round_)), round_)

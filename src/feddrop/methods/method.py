@@ -229,7 +229,7 @@ class Setup:
             for name, piece in update.subnet.items():
                 mean.add(name, update.values[name], piece, update.weight)
             mean.count(update.weight)
-        return {name: params[name] + step for name, step in mean.mean().items()}
+        return mean.applied_to(params)
 
     def one_rate(self, method: str) -> float:
         """Return the rate of all devices, for methods that need it to be the same."""

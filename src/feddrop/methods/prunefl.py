@@ -158,7 +158,7 @@ class _Prunefl(SharedMask):
         found = _Found(np.zeros(self.layout.size))
         for job, update in fold_in(mean, informed, updates):
             found.add(job, update)
-        after = {name: before[name] + step for name, step in mean.mean().items()}
+        after = mean.applied_to(before)
         adjusts = self.config.adjusts(found.round, int(state["began"])) and bool(found.scores.any())
         new = self._adjusted(after, masks, found, int(state["began"])) if adjusts else masks
         numbers = self._numbers(state, masks, new, found.round, adjusts=adjusts)

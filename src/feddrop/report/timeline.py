@@ -7,20 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from feddrop.errors import ConfigError
 from feddrop.report import style
 from feddrop.report.html import Html, figure_panel, section, tiles
 from feddrop.report.quantities import how_many, in_digits, in_seconds, second_scale
-from feddrop.report.runlog import Floats, RunLog
+from feddrop.report.runlog import Bools, Floats, RunLog
 from feddrop.storage.records import DROPPED, LOST, STALE, UNANSWERED, VANISHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Flags = npt.NDArray[np.bool_]
 MOST_JOBS, MOST_DEVICES = 250, 40
 PHASES = (("push_s", "download"), ("compute_s", "compute"), ("pull_s", "upload"))
 COLOURS = {"download": style.SERIES[0], "compute": style.SERIES[1], "upload": style.SERIES[2], "wait": style.GRID}
@@ -97,7 +95,7 @@ def timeline_figure(run: RunLog) -> Figure:
     return figure
 
 
-def _bars(axes: Axes, begin: Floats, lasted: Floats, which: Flags, scale: float, colour: str) -> None:
+def _bars(axes: Axes, begin: Floats, lasted: Floats, which: Bools, scale: float, colour: str) -> None:
     """Draw the parts of jobs that one phase took."""
     rows, columns = np.nonzero(which)
     left, width = begin[rows, columns] / scale, lasted[rows, columns] / scale
