@@ -3,8 +3,8 @@
     feddrop run examples/digits.toml --out runs/first
     python examples/animate_run.py runs/first --out cell.svg
 
-A device stands the farther from the server the weaker its channel is in this round. The outline of a device is the full
-network and its disc the subnet that it trains; the line to the server is as wide as its share of the band.
+A device stands the farther from the server the weaker its channel is in this round. The filled part of its circle is
+the part of the network that it trains; the line to the server is as wide as its share of the band.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 
 import feddrop
 
-WIDTH, HEIGHT, CENTER, RADIUS = 760, 330, (190, 170), 135
-LEFT, RIGHT, TOP, BOTTOM = 440, 735, 62, 280  # of the curve
+WIDTH, HEIGHT, CENTER, RADIUS = 760, 372, (190, 196), 125
+LEFT, RIGHT, TOP, BOTTOM = 440, 735, 92, 318  # of the curve
 FULL, SECONDS = 15.0, 0.6  # radius of the full network in pixels; seconds per round
+MEGA = 1e6
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #3a4252 } .big { font-size: 17px; font-weight: 600; fill: #1b2434 }
-.cell { fill: #eef3fb; stroke: #c9d6ea } .full { fill: #ffffff; stroke: #2a5fc4 } .subnet { fill: #2a5fc4 }
+.cell { fill: #eef3fb; stroke: #c9d6ea } .full { fill: #ffffff; stroke: #2a5fc4 }
+.subnet { fill: none; stroke: #2a5fc4 }
 .link { stroke: #8fb0e6; stroke-linecap: round } .server { fill: #1b3a7a } .axis { stroke: #9aa5b5; fill: none }
 .curve { stroke: #d1495b; fill: none; stroke-width: 2.5 } .head { fill: #d1495b } .paper { fill: #ffffff }
 @media (prefers-color-scheme: dark) { text { fill: #c3cad6 } .paper { fill: #161d2b } .big { fill: #eceef1 }
@@ -43,18 +45,20 @@ def place(device: int, devices: int, gain: float, lowest: float, highest: float)
 
 
 def draw_device(rows: list[feddrop.DeviceRecord], device: int, devices: int, span: tuple[float, float]) -> str:
-    """Return the link and the two discs of one device, from its record in every round."""
+    """Return the link and the circle of one device, from its record in every round."""
     seconds = len(rows) * SECONDS
     spots = [place(device, devices, 10 * math.log10(row.uplink_gain), *span) for row in rows]
     xs, ys = ([f"{spot[axis]:.1f}" for spot in spots] for axis in (0, 1))
-    kept = [f"{FULL * math.sqrt(1.0 - row.rate):.1f}" for row in rows]  # areas compare
+    kept = [f"{100.0 * (1.0 - row.rate):.1f} 100" for row in rows]
     widths = [f"{max(1.0, 60.0 * row.share):.1f}" for row in rows]
-    moving = animate("cx", xs, seconds) + animate("cy", ys, seconds)
+    places = ";".join(f"{x} {y}" for x, y in zip(xs, ys, strict=True))
     return (
         f'<line class="link" x1="{CENTER[0]}" y1="{CENTER[1]}" x2="{xs[0]}" y2="{ys[0]}" stroke-width="{widths[0]}">'
         f"{animate('x2', xs, seconds)}{animate('y2', ys, seconds)}{animate('stroke-width', widths, seconds)}</line>"
-        f'<circle class="full" cx="{xs[0]}" cy="{ys[0]}" r="{FULL}">{moving}</circle>'
-        f'<circle class="subnet" cx="{xs[0]}" cy="{ys[0]}" r="{kept[0]}">{moving}{animate("r", kept, seconds)}</circle>'
+        f'<g transform="translate({xs[0]} {ys[0]})"><animateTransform attributeName="transform" type="translate" '
+        f'values="{places}" dur="{seconds}s" repeatCount="indefinite"/><circle class="full" r="{FULL}"/>'
+        f'<circle class="subnet" r="{FULL / 2}" stroke-width="{FULL}" pathLength="100" transform="rotate(-90)" '
+        f'stroke-dasharray="{kept[0]}">{animate("stroke-dasharray", kept, seconds)}</circle></g>'
     )
 
 
@@ -70,13 +74,16 @@ def draw_curve(rounds: list[feddrop.RoundRecord]) -> str:
     at = animate("cx", [f"{x:.1f}" for x, _ in points], seconds) + animate(
         "cy", [f"{y:.1f}" for _, y in points], seconds
     )
-    labels = ""
+    labels, sent = "", 0
     for shown, record in enumerate(rounds):
         visible = ";".join("1" if round_ == shown else "0" for round_ in range(len(rounds)))
+        sent += record.push_bytes + record.pull_bytes
         labels += (
-            f'<text class="big" x="{LEFT}" y="40" opacity="0">round {record.round}: '
-            f'{100 * record.test_accuracy:.1f} % accuracy<animate attributeName="opacity" calcMode="discrete" '
-            f'values="{visible}" dur="{seconds}s" repeatCount="indefinite"/></text>'
+            f'<g opacity="0"><text class="big" x="{LEFT}" y="36">round {record.round}: '
+            f'{100 * record.test_accuracy:.1f} % accuracy</text><text x="{LEFT}" y="57">'
+            f"{100 * record.mean_rate:.0f} % dropped on average, {sent / MEGA:.0f} MB sent</text><animate "
+            f'attributeName="opacity" calcMode="discrete" values="{visible}" dur="{seconds}s" '
+            'repeatCount="indefinite"/></g>'
         )
     ticks = "".join(
         f'<text x="{LEFT - 8}" y="{BOTTOM - (BOTTOM - TOP) * share / 100 + 4:.0f}" text-anchor="end">{share} %</text>'
@@ -85,7 +92,7 @@ def draw_curve(rounds: list[feddrop.RoundRecord]) -> str:
     return (
         f'<path class="axis" d="M{LEFT} {TOP} V{BOTTOM} H{RIGHT}"/>{ticks}<path class="curve" d="{path}"/>'
         f'<circle class="head" cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="5">{at}</circle>{labels}'
-        f'<text x="{RIGHT}" y="{BOTTOM + 22}" text-anchor="end">{total:.1f} simulated seconds</text>'
+        f'<text x="{RIGHT}" y="{BOTTOM + 20}" text-anchor="end">{total:.1f} simulated seconds</text>'
     )
 
 
@@ -104,7 +111,9 @@ def draw(run: feddrop.LoadedRun) -> str:
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
         f'<circle class="cell" cx="{CENTER[0]}" cy="{CENTER[1]}" r="{RADIUS + 18}"/>{"".join(rows)}'
         f'<circle class="server" cx="{CENTER[0]}" cy="{CENTER[1]}" r="9"/>{draw_curve(rounds)}'
-        f'<text x="{LEFT}" y="{HEIGHT - 8}">disc: subnet kept; line: share of the band</text></svg>\n'
+        f'<text class="big" x="{CENTER[0]}" y="36" text-anchor="middle">{devices} devices share a radio cell</text>'
+        f'<text x="{CENTER[0]}" y="{HEIGHT - 10}" text-anchor="middle">filled: part of the network it trains; '
+        "line: bandwidth</text></svg>\n"
     )
 
 
