@@ -38,6 +38,10 @@ class Flat:
     def draw(self, devices, round, seed):
         return np.full(devices, self.gain)
 
+class Alone:
+    def draw(self, devices, round, seed):
+        return np.full(devices, 4e-3)
+
 def first_is_lost(plan, truth, costs, state):
     lost = np.zeros(truth.cell.devices, bool)
     lost[0] = True
@@ -265,6 +269,11 @@ assert "my_radio" not in sys.modules
     sys.modules.pop("my_radio", None)
     with pytest.raises(RuntimeError, match="imported"):
         feddrop.resume(tmp_path / "never")
+
+
+def test_a_channel_class_need_not_build_on_the_fading(tmp_path, module):
+    first, *_ = Run(configured(f"radio.channel={module}:Alone"), tmp_path / "run")
+    assert {device.uplink_gain for device in first.devices} == {4e-3}
 
 
 def test_a_python_scheme_is_named_in_the_configuration_and_asked_for_again(tmp_path, module):

@@ -20,6 +20,7 @@ from feddrop.radio.cell import Cell
 from feddrop.radio.devices import Drawn, Dynamics, Range, draw_devices, draw_kinds, read_devices
 from feddrop.radio.fading import Channel, Fading, Rician, gains_of, path_loss
 from feddrop.radio.gains import MeasuredGains, read_arrays, read_gains
+from feddrop.radio.named import takes
 from feddrop.radio.places import Place
 
 
@@ -99,18 +100,20 @@ def build_cell(
 
 
 def with_channel(fading: Fading, channel: Channel | Callable[[Fading], Channel] | None) -> Fading:
-    """Return the channel that replaces a section's fading, or is built on it."""
+    """Return the channel that replaces a section's fading, or is built on it, if it is a function or class of it."""
     if channel is None:
         return fading
     if hasattr(channel, "draw") and not isinstance(channel, type):
         return cast(Channel, channel)
-    built = channel(fading) if callable(channel) else channel
+    built: Any = channel
+    if callable(channel):
+        built = channel(fading) if takes(channel, 1) else cast(Callable[[], Channel], channel)()
     if not hasattr(built, "draw"):
         raise ConfigError(
             f"the channel is {shortened(built)}; it must have draw(devices, round, seed) -> gains, or be a function "
             "from the cell's fading to such an object."
         )
-    return built
+    return cast(Channel, built)
 
 
 def physical(radio: Radio, real: bool) -> Radio:

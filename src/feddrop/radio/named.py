@@ -48,6 +48,19 @@ def _check_arguments(key: str, function: Callable[..., Any], settings: Mapping[s
             raise ConfigError(not_one_of(f"a key of {key}", name, known) if known else f"{key} has no key {name!r}.")
 
 
+def takes(given: Any, count: int) -> bool:
+    """Return whether something can be called with this many arguments, as far as its signature shows."""
+    if not callable(given):
+        return False
+    try:
+        inspect.signature(given).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        pass
+    return True
+
+
 def objective_named(name: str) -> Objective:
     """Return an objective by its name in TOML; ``"package.module:object"`` is imported.
 

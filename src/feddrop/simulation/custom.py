@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -94,19 +93,6 @@ class CustomObjects:
 
     def _plans(self, name: str) -> bool:
         return isinstance(getattr(self, name), PlannedBy)
-
-
-def takes(given: Any, count: int) -> bool:
-    """Return whether something can be called with this many arguments, as far as its signature shows."""
-    if not callable(given):
-        return False
-    try:
-        inspect.signature(given).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        pass
-    return True
 
 
 def with_custom_names(config: RunConfig, custom: CustomObjects, before: RunConfig | None = None) -> RunConfig:

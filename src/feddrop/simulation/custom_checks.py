@@ -9,7 +9,8 @@ from typing import Any
 from feddrop.data import Dataset
 from feddrop.errors import ConfigError, RunError, shortened
 from feddrop.learning.metrics import Accumulator
-from feddrop.simulation.custom import NAMES, CustomObjects, takes
+from feddrop.radio.named import takes
+from feddrop.simulation.custom import NAMES, CustomObjects
 from feddrop.simulation.schemes import PlannedBy
 from feddrop.storage import RoundRecord
 from feddrop.storage.records import WORST
