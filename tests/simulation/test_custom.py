@@ -301,7 +301,7 @@ def test_a_run_is_resumed_with_the_custom_objects_of_its_start(tmp_path, small):
     }
     next(iter(feddrop.Run(config(), tmp_path / "run", dataset=small)))
     for name, given in mine.items():
-        with pytest.raises(RunError, match=f"was started without a custom {name}. Resume it without, or start"):
+        with pytest.raises(RunError, match=f"was started without a custom {name}. Resume it without one, or start"):
             feddrop.resume(tmp_path / "run", dataset=small, **{name: given})
     assert len(feddrop.resume(tmp_path / "run", dataset=small, loss=None, executor=Serial)) == 2
 
