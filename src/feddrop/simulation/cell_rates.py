@@ -275,7 +275,7 @@ class CellRates:
     def _losses(self, round_: int, found: _Allocated, truth: Channels, state: ArrayState) -> Losses:
         """Ask the outcome which updates are lost. Plans hold the deadline, so without estimates none is late.
 
-        Under a virtual clock there is no deadline, and every start of devices has a seed of its own.
+        Under a virtual clock there is no deadline, and every start of devices has another seed.
         """
         allocation, outcome, start = found.allocation, self._hooks.outcome, self._participation.start
         if allocation.status is Status.IDEAL or (outcome is late and (start or not self.cell.estimates)):
