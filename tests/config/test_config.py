@@ -328,8 +328,11 @@ def test_settings_keep_their_signatures_and_behave_as_dataclasses():
 def test_messages_guess_what_was_meant():
     with pytest.raises(ConfigError, match=r"rate is 30.0; it must be in \[0, 1\)\. For 30 %, write 0\.3\."):
         RunConfig(rate=30)
-    with pytest.raises(ConfigError, match=r"radio is True; it must be a table, or feddrop\.Radio\(\.\.\.\)"):
-        RunConfig(radio=True)
+    for key, cls in sections_of().items():
+        for wrong in (True, "mlp") if key != "method" else ():  # a method is given by its name
+            said = rf"{key} is {wrong!r}; it must be a table, or feddrop\.{cls.__name__}\(\.\.\.\)"
+            with pytest.raises(ConfigError, match=said):
+                RunConfig(**{key: wrong})
     with pytest.raises(ConfigError, match=r"arguments of feddrop.run, not settings"):
         RunConfig(model=object())
     with pytest.raises(ConfigError, match=r"settings such as feddrop.FedDrop\(\)"):

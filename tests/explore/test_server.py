@@ -16,7 +16,9 @@ import pytest
 from feddrop.errors import RunError
 from feddrop.explore import open_explorer
 from feddrop.explore.cell import START
+from feddrop.explore.jobs import Jobs
 from feddrop.explore.runs import Runs
+from feddrop.storage.files import locked
 from support.explore import make_run
 
 JSON = {"Content-Type": "application/json"}
@@ -238,6 +240,15 @@ def test_runs_start_only_if_allowed(root, tmp_path):
         assert server.token
         assert ask(server, "/api/train", {"state": START})[0] == 401
         assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_another_process_trains_is_not_resumed(tmp_path):
+    make_run(tmp_path / "one", seed=1, rounds=1)
+    with locked(tmp_path / "one"):
+        assert Runs(tmp_path).overview({"one": "stopped"})["runs"][0]["work"] == "trained by another process"
+        with pytest.raises(RunError, match=r"'one' is trained by another process\. Wait for it"):
+            Jobs(tmp_path, allowed=True).resume("one", tmp_path / "one")
+    assert Runs(tmp_path).overview({"one": "stopped"})["runs"][0]["work"] == "stopped"
 
 
 def test_wrong_roots_and_ports_are_refused(tmp_path, server):

@@ -17,6 +17,7 @@ from feddrop.report import journal, style
 from feddrop.report.compare import read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped
+from feddrop.report.html import table
 from feddrop.report.measures import Measure
 from feddrop.report.runlog import RunLog
 from feddrop.storage.manifest import FORMAT
@@ -170,6 +171,10 @@ def test_a_spread_of_many_digits_has_no_decimals(mean: float, spread: float, tex
 
 
 # --- files for a paper
+
+
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    assert "<th>traffic to 15&nbsp;%</th>" in re.sub(" class=.*?>", ">", table(["traffic to 15 %"], []))
 
 
 def test_tables(logs: list[RunLog], tmp_path: Path) -> None:

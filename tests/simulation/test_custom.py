@@ -145,6 +145,13 @@ def lame(part, change):
         (lame("merge", lambda done, *_: (done[0], [1])), r"merge returns the state \[1\]"),
         (lame("merge", lambda *_: None), r"merge returns None; it must return \(params, state\)"),
         (lame("plan", lambda *_: None), "plan returns None; it must return one feddrop.Job per device"),
+        (
+            lame("cut", lambda *_: None),
+            "cut returns None; it must return a subnet: a Piece for each tensor",
+        ),
+        (lame("cut", lambda *_: {"1.weight": 0.5}), r"cut returns \{'1.weight': 0.5\}; it must"),
+        (lame("local", lambda *_: None), r"local returns None; it must return \(update, memory\)"),
+        (lame("local", lambda done, *_: done[0]), r"local returns Update\(.*; it must return \(update, memory\)"),
         (lame("plan", lambda *_: [1]), r"plan returns \[1\]; it must return one feddrop.Job per device"),
         (
             lame("merge", lambda done, *_: ({"1.bias": done[0]["1.bias"]}, {})),

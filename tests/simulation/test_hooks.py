@@ -38,6 +38,20 @@ class Flat:
     def draw(self, devices, round, seed):
         return np.full(devices, self.gain)
 
+class Scaled:
+    def __init__(self, factor=4e-3):
+        self.factor = factor
+
+    def draw(self, devices, round, seed):
+        return np.full(devices, self.factor)
+
+class Above:
+    def __init__(self, factor=0.5, fading=None):
+        self.factor, self.fading = factor, fading
+
+    def draw(self, devices, round, seed):
+        return tuple(0 * gain + 8e-3 * self.factor for gain in self.fading.draw(devices, round, seed))
+
 class Alone:
     def draw(self, devices, round, seed):
         return np.full(devices, 4e-3)
@@ -271,8 +285,9 @@ assert "my_radio" not in sys.modules
         feddrop.resume(tmp_path / "never")
 
 
-def test_a_channel_class_need_not_build_on_the_fading(tmp_path, module):
-    first, *_ = Run(configured(f"radio.channel={module}:Alone"), tmp_path / "run")
+@pytest.mark.parametrize("channel", ["Alone", "Scaled", "Above"])
+def test_a_channel_class_gets_the_fading_only_if_it_asks_for_it(tmp_path, module, channel):
+    first, *_ = Run(configured(f"radio.channel={module}:{channel}"), tmp_path / "run")
     assert {device.uplink_gain for device in first.devices} == {4e-3}
 
 

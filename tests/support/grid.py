@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,9 +32,6 @@ class FakeGrid:
         self.pushed: list[tuple[int, str]] = []
         self._numbers, self._ids = itertools.count(1), itertools.count(seed * 1000, -13)
         self._replies: list[tuple[float, Message]] = []
-        self._lock = threading.Lock()
-        self.threads: list[threading.Thread] = []
-        self.parallel = False
         for config in node_configs:
             self.join(config)
 
@@ -63,11 +59,7 @@ class FakeGrid:
             self.frames[0] += sum(record.count_bytes() for record in message.content.array_records.values())
             self.pushed.append((message.metadata.dst_node_id, message.metadata.message_type))
             numbers.append(number)
-            if self.parallel:
-                self.threads.append(threading.Thread(target=self._answer, args=(message,), daemon=True))
-                self.threads[-1].start()
-            else:
-                self._answer(message)
+            self._answer(message)
         return numbers
 
     def _answer(self, message: Message) -> None:
@@ -79,16 +71,12 @@ class FakeGrid:
         except Exception as error:
             reply = Message(Error(code=4, reason=str(error)), reply_to=message)
         sent = [(0.0, reply)] if self.altered is None else self.altered(node_id, message, reply)
-        with self._lock:
-            self._replies += [(time.monotonic() + delay, one) for delay, one in sent]
+        self._replies += [(time.monotonic() + delay, one) for delay, one in sent]
 
     def pull_messages(self, message_ids):
         wanted, now = set(message_ids), time.monotonic()
-        with self._lock:
-            ready = [
-                one for at, one in self._replies if at <= now and one.metadata.reply_to_message_id in wanted | {"any"}
-            ]
-            self._replies = [(at, one) for at, one in self._replies if all(one is not other for other in ready)]
+        ready = [one for at, one in self._replies if at <= now and one.metadata.reply_to_message_id in wanted | {"any"}]
+        self._replies = [(at, one) for at, one in self._replies if all(one is not other for other in ready)]
         for one in ready:
             if one.has_content():
                 self.frames[1] += sum(record.count_bytes() for record in one.content.array_records.values())

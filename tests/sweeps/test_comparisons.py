@@ -170,6 +170,7 @@ ARMS = "[compare.arms.a]\nrate = 0.1\n[compare.arms.b]\nrate = 0.2\n"
         (f"[compare]\nseeds = [1, 1]\n{ARMS}", "it must be a number of seeds or a list of different seeds"),
         (f'[compare]\nreference = "aa"\n{ARMS}', "compare.reference is 'aa'; .*Did you mean 'a'"),
         (f'[compare]\nwidth = "iee"\n{ARMS}', "compare.width is 'iee'; .*Did you mean 'ieee'"),
+        (f"[compare]\ntargets = [0.5, 85]\n{ARMS}", "the target is 85; an accuracy must be at most 1"),
         ("[compare.arms.a]\nrate = 0.1\n", "a comparison needs at least two arms; there is 1"),
         ("[compare.arms.a]\nraet = 0.1\n[compare.arms.b]\n", "arm a: unknown key 'raet'. Did you mean 'rate'"),
         ("[compare.arms.a]\nrate = 0.1\n[compare.arms.b]\nrate = 0.1\n", "arms a and b are identical"),
@@ -195,6 +196,8 @@ def test_a_file_and_its_overrides(tmp_path):
     assert all(arm.config.train.lr == 0.3 for arm in arms.values())
     assert settings == Compare(seeds=(7, 8), budget=feddrop.Budget(bytes=1e6))
     assert checked(path, {"targets": (0.4,)})[1] == Compare(seeds=2, targets=(0.4,), reference="a")
+    losses = ["data.name=diabetes", "model.name=mlp", "compare.targets=[3000]"]  # of the test set
+    assert checked(path, {}, losses)[1].targets == (3000.0,)
     with pytest.raises(ConfigError, match="rate is varied by the sweep and set by --set rate"):
         read_comparison(path, ["rate=0.4"])
     with pytest.raises(ConfigError, match="looks like a file for `feddrop compare`"):

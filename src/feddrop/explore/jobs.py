@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from feddrop.errors import RunError
-from feddrop.storage.files import write_atomically
+from feddrop.errors import RunError, clean
+from feddrop.storage.files import in_use, write_atomically
 
 MOST = 4  # at the same time
 
@@ -54,6 +54,8 @@ class Jobs:
     def resume(self, name: str, folder: Path) -> None:
         """Continue a stopped run."""
         self._check(name)
+        if in_use(folder):
+            raise RunError(f"{clean(name, 80)!r} is trained by another process. Wait for it, or stop it there.")
         self._start(name, "resume", str(folder))
 
     def stop(self, name: str) -> None:

@@ -21,6 +21,7 @@ from feddrop.report.groups import Group, grouped
 from feddrop.report.load import read_run_log
 from feddrop.report.runlog import Floats, RunLog
 from feddrop.storage import export, load_run
+from feddrop.storage.files import in_use
 
 MOST_FOLDERS, DEEPEST, MOST_CELLS, MOST_BARS = 10_000, 6, 40_000, 200
 AXES: dict[str, Callable[[RunLog], Floats]] = {
@@ -98,6 +99,8 @@ class Runs:
             row: dict[str, Any] = {"name": name, "work": at_work.get(name, "")}
             try:
                 row |= _row(self.log(name))
+                if row["work"] not in ("running", "stopping") and in_use(self.root / name):
+                    row["work"] = "trained by another process"
             except FeddropError as error:
                 row["error"] = clean(error, 300)
             rows.append(row)

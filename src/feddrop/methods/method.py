@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.blueprint import Blueprint
 from feddrop.subnets.parameters import Params
-from feddrop.subnets.piece import Subnet, from_device_shape
+from feddrop.subnets.piece import Piece, Subnet, from_device_shape
 
 State = dict[str, Tensor]
 """The state of a method at the server between rounds: tensors by name, so that it can be saved safely."""
@@ -255,6 +255,26 @@ def checked_state(state: State, what: str) -> State:
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise RunError(f"the method's {what} returns the state {shortened(state)}; it must be a dictionary of tensors.")
     return state
+
+
+def checked_subnet(subnet: Any) -> Subnet:
+    """Return the subnet that a method's ``cut`` returned if it is one; otherwise raise a RunError."""
+    if not isinstance(subnet, dict) or not all(isinstance(piece, Piece) for piece in subnet.values()):
+        raise RunError(
+            f"the method's cut returns {shortened(subnet)}; it must return a subnet: a Piece for each tensor, by name."
+        )
+    return subnet
+
+
+def checked_reply(reply: Any) -> tuple[Update, Memory]:
+    """Return the update and memory that a method's ``local`` returned if they are; otherwise raise a RunError."""
+    update, memory = reply if isinstance(reply, tuple) and len(reply) == 2 else (None, None)
+    if not isinstance(update, Update) or not isinstance(memory, dict):
+        raise RunError(
+            f"the method's local returns {shortened(reply)}; it must return (update, memory): a feddrop.Update and a "
+            "dictionary of tensors."
+        )
+    return update, memory
 
 
 def train_subnet(

@@ -20,7 +20,7 @@ from feddrop.radio.cell import Cell
 from feddrop.radio.devices import Drawn, Dynamics, Range, draw_devices, draw_kinds, read_devices
 from feddrop.radio.fading import Channel, Fading, Rician, gains_of, path_loss
 from feddrop.radio.gains import MeasuredGains, read_arrays, read_gains
-from feddrop.radio.named import takes
+from feddrop.radio.named import built_on
 from feddrop.radio.places import Place
 
 
@@ -107,7 +107,7 @@ def with_channel(fading: Fading, channel: Channel | Callable[[Fading], Channel] 
         return cast(Channel, channel)
     built: Any = channel
     if callable(channel):
-        built = channel(fading) if takes(channel, 1) else cast(Callable[[], Channel], channel)()
+        built = built_on(channel, fading)
     if not hasattr(built, "draw"):
         raise ConfigError(
             f"the channel is {shortened(built)}; it must have draw(devices, round, seed) -> gains, or be a function "

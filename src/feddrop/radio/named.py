@@ -61,6 +61,18 @@ def takes(given: Any, count: int) -> bool:
     return True
 
 
+def built_on(channel: Callable[..., Any], fading: Any) -> Any:
+    """Return what a class or function makes of a fading; it gets it as ``fading``, or as a first required argument."""
+    try:
+        known = [*inspect.signature(channel).parameters.values()]
+    except ValueError:  # it has no signature
+        return channel(fading)
+    if any(one.name == "fading" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in known):
+        return channel(fading=fading)
+    needs = known and known[0].default is known[0].empty
+    return channel(fading) if needs and known[0].kind.name not in ("KEYWORD_ONLY", "VAR_KEYWORD") else channel()
+
+
 def objective_named(name: str) -> Objective:
     """Return an objective by its name in TOML; ``"package.module:object"`` is imported.
 

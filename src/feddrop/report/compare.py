@@ -127,9 +127,8 @@ def standings(
     """Measure groups; see :func:`write_comparison` for the arguments."""
     runs = [run for group in groups for run in group.runs]
     score, named = score_of(runs), dict.fromkeys(targets, "")
-    if score.better > 0 and (above := [target for target in targets if target > 1]):
-        hint = f" For {above[0]:g} %, write {above[0] / 100:g}." if above[0] <= 100 else ""
-        raise ConfigError(f"the target is {above[0]:g}; an accuracy must be at most 1.{hint}")
+    if score.better > 0:
+        check_accuracies(targets)
     lead = []
     if budget:
         amount = "each amount, by itself," if len(budget) > 1 else amount_text(*next(iter(budget.items())))
@@ -157,6 +156,13 @@ def standings(
         lead=" ".join(lead),
         reference=reference,
     )
+
+
+def check_accuracies(targets: Sequence[float]) -> None:
+    """Raise if a target cannot be an accuracy."""
+    if above := [target for target in targets if target > 1]:
+        hint = f" For {above[0]:g} %, write {above[0] / 100:g}." if above[0] <= 100 else ""
+        raise ConfigError(f"the target is {above[0]:g}; an accuracy must be at most 1.{hint}")
 
 
 def comparison_page(found: Standings) -> Html:

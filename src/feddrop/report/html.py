@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -67,7 +68,7 @@ def tiles(items: Iterable[tuple[str, str, str]], class_: str = "tiles") -> Html:
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, words: int = 1) -> Html:
     """Return a scrollable table; the first ``words`` columns are text that wraps, the others numbers."""
     kinds = ["word" if n < words else "count" for n in range(len(head))]
-    top = el("tr", *(el("th", cell, class_=kind, scope="col") for cell, kind in zip(head, kinds, strict=True)))
+    top = el("tr", *(el("th", _heading(one), class_=kind, scope="col") for one, kind in zip(head, kinds, strict=True)))
     body = [el("tr", *(el("td", c, class_=k) for c, k in zip(row, kinds, strict=True))) for row in rows]
     return el("div", el("table", el("thead", top), el("tbody", *body)), class_="scroll", tabindex="0")
 
@@ -106,6 +107,11 @@ def write_page(out: Path, name: str, page: Html) -> Path:
         raise RunError(f"{path} ends in {path.suffix!r}; a page must end in '.html'. Or give an existing folder.")
     files.write_atomically(path, page.encode())
     return path
+
+
+def _heading(text: object) -> object:
+    """Keep a number and its unit at the end of a heading on one line."""
+    return text if isinstance(text, Html) else Html(re.sub(r"(\d) (\S+)$", r"\1&nbsp;\2", join([text])))
 
 
 def _number(text: str) -> Html:

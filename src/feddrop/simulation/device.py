@@ -23,7 +23,7 @@ from feddrop.executors.threads import torch_threads
 from feddrop.learning.batches import Inputs, LocalBatches, take_samples
 from feddrop.learning.local import Loss, evaluate, right_by_class
 from feddrop.learning.metrics import Metric, MetricSet, joined
-from feddrop.methods.method import Job, MethodFactory, Setup, train_subnet
+from feddrop.methods.method import Job, MethodFactory, Setup, checked_reply, checked_subnet, train_subnet
 from feddrop.seeds import derive
 from feddrop.subnets import parameters
 from feddrop.subnets.parameters import Params
@@ -199,14 +199,14 @@ class Device:
         known = unpack_sections(memory)
         payload = {name: section.tensor(known.get(name)) for name, section in frame.sections.items()}
         job = Job(round=head.round, device=head.device, seed=head.seed, rate=head.rate, payload=payload)
-        subnet = self.method.cut(job)
+        subnet = checked_subnet(self.method.cut(job))
         kept = wire.decode(frame, without(subnet, self._frozen.keys()))
         kept |= {name: scaled(w, subnet[name]).float().clone() for name, w in self._frozen.items() if name in subnet}
         PLACED.clear()
         values = {name: to_device_shape(kept[name].to(self.task.torch_device), p) for name, p in subnet.items()}
         self._seed(derive(job.seed, "torch"))  # for layers that draw, such as dropout
         parameters.load_into(self.model, self._counters)  # another device may have changed them
-        update, remembered = self.method.local(subnet, values, job, self._batches(job), known)
+        update, remembered = checked_reply(self.method.local(subnet, values, job, self._batches(job), known))
         answer = replace(head, kind="update", num_samples=update.num_samples, loss=update.loss)
         moved = without(update.subnet, self._frozen.keys())
         return wire.encode(answer, moved, update.values, update.payload), pack_sections(remembered)

@@ -15,7 +15,7 @@ from feddrop import wire
 from feddrop.errors import FrameError, RunError, shortened
 from feddrop.executors.executor import Executor, Parcel, Reply
 from feddrop.learning.guard import LARGEST
-from feddrop.methods.method import Job, Method, Update
+from feddrop.methods.method import Job, Method, Update, checked_subnet
 from feddrop.simulation.memory import MemoryStore
 from feddrop.subnets.parameters import Params
 from feddrop.subnets.piece import Subnet, scaled_values, without
@@ -79,7 +79,7 @@ def packed(
 ) -> tuple[SentJob, Parcel | None, str]:
     """Cut the subnet of a job and write its frame; without a parcel if it cannot be written, and why."""
     how = dtype if isinstance(dtype, str) else dtype[job.device]
-    subnet, memory = method.cut(job), memories.get(job.device)
+    subnet, memory = checked_subnet(method.cut(job)), memories.get(job.device)
     if job.remembered and not memory:  # the device has forgotten: send everything
         job = replace(job, remembered=frozenset())
     try:

@@ -28,6 +28,9 @@ LOCK = ".lock"
 GUARD_S = 60.0
 """Age after which a guard counts as left behind by a killed process."""
 
+INSTANT_S = 0.05
+"""How long to wait for a lock before a second try: :func:`in_use` may have it."""
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _ADVICE = {
     errno.ENOSPC: "the disk is full. Free some space, then run `feddrop resume`; saved rounds are intact",
@@ -171,12 +174,30 @@ def locked(folder: Path, *inside: str) -> Iterator[None]:
         release()
 
 
-def _flock(folder: Path) -> Callable[[], None] | None:
+def in_use(folder: Path) -> bool:
+    """Return whether a process is at work in a folder; this locks it for an instant, which :func:`locked` outwaits."""
+    try:
+        release = _flock(folder, waits=False) if fcntl is not None else None
+    except InUseError:
+        return True
+    if release is None:
+        return (folder / LOCK).exists() and not _has_ended(folder / LOCK)
+    release()
+    return False
+
+
+def _flock(folder: Path, *, waits: bool = True) -> Callable[[], None] | None:
     """Lock a folder by flock; return a function that releases it, or None where flock is not supported."""
     with os_errors("use as a run folder", folder):
         held = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not waits:
+                raise
+            time.sleep(INSTANT_S)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(held)
         if error.errno in _TAKEN:

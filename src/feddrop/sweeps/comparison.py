@@ -24,7 +24,7 @@ from feddrop.config import Budget, Compare, RunConfig, from_table, locate
 from feddrop.config.parsing import read_toml
 from feddrop.config.run import apply_override
 from feddrop.errors import ConfigError, RunError, not_one_of, shortened
-from feddrop.report.compare import Standings, comparison_page, read_logs, standings
+from feddrop.report.compare import Standings, check_accuracies, comparison_page, read_logs, standings
 from feddrop.report.exports import write_csv, write_figures, write_latex
 from feddrop.report.groups import grouped, marked
 from feddrop.report.html import write_page
@@ -32,6 +32,7 @@ from feddrop.report.measures import amount_text
 from feddrop.report.quantities import how_many
 from feddrop.simulation.custom import CustomObjects
 from feddrop.simulation.preflight import check_config
+from feddrop.simulation.preparation import prepare
 from feddrop.storage import RunFolder, load_run
 from feddrop.storage.manifest import depends_on_rounds
 from feddrop.sweeps.engine import SweepJob, rounds_done
@@ -126,6 +127,8 @@ def checked(
             raise ConfigError(f"arm {name} is a {kind}; it must be a RunConfig, or an Arm with custom objects.")
     for problem in _problems(found, settings):
         raise ConfigError(problem)
+    if max(settings.targets, default=0.0) > 1 and any(map(_has_accuracy, found.values())):
+        check_accuracies(settings.targets)
     return found, settings if settings.reference else replace(settings, reference=next(iter(found)))
 
 
@@ -166,6 +169,12 @@ def _problems(arms: Mapping[str, Arm], settings: Compare) -> Iterator[str]:
                 f"arm {name}: compare.budget limits {' and '.join(amounts)}, and {setting} depends on the number of "
                 "rounds, which only one of them can decide. Keep one amount."
             )
+
+
+def _has_accuracy(arm: Arm) -> bool:
+    """Return whether the runs of an arm will have a test accuracy."""
+    task = prepare(arm.config, arm).task
+    return "accuracy" in {**task.measures, **task.metrics}
 
 
 def seeds_of(arms: Mapping[str, Arm], settings: Compare) -> list[int]:

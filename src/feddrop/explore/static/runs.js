@@ -71,7 +71,7 @@ function list(pages) {
       try { await ask(path, { run: row.name }); say(`${row.name} ${told}.`); poll(); } catch (error) { say(error.message); }
     } }, text));
     if (words.allow_run && row.work === "running") act("Stop after this round", "/api/stop", "stops after this round");
-    if (words.allow_run && !["running", "stopping"].includes(row.work) && row.round < row.of) act("Resume", "/api/resume", "continues");
+    if (words.allow_run && !["running", "stopping", "trained by another process"].includes(row.work) && row.round < row.of) act("Resume", "/api/resume", "continues");
     return el("tr", { class: chosen.has(row.name) ? "chosen" : "" }, name, el("td", {}, `${row.round} / ${row.of ?? "?"}`), el("td", {}, measure(row.accuracy, "%")),
       el("td", {}, digits(row.loss)), el("td", {}, measure(row.bytes, "B")), el("td", {}, measure(row.seconds, "s")), el("td", {}, measure(row.joules, "J")), open);
   }));
