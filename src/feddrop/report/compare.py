@@ -131,8 +131,8 @@ def standings(
         check_accuracies(targets)
     lead = []
     if budget:
-        amount = "each amount, by itself," if len(budget) > 1 else amount_text(*next(iter(budget.items())))
-        lead += [f"Rounds that exceed {amount} do not count; the {score.name} is that of the last evaluated round."]
+        amount = "the amount named" if len(budget) > 1 else amount_text(*next(iter(budget.items())))
+        lead += [f"Each {score.name} is that of the last evaluated round within {amount}."]
     if not named and len(runs) > 1 and score.better > 0:
         target = float(np.min([score.best(run) for run in runs]))
         if np.isfinite(target):
@@ -141,7 +141,7 @@ def standings(
             lead += [f"{shown} The last columns show the cost of reaching it."]
     if targets or named:
         lead += ["Targets go by the validation samples."] * score.chosen.startswith("val_")
-        lead += ["Where a run never reached its target, > is a bound: in brackets, how many did."] * bool(targets)
+        lead += ["A value after > is a lower bound: only the runs in brackets reached the target."] * bool(targets)
     lead += [CHARGED] * any(run.left_out.any() for run in runs)
     judged = [*scores(runs, budget)]
     for target, name in named.items():
