@@ -40,11 +40,9 @@ SCHEMES: dict[str, type[Exact | PrimalDual | Equal | Random | Common | Fixed | N
 }
 """The schemes by their names in TOML and on the command line."""
 
-EXACT = Exact()
-
 
 def allocate(
-    problem: AnyProblem, scheme: Scheme | str = EXACT, *, policy: str = "error", warm: Allocation | None = None
+    problem: AnyProblem, scheme: Scheme | str = "exact", *, policy: str = "error", warm: Allocation | None = None
 ) -> Allocation:
     """Choose rates and shares for one round or a batch of rounds; power and clock too, for a :class:`PowerProblem`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from feddrop.config.parsing import flat, is_under, json_value
 from feddrop.errors import RunError, clean
-from feddrop.storage import files
 
 if TYPE_CHECKING:
     from feddrop.config import RunConfig
@@ -81,8 +81,11 @@ def changed(about: Mapping[str, Any]) -> bool:
 
 
 def _facts_digest(facts: Mapping[str, Any]) -> str:
-    written = json.loads(json.dumps(facts))  # as a reader sees it: with keys that are strings, and without tuples
-    return files.digest(json.dumps(written, sort_keys=True).encode())
+    return _json_digest(json.loads(json.dumps(facts)))  # as a reader sees it: keys are strings, tuples are lists
+
+
+def _json_digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -127,7 +130,7 @@ def digest(config: RunConfig, text: str = "") -> str:
     """Return a digest of the settings that may not change on resume; ``text`` is their TOML, if it is known."""
     settings = flat(tomllib.loads(text or config.to_toml()))
     chosen = {key: value for key, value in settings.items() if not _is_free(key, config)}
-    return files.digest(json.dumps(chosen, sort_keys=True).encode())
+    return _json_digest(chosen)
 
 
 def resumed(
