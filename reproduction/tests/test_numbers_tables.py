@@ -148,7 +148,7 @@ def test_accuracy_against_latency():
 
 def test_the_page_on_the_radio_repeats_what_random_shares_and_theta_gave():
     text = " ".join((ROOT / "docs" / "radio.md").read_text().split())
-    told = text[text.index("Random shares do") : text.index("([three seeds]")]
+    told = text[text.index("With random shares") : text.index("([three seeds]")]
     expected = []
     for net, x, caps in (("lenet", 5.9, (0.9, 0.7, 0.5)), ("alexnet", 24.8, (0.9, 0.5))):
         assert x == tight_of_caps(net)

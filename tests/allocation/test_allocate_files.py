@@ -64,7 +64,7 @@ def test_the_command_prints_a_table():
     done = feddrop("allocate", EXAMPLES / "problem.toml")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["device", "rate", "share", "latency", "energy", "held", "by"]
+    assert lines[0].split() == ["device", "rate", "share", "latency", "energy", "limited", "by"]
     assert lines[4].startswith("sensor")
     assert lines[4].endswith("energy")
     assert "scheme exact: optimal" in lines
