@@ -56,7 +56,7 @@ def write(store: Store) -> tuple[str, dict[str, Figure]]:
     for name, table in tables.items():
         text += f"## {table.task.title}\n\n"
         if not table.columns:
-            text += f"Not run; `python -m reproduction unequal {name}` trains it.\n\n"
+            text += f"Not complete; `python -m reproduction unequal {name}` trains what is missing.\n\n"
             continue
         text += _about(table, store) + _accuracies(table) + _verdicts(table)
         text += f"![Accuracy against traffic](img/unequal-{name}.png)\n\n" + _search(table.task, store)

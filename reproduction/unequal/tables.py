@@ -45,7 +45,7 @@ class Table:
                     [None] * len(task.seeds) if at is None else by_seed(store.get, at, task.seeds)
                 )
         self.columns = [
-            column for column in task.columns if any(any(self.results[column, method]) for method in task.methods)
+            column for column in task.columns if all(any(self.results[column, method]) for method in task.methods)
         ]
         self.scores = {column: self._scores(column) for column in self.columns}
         self.ours = [method for method in task.methods if method in OURS]

@@ -325,8 +325,8 @@ def test_entries_with_few_holders_do_not_ruin_lenet(tmp_path, digits, monkeypatc
     config = RunConfig.from_toml(LENET, [f"rate={rate}", *settings])
     huge = Attack(times=9e5, forge=ones)
     records = list(Run(config, tmp_path / "run", executor=lambda task: WithHostile(task, huge, [3])))
-    # "trimmed" at rate 0.3: measured 0.752; 0.643 if entries with few holders are not clipped.
-    assert records[-1]["test_accuracy"] > (0.7 if (setting, rate) == ("trimmed", 0.3) else 0.5)
+    # Measured at rate 0.3: trimmed 0.752, median 0.744; if entries with few holders are not clipped, 0.643 and 0.627.
+    assert records[-1]["test_accuracy"] > (0.69 if rate == 0.3 else 0.5)
 
 
 @pytest.mark.parametrize("setting", ["clip", "median", "krum", "geometric", "centered"])
