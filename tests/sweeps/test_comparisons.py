@@ -320,10 +320,10 @@ def test_the_command(tmp_path, monkeypatch, capsys, here):
     page = (tmp_path / "runs" / "c" / "comparison.html").read_text()
     for text in (
         "Better than a?",
-        "rounds to 99 %",
+        "rounds to 99&nbsp;%",
         "(0 of 3)",
-        "accuracy at 2 rounds",
-        "traffic to 1 %",
+        "accuracy at 2&nbsp;rounds",
+        "traffic to 1&nbsp;%",
     ):
         assert text in page, text
     table = (tmp_path / "runs" / "c" / "comparison.tex").read_text()
