@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-run: $(READY)  ## Train on the embedded digits by federated dropout over a cell; open the report it names.
+run: $(READY)  ## Train on the built-in digits by federated dropout over a cell; open the report it names.
 	$(BIN)/feddrop run examples/digits.toml
 
 check: $(READY)  ## Lint, types, import rules.

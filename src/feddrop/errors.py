@@ -34,7 +34,7 @@ class SubnetError(FeddropError):
 
 
 class FrameError(FeddropError):
-    """Bytes that are no valid frame for this network."""
+    """Bytes that are not a valid frame for this network."""
 
 
 class TrainingError(FeddropError):
@@ -84,7 +84,7 @@ def not_one_of(what: str, given: str, allowed: Iterable[str], *, or_custom: bool
 
 
 _MEANT = {"none": ("no-dropout", "ideal")}
-"""Words that resemble none of the allowed ones, and which may be meant."""
+"""Words that are not allowed, and the allowed words that they may stand for."""
 
 
 def within(what: str, given: float, low: float, high: float) -> float:

@@ -345,5 +345,5 @@ def test_a_cell_file_may_name_a_channel_and_no_objective_of_a_network(tmp_path):
         (tmp_path / f"{name}.toml").write_text(content)
     plain, noisy = load(EXAMPLES / "cell.toml"), load(tmp_path / "noisy.toml", channel_of)
     assert not np.array_equal(plain.problem.comm_s, noisy.problem.comm_s)  # it plans with the estimate
-    with pytest.raises(feddrop.ConfigError, match=r"radio.objective is 'importance', which is read off the network"):
+    with pytest.raises(feddrop.ConfigError, match=r"is 'importance', which is computed from the network"):
         load(tmp_path / "network.toml")

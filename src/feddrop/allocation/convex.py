@@ -72,7 +72,7 @@ def solve(problem: AnyProblem, active: BoolArray, objective: Objective) -> Alloc
 
 
 class Market:
-    """The shares that devices ask for at a price, and the search for the price that clears the band.
+    """The shares that devices demand at a price, and the search for the price that clears the band.
 
     Args:
         problem: one round or a batch of rounds.
@@ -169,7 +169,7 @@ class _Block:
         self._last: tuple[Any, Any, BoolArray, FloatArray] | None = None
 
     def demand(self, log_price: FloatArray) -> FloatArray:
-        """Return the total share asked for at a price, ``[..., 1]``."""
+        """Return the total share demanded at a price, ``[..., 1]``."""
         (y_low, g_low), (y_high, g_high) = self.dear, self.cheap
         few, many = g_low <= log_price, g_high >= log_price
 

@@ -16,7 +16,8 @@ the total, is piecewise linear and non-decreasing in s: a safeguarded Newton ite
 exact piece after a few passes.
 
 Other objectives have their own ρ_k(s) (:mod:`feddrop.allocation.response`); the search is the same. Their demand may
-jump, as that of a linear objective without computation does: the band that is left goes to those who ask for it.
+jump, as that of a linear objective without computation does; the remaining band then goes to
+the devices whose demand jumps.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def solve(problem: Problem, active: BoolArray, phi: Objective = PAPER) -> Alloca
 
 
 def _bridge(curves: list[_Demand], parts: list[FloatArray], s: FloatArray, special: BoolArray) -> None:
-    """Where demand jumps at s, give the band that is left to the devices that ask for it, in place."""
+    """Where demand jumps at s, give the remaining band to the devices that demand it, in place."""
     left = ~special & (np.abs(BAND - sum_of([total(part) for part in parts])) > _FILLED)
     if not left.any():
         return

@@ -59,7 +59,10 @@ class InverseKept:
 
 @dataclass(frozen=True, slots=True)
 class LinearKept:
-    """Adaptive pruning (Liu 2021): φ(s) = 1-s = γ, the bound for magnitude pruning. It starves the worst devices."""
+    """Adaptive pruning (Liu 2021): φ(s) = 1-s = γ, the bound for magnitude pruning.
+
+    It leaves the worst devices at the highest rate.
+    """
 
     def value(self, s: FloatArray) -> FloatArray:
         """Return 1-s."""
@@ -75,7 +78,7 @@ class LinearKept:
 
 
 class TabulatedCost:
-    """A convex falling cost given at points, such as V(s) of importance draws, read off the network.
+    """A convex falling cost given at points, such as V(s) of importance draws, computed from the network.
 
     Between the points the slope is interpolated linearly, so the cost is a convex piecewise quadratic.
 

@@ -1,4 +1,4 @@
-"""What every allocation scheme is: a small object with its settings, a name and ``solve``."""
+"""The interface of allocation schemes: small objects with settings, a name and ``solve``."""
 
 from __future__ import annotations
 

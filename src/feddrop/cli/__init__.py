@@ -25,7 +25,7 @@ from feddrop.cli.sweeps import compare, sweep, with_address
 app = App(
     name="feddrop",
     help="Federated dropout over wireless edge devices, with the radio in the loop.\n\n"
-    "Start with `feddrop run`: it trains on embedded data in under a minute and writes a report. "
+    "Start with `feddrop run`: it trains on built-in data in under a minute and writes a report. "
     "`feddrop config` lists every setting. `--debug` shows the traceback of an error.",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # handled by guarded()

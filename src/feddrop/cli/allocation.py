@@ -99,6 +99,6 @@ def _first_round(file: Path, scheme: str | None, policy: str | None, rate: float
     ready = prepare(config, CustomObjects())
     found = ready.scheme.decide(1, params=ready.params).allocation
     if config.radio is None or found is None:
-        raise ConfigError(f"{str(file)!r} has no [radio] section, so that there is no band to share. Add one.")
+        raise ConfigError(f"{str(file)!r} has no [radio] section, so there is no band to share. Add one.")
     asked = replace(found.problem, deadline_s=np.asarray(config.radio.deadline_s))
     return asked, [""] * found.rate.shape[-1], found

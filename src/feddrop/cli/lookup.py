@@ -16,7 +16,7 @@ _WIDTH = 100
 
 
 class Entry(NamedTuple):
-    """A setting as it is looked up.
+    """A setting, as ``feddrop config KEY`` shows it.
 
     Attributes:
         key: its dotted key.

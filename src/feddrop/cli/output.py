@@ -52,5 +52,5 @@ def log_to_stderr() -> None:
 
 
 def note(text: object) -> None:
-    """Print a remark on stderr."""
+    """Print a note on stderr."""
     print(safe(text), file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ def run(
     Parameters
     ----------
     config:
-        TOML configuration. Default: ten devices learn the embedded digits at rate 0.3.
+        TOML configuration. Default: ten devices learn the built-in digits at rate 0.3.
     set_:
         Change a setting, e.g. --set train.lr=0.05 --set data.devices=20; may be repeated. `feddrop config` lists all
         settings.

@@ -1,4 +1,4 @@
-"""When a run reaches a target, and what it has spent by then: rounds, seconds, joules or bytes."""
+"""When a run reached a target, and what it had spent by then: rounds, seconds, joules or bytes."""
 
 from __future__ import annotations
 

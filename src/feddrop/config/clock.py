@@ -37,19 +37,19 @@ class Clock(Settings):
         staleness_power: a in the weight (1+τ)^-a of an update that is τ server steps old.
         staleness_on: what the weight of a stale update multiplies: the ``"update"``, so that stale steps are smaller
             (FedBuff), or its ``"weight"`` in the mean.
-        max_staleness: updates that are older than this many server steps are discarded; 0 for no bound.
+        max_staleness: updates that are older than this many server steps are discarded; 0 for no limit.
         slowdown: random stragglers: the computation of every job takes exp(σn) times as long, where σ is this number
             and n is drawn per job from the standard normal distribution. Schemes do not know the factor.
         trace: a ``.csv`` file with the columns device (from 0), from and to: the seconds between which a device is
             online. A device may have several rows; one without a row is never online. If empty, ``pattern`` decides.
         period_s: the trace repeats after this many seconds; 0 if it does not.
-        pattern: ``"always"`` online; ``"diurnal"``: a part ``online_share`` of every ``day_s``, starting at a time
-            drawn per device; ``"charging"``: alternately online and offline for times drawn from exponential
+        pattern: ``"always"`` online; ``"diurnal"``: for the fraction ``online_share`` of every ``day_s``, starting at
+            a time drawn per device; ``"charging"``: alternately online and offline for times drawn from exponential
             distributions with the means ``online_s`` and ``offline_s``.
         day_s: seconds of a day.
-        online_share: part of the day that a device is online.
-        online_s: mean seconds that a device charges, and so is online.
-        offline_s: mean seconds between two charges.
+        online_share: fraction of the day for which a device is online.
+        online_s: mean length in seconds of the times when a device charges and is online.
+        offline_s: mean length in seconds of the times between them.
 
     Example:
         >>> import feddrop

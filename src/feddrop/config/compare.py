@@ -16,7 +16,7 @@ WIDTHS = {"ieee": 3.5, "ieee-double": 7.16}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget(Settings):
-    """What every run of a comparison may spend, in total over its rounds. Each amount is read off on its own.
+    """What every run of a comparison may spend, in total over its rounds. Accuracy is read at each amount.
 
     Attributes:
         rounds: number of rounds.

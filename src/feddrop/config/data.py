@@ -19,7 +19,7 @@ class Data(Settings):
     """The data set and how it is split over the devices.
 
     Attributes:
-        name: the data set; ``"digits"`` and ``"diabetes"`` are embedded.
+        name: the data set; ``"digits"`` and ``"diabetes"`` need no download.
         path: the archive, file or folder; if empty, ``$FEDDROP_DATA`` and the cache folder are searched.
         train_limit: use only this many training samples, balanced over classes (or roles); 0 uses all.
         devices: number of devices K; with the partition ``"owner"``, the K owners with the most samples, or all if 0.

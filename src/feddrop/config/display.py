@@ -13,7 +13,7 @@ _NOTHING = 1e-14
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
-    """Return a table with a title above and a note below it; floats have four significant digits."""
+    """Return a table with a title above it and a note below it; floats have four significant digits."""
     top = "".join(f'<th scope="col" style="text-align: left">{_text(cell)}</th>' for cell in head)
     body = "".join(
         "<tr>" + "".join(f'<td style="text-align: left">{_text(cell)}</td>' for cell in row) + "</tr>" for row in rows

@@ -25,9 +25,9 @@ class Execution(Settings):
     Attributes:
         executor: ``"serial"`` simulates one device after another; ``"processes"`` and ``"ray"`` use several worker
             processes on this machine or on a Ray cluster. The results are bit-identical.
-        workers: number of worker processes, on this machine or on a cluster; at most as many as devices are started.
-        threads: torch threads per device, and of the server; they affect the result, since they change the order of
-            float sums.
+        workers: number of worker processes, on this machine or on a cluster; no more are started than can be busy.
+        threads: number of torch threads per device and on the server; it affects the last bits of the result, since
+            it changes the order in which floats are summed.
         torch_device: where networks are trained: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; only the CPU guarantees
             bit-identical results.
         dtype: data type of the values in frames; with ``"auto"``, the cell chooses float32, float16 or int8 per device

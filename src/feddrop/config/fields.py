@@ -116,7 +116,7 @@ FROM_PRESET: Any = _FromPreset()
 
 
 class Chosen(str):
-    """A word that a preset or another setting chose, not the user; equal to the same plain string."""
+    """A word that a preset or another setting chose, not the user; it equals the same plain string."""
 
     __slots__ = ()
 

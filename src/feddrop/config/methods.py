@@ -65,14 +65,15 @@ class FedDrop(Subnets):
 
     Attributes:
         draw: ``"uniform"`` keeps every weight or unit with the same probability (the paper); ``"importance"`` keeps it
-            with a probability q proportional to its magnitude and scales it by 1/q: unbiased, too, with less variance.
+            with a probability q proportional to its magnitude and scales it by 1/q, which is also unbiased and has less
+            variance.
         threshold: for importance draws of weights: ``"layer"`` keeps a fraction 1-γ of every layer; ``"network"`` keeps
             that fraction of the whole network, so that layers of small weights lose more. The default of these draws is
             ``"layer"`` in a cell with ``radio.costs = "measured"``, which need the size of a subnet in advance, and
             ``"network"`` otherwise.
         exponent: for importance draws: p ≥ 1 in q = min(1, |w|/τ)^p; at the unit level, |w| is the norm of a unit. 1 is
-            unbiased; 2 favours large weights, which is better at high rates and, for units, at unequal ones; the
-            larger, the closer to keeping the largest weights.
+            unbiased; 2 favours large weights, which is better at high rates and, for units, at unequal rates. Larger
+            values come closer to keeping only the largest weights.
         rule: how updates are aggregated: ``"delta"`` averages zero-padded updates (eq. basic1), ``"model"`` averages
             zero-padded models (the Aggregation step, literally), ``"holders"`` averages each weight over the devices
             that held it, the default of importance draws.

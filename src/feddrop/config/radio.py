@@ -55,12 +55,12 @@ class Radio(Settings):
         channel: the model that draws the gains and the server's estimates of them; empty for the fading of this
             section.
         channel_settings: keyword arguments of the channel.
-        outcome: which updates are lost on the way: with ``"late"``, those that are late over the true channel (none
-            under a virtual clock); with ``"none"``, none.
+        outcome: which updates are lost on the way: ``"late"`` loses those that miss the deadline over the true channel
+            (none under a virtual clock); ``"none"`` loses no update.
         outcome_settings: keyword arguments of the outcome.
         absent_cost: for ``"exact"``: the cost of leaving out a device, per unit of its weight in the objective. A
-            device is left out if its φ plus the price of its band exceeds that; ``policy`` does not apply. 0 leaves out
-            none.
+            device is left out if its φ plus the price of its band exceeds this cost; ``policy`` does not apply. 0
+            leaves out no device.
         control: what the scheme chooses in every round: ``"rate"``, and any of ``"share"``, ``"power"`` and ``"cpu"``.
             Without share, the band is split equally; without power or cpu, devices use their maximum.
         policy: what to do in an infeasible round: raise an error, leave out the fewest devices or stretch the deadline.
@@ -78,8 +78,8 @@ class Radio(Settings):
         noise_w_hz: noise density in W/Hz; with ``"literal"``, the variance in W.
         noise_figure_db: noise figures of the base station and of a device in dB, relative to -174 dBm/Hz; they replace
             ``noise_w_hz``. Not with ``"literal"``.
-        costs: what rates are chosen by and latency and energy are computed from: ``"measured"`` frames and counted
-            FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other is reported too.
+        costs: the costs from which rates are chosen, and latency and energy computed: ``"measured"`` frames and counted
+            FLOPs, or the paper's ``"formula"``, (1-γ) M_ori Q bits. The other costs are reported too.
         bits_per_parameter: Q of the paper's formula; measured frames have their own size.
         flop_per_cycle: floating-point operations per CPU cycle; 0 for those of the device kind.
         max_rate: θ, the largest rate that a device may get.
@@ -113,7 +113,7 @@ class Radio(Settings):
         tx_power_w: range of transmit powers P to draw from, in W; empty for the device kind's.
         cpu_constant: range of CPU constants Ω to draw from, where computing takes Ω f³ watts; empty for the device
             kind's.
-        dynamic: whether devices come and go, and draw CPU frequency and power again, in every round.
+        dynamic: whether every round draws which devices are present, and their CPU frequencies and powers.
         min_devices: smallest number of devices present in a dynamic cell.
 
     Example:

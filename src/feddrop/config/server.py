@@ -35,9 +35,9 @@ class Server(Settings):
             device is hostile, it controls the mean. Against four hostile devices of ten, 0.4 and ``"median"`` fail too,
             because only the most extreme honest values remain; set ``filter`` instead. Entries that too few devices
             hold are clipped to 3 times the usual size of the tensor's changes (also with ``"median"``).
-        agreement: τ of gradient masked averaging: the change of a weight is multiplied by the agreement of the devices
-            that hold it, the absolute mean of their signs, unless that is at least τ; 0 for none, 1 damps wherever
-            devices disagree.
+        agreement: threshold τ of gradient masked averaging. The agreement on a weight is the absolute mean of the signs
+            of its changes, over the devices that hold it; where it is below τ, the change is multiplied by it. 0
+            turns this off; 1 damps every change on which devices disagree.
         clip: largest update norm, as a multiple of the previous round's median norm, or of this round's if that is
             larger and there are at least three updates; 0 for no limit.
         krum: number of devices that may be hostile: of K updates, only the K - krum closest together are used

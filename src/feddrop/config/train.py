@@ -33,8 +33,8 @@ class Train(Settings):
         proximal: μ of FedProx: adds μ/2·‖w - w₀‖² to the loss, where w₀ are the weights at the start of the round.
         batch_size: samples per step.
         epochs: passes over the local data per round.
-        compress: fraction of the changes of its weights that a device sends, the largest of every tensor; it remembers
-            the others and adds them to its next update (top-k with error feedback). 1 sends all.
+        compress: fraction of its weight changes that a device sends, the largest ones of every tensor; the device
+            remembers the others and adds them to its next update (top-k with error feedback). 1 sends all.
         loss: the loss; if empty, cross-entropy for classes and mean squared error for numbers.
     """
 

@@ -40,7 +40,7 @@ def _table(name: str, delimiter: str | None = None) -> Array:
     """Read a table of numbers that ships with scikit-learn, without its slow import."""
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("the embedded data sets need scikit-learn, which is not installed: pip install scikit-learn.")
+        raise DataError("the built-in data sets need scikit-learn, which is not installed: pip install scikit-learn.")
     path = Path(spec.submodule_search_locations[0], "datasets", "data", name)
     try:
         return np.loadtxt(path, delimiter=delimiter)

@@ -12,7 +12,7 @@ import torch
 def torch_threads(count: int) -> Iterator[None]:
     """Use this many torch threads in the body, then as many as before.
 
-    The server merges with the threads of a device, ``execution.threads``, whatever runs the devices. Torch's default,
+    The server merges with as many threads as a device has, ``execution.threads``, with every executor. Torch's default,
     one thread per core, is slower beside workers that are busy on the same cores: every operation waits for the thread
     that gets a core last. It also makes sums depend on the machine's cores.
     """

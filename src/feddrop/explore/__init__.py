@@ -1,4 +1,4 @@
-"""``feddrop explore``: a local page to play with a cell and to watch runs. Standard library and NumPy; no torch."""
+"""``feddrop explore``: a local page to try out a cell and to watch runs. Standard library and NumPy; no torch."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Jobs:
         at_work = [one for one, process in self._processes.items() if process.poll() is None]
         problem = ""
         if not self.allowed:
-            problem = "this explorer starts no runs. Start it with --allow-run."
+            problem = "this explorer may not start runs. Start it with --allow-run."
         elif stop and (name not in at_work or name in self._stopping):
             problem = "only a run that was started here and is under way can be stopped."
         elif not stop and (name in at_work or len(at_work) >= MOST):

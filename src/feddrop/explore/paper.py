@@ -45,7 +45,7 @@ class Paper:
     def run(self, key: str) -> dict[str, Any]:
         """Return a stored run: its settings, version and numbers by round."""
         if self.folder is None or not _KEY.fullmatch(key) or not (self.folder / f"{key}.json").is_file():
-            raise RunError(f"{clean(key, 40)!r} is no stored run.")
+            raise RunError(f"{clean(key, 40)!r} is not a stored run.")
         found = self._read(self.folder / f"{key}.json")
         settings = {name: value for name, value in flat(found.get("config", {})).items() if value is not None}
         return {"key": key, "config": settings, "version": found.get("version"), "series": found.get("series", {})}

@@ -66,12 +66,12 @@ class Runs:
         return [path.relative_to(self.root).as_posix() for path in found]
 
     def folder(self, name: str) -> Path:
-        """Return the folder of a run; a RunError if it is no run folder below the root, or links out of it."""
+        """Return the folder of a run; a RunError if it is not a run folder below the root, or links out of it."""
         path = (self.root / str(name)).resolve()
         inside = path.is_relative_to(self.root) and (path / "run.json").is_file()
         links = [one for one in (*path.glob("*"), *path.glob("*/*")) if one.is_symlink()] if inside else []
         if not inside or any(not one.resolve().is_relative_to(self.root) for one in links):
-            raise RunError(f"{clean(name, 80)!r} is no run folder below the root, or has links out of it.")
+            raise RunError(f"{clean(name, 80)!r} is not a run folder below the root, or has links out of it.")
         return path
 
     def log(self, name: str) -> RunLog:
@@ -173,7 +173,7 @@ class Runs:
         """Return a page that ``feddrop report`` or ``feddrop compare`` wrote below the root."""
         path = (self.root / name).resolve()
         if path.suffix != ".html" or not path.is_relative_to(self.root) or not path.is_file():
-            raise RunError(f"{clean(name, 80)!r} is no page below the root.")
+            raise RunError(f"{clean(name, 80)!r} is not a page below the root.")
         return path.read_bytes()
 
 

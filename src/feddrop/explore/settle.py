@@ -76,7 +76,7 @@ def to_toml(state: Mapping[str, Any]) -> str:
 
 
 def to_run(state: Mapping[str, Any]) -> str:
-    """Return the file that ``feddrop run`` takes: the same cell around the embedded digits."""
+    """Return the file that ``feddrop run`` takes: the same cell with the built-in digits."""
     cell = tables_of(state)["cell"]
     top: dict[str, Any] = {"seed": cell.get("seed", 0), "rounds": state.get("rounds", 20)}
     return tomli_w.dumps(top | {"data": {"devices": cell.get("devices", 10)}, "radio": _scheme_table(state)})

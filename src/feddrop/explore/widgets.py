@@ -36,7 +36,7 @@ def explore_cell(file: str | Path | None = None) -> Any:
         A widget; a notebook displays it if it is the last value of a cell.
 
     Raises:
-        ConfigError: ipywidgets is not installed, or the file is no cell.
+        ConfigError: ipywidgets is not installed, or the file does not describe a cell.
     """
     try:
         widgets: Any = import_module("ipywidgets")

@@ -1,8 +1,8 @@
 """A SuperExec that keeps torch loaded, so that a message costs a fork instead of the import of torch.
 
-Flower starts a process for every message. With ``--isolation process`` a SuperNode leaves that to a SuperExec, and this
-is one: it has imported torch and feddrop, and a fork of it answers the message, with the code and data of the run's app
-as always. It takes the options of ``flower-superexec``::
+Flower starts a process for every message. With ``--isolation process``, a SuperNode leaves that to a SuperExec. This
+SuperExec has imported torch and feddrop, and answers each message in a fork of itself, with the code and data of the
+run's app as usual. It takes the options of ``flower-superexec``::
 
     flower-supernode ... --host 127.0.0.1 --port 9094 --isolation process
     python -m feddrop.flower.warm --runtime-api-address 127.0.0.1:9094 --insecure

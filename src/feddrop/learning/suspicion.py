@@ -210,7 +210,7 @@ def distances_from_others(sketches: Sequence[Sketch], among: Places | None = Non
     """Return every sketch's distance from the median of the others ``among`` them, at least 2, bucket by bucket.
 
     The median of all but one follows from the sorted values around the middle: those above the place are the others'
-    own, those below it move up by one. So nothing of the size of all sketches is held but the sketches. A sketch that
+    own, those below it move up by one. So the sketches are the only array of their size. A sketch that
     is not among them is compared with the same median, as if it were.
     """
     compared = sketches if among is None else [sketches[n] for n in among]

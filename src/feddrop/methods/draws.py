@@ -70,7 +70,7 @@ class UniformDraw:
         self.sizes: SizesAt = (lambda rate: Sizes(kept=kept_sizes(blueprint, config, rate))) if promised else None
 
     def plan(self, params: Params, jobs: list[Job]) -> list[Job]:  # noqa: ARG002
-        """Return the jobs: the seed says everything."""
+        """Return the jobs unchanged: their subnets follow from their seeds."""
         return jobs
 
     def cut(self, job: Job) -> Subnet:

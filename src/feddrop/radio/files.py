@@ -242,7 +242,7 @@ def _cell_problems(table: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {brief(value)}; it must be a table of keys and values."
     if table["radio"].get("objective") == IMPORTANCE:
         yield (
-            "radio.objective is 'importance', which is read off the network of a run; a cell has none. Use "
+            "radio.objective is 'importance', which is computed from the network of a run; a cell file has none. Use "
             "'importance-normal' instead."
         )
     if table["radio"].get("costs") == "measured":

@@ -62,7 +62,7 @@ def takes(given: Any, count: int) -> bool:
 
 
 def built_on(channel: Callable[..., Any], fading: Any) -> Any:
-    """Return what a class or function makes of a fading; it gets it as ``fading``, or as a first required argument."""
+    """Call a class or function with a fading: as ``fading`` or as its first argument, if it takes one."""
     try:
         known = [*inspect.signature(channel).parameters.values()]
     except ValueError:  # it has no signature

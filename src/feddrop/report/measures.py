@@ -38,7 +38,7 @@ class Measure:
 
     Attributes:
         name: heading of its column.
-        read: reads it off a run; infinite with a bound if a target was never reached.
+        read: computes it from a run; infinite with a bound if a target was never reached.
         scale: the unit to show values up to a size in.
         unit: the unit of the numbers themselves.
         better: 1 if higher is better, -1 if lower is; 0 for a number that is not judged.

@@ -17,7 +17,7 @@ from feddrop.radio.tables import brief, read_table
 from feddrop.seeds import derive, generator
 
 _DRAWN = 64
-"""Charges that are drawn at a time."""
+"""How many charging times are drawn at once."""
 
 
 class Span(NamedTuple):

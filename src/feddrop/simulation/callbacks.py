@@ -1,7 +1,7 @@
 """Callbacks: TensorBoard, MLflow, Weights & Biases, or a custom object.
 
-A callback is any object with some of the methods of :class:`Callback`. It observes and cannot alter the run. One that
-fails is reported once and not called again.
+A callback is any object with some of the methods of :class:`Callback`. Callbacks observe a run and cannot alter it. A
+callback that fails is reported once and not called again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunView(Protocol):
 
 
 class Callback(Protocol):
-    """What a run calls. All methods are optional."""
+    """The methods that a run calls; all are optional."""
 
     def on_start(self, run: RunView) -> None:
         """Called when a run starts or resumes, before its next round."""

@@ -1,4 +1,4 @@
-"""How the server and the devices exchange frames: push, (computation,) pull.
+"""How the server and the devices exchange frames: jobs are pushed, updates are pulled.
 
 ``packed`` cuts a subnet and writes its frame, ``pull`` reads a reply and checks that it answers the job; ``device.py``
 does the rest. So bytes are measured, not estimated, and executors only move bytes.
@@ -77,7 +77,7 @@ def packed(
     memories: MemoryStore,
     frozen: Set[str],
 ) -> tuple[SentJob, Parcel | None, str]:
-    """Cut the subnet of a job and write its frame; without a parcel if it cannot be written, and why."""
+    """Cut the subnet of a job and write its frame; if the frame cannot be written, return the reason, not a parcel."""
     how = dtype if isinstance(dtype, str) else dtype[job.device]
     subnet, memory = checked_subnet(method.cut(job)), memories.get(job.device)
     if job.remembered and not memory:  # the device has forgotten: send everything

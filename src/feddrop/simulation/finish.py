@@ -54,7 +54,7 @@ def stopped(job: Run) -> str:
     told = f"Stopped after round {job.round} of {job.config.rounds}. Continue with {again}."
     try:
         return f"{told} Report: {write_report(job.folder)}"
-    except (FeddropError, OSError) as error:  # what stopped the run matters more
+    except (FeddropError, OSError) as error:  # the interrupt matters more than this error
         return f"{told} The report could not be written: {error}"
 
 

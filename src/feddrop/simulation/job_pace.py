@@ -30,7 +30,7 @@ class JobPace:
         tx_power_w: watts while sending.
         circuit_j: joules for receiving and idling.
         transmissions: how often the answer is sent on average.
-        lost: why the answer is lost on the way; empty if it is not.
+        lost: why the answer is lost on the way; empty if it arrives.
         record: what the record of the job says about the plan it started with.
     """
 

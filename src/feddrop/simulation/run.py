@@ -48,14 +48,14 @@ Record = RoundRecord
 class Run:
     """A run in progress. Iterate over it: each round is saved before its record is yielded.
 
-    Stop at any time; ``feddrop resume`` continues after the last record. A loop that ends writes the report. A loop
-    that is interrupted or left early also writes it, and says how to resume.
+    You can stop at any time; ``feddrop resume`` continues after the last record. The report is written when the loop
+    ends, also if it is interrupted or left early; then a message says how to resume.
 
     Args:
         config: the configuration of the run.
         out: the run folder; new or empty, unless resuming or overwriting.
         resume: whether to continue the run in the folder.
-        back: when resuming, how many of the last rounds to repeat; only the last rounds' checkpoints are kept.
+        back: when resuming, how many of the last rounds to repeat; see :func:`feddrop.resume` for the limit.
         overwrite: whether to overwrite a run in the folder.
         model: a custom network in place of ``config.model``, or a function from a seed to one; it is copied.
         dataset: a custom data set in place of ``config.data.name``; :func:`feddrop.from_arrays` creates one.
@@ -72,8 +72,8 @@ class Run:
         channel: an object with ``draw(devices, round, seed) -> gains`` in place of the channel model.
         outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, in addition to ``config.callbacks``.
-        label: name of the run in reports, kept on resume. Reports average runs that differ only in their seed: never
-            if their labels differ, and with custom objects that cannot be compared only if their labels are equal.
+        label: name of the run in reports, kept on resume. Runs with different labels are never averaged as seeds; runs
+            with custom objects that cannot be compared are averaged only if they have the same label.
         command: how the run was started, for the report.
         report: whether to write ``report.html`` after the last round, and when the loop is interrupted or left early.
 
@@ -268,8 +268,8 @@ def run(
 ) -> list[Record]:
     """Train all rounds, write the report, and return one record per round.
 
-    A notebook shows the rounds as they end, then the figures. An interrupt keeps the saved rounds, writes the report
-    and says how to resume.
+    In a notebook, each round is shown as it ends, and the figures at the end. If the run is interrupted, the saved
+    rounds are kept, the report is written, and the error says how to resume.
 
     Args:
         config: the configuration of the run.
@@ -290,8 +290,8 @@ def run(
         outcome: a function ``(plan, truth, costs, state) -> (lost, state)`` in place of ``config.radio.outcome``.
         callbacks: objects called at the start, after every round and at the end, in addition to ``config.callbacks``.
         overwrite: whether to overwrite a run in the folder.
-        label: name of the run in reports, kept on resume. Reports average runs that differ only in their seed: never
-            if their labels differ, and with custom objects that cannot be compared only if their labels are equal.
+        label: name of the run in reports, kept on resume. Runs with different labels are never averaged as seeds; runs
+            with custom objects that cannot be compared are averaged only if they have the same label.
         command: how the run was started, for the report.
 
     Example:
@@ -323,7 +323,7 @@ def resume(
 ) -> list[Record]:
     """Continue a run where it stopped, write the report, and return all records.
 
-    Custom objects are not saved: give the same ones as at the start. Only the executor may differ.
+    Custom objects are not saved: pass the same ones as at the start. Only the executor may differ.
 
     Args:
         folder: the run folder.

@@ -1,4 +1,4 @@
-"""What plans the rounds of a run: the interface, and rates that are given.
+"""The planners of a run's rounds: their interface, and the planner for given rates.
 
 A planner chooses the rates of a round with ``decide``, works out its costs afterwards with ``costs``, and knows the
 energy ``budgets``. See ``cell_rates.py`` for the planner of a radio cell, which calls schemes, channels and outcomes.
@@ -102,7 +102,7 @@ class Workload:
 
 
 class RateScheme(Protocol):
-    """What plans the rounds of a run.
+    """The interface of a planner, which chooses the rates of every round.
 
     It may also have ``takes``, names of settings that it uses, and ``kept_settings``, its settings by name for
     ``run.json``.

@@ -155,7 +155,7 @@ def next_round(
         plan = ready.scheme.decide(round_, server.cell, server.params)
         intake = server.intake(ready, memories, lost=plan.lost)
         result = run_round(intake, executor, plan.rates, config.seed, plan.dtypes or config.execution.dtype)
-    merged = any(device.loss is not None for device in result.devices)  # else all are lost: the network stays
+    merged = any(device.loss is not None for device in result.devices)  # else nothing was merged
     if round_ == 1 and merged and config.server.weighs and not ready.task.setup.means:
         raise RunError(unused_mean(config.server))
     after = stepped(ready, server, result.params, result.state) if merged else replace(server, round=round_)

@@ -14,7 +14,7 @@ JOULES, SECONDS = "spent/energy_j", "spent/seconds"
 
 
 def so_far(state: ArrayState, devices: int) -> dict[str, FloatArray]:
-    """Return joules per device and seconds, both of all rounds before; zeros before the first round."""
+    """Return the joules of every device and the seconds of all earlier rounds; zeros before the first round."""
     found = {
         JOULES: np.array(state.get(JOULES, np.zeros(devices)), dtype=np.float64),
         SECONDS: np.array(state.get(SECONDS, np.zeros(1)), dtype=np.float64),

@@ -175,7 +175,7 @@ def locked(folder: Path, *inside: str) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Return whether a process is at work in a folder; this locks it for an instant, which :func:`locked` outwaits."""
+    """Return whether a process is using a folder; this locks it for an instant, shorter than :func:`locked` waits."""
     try:
         release = _flock(folder, waits=False) if fcntl is not None else None
     except InUseError:

@@ -9,7 +9,7 @@ from feddrop.config import RunConfig
 
 
 class Totals(NamedTuple):
-    """What a run has used and reached so far: virtual seconds, joules of all devices, the best test accuracy."""
+    """What a run has used and reached so far: virtual seconds, joules of all devices, and the best test accuracy."""
 
     seconds: float = 0.0
     joules: float = 0.0

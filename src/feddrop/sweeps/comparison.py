@@ -1,8 +1,8 @@
 """Compare arms (methods, schemes or any settings) over seeds, at equal budgets, on one page.
 
-A comparison is a sweep over arms and seeds. With a budget, the harness decides how many rounds an arm trains: it trains
-a few rounds with every seed, works out from what they cost how many fit, trains on, and repeats that until no run has
-room for another round. Arms with cheaper rounds thus train more of them. Rounds beyond the budget do not count:
+A comparison is a sweep over arms and seeds. With a budget, this module decides how many rounds an arm trains: it trains
+a few rounds with every seed, computes from their costs how many rounds fit, trains those, and repeats this until no run
+has room for another round. Arms with cheaper rounds thus train more of them. Rounds beyond the budget do not count:
 neither for accuracies nor for targets. All seeds of an arm train equally many, so that they stay one experiment.
 
 If a setting depends on the number of rounds (a learning rate schedule, the readjustments of FedDST), rounds cannot be
@@ -242,7 +242,7 @@ def train_to_budget(arms: Mapping[str, Arm], settings: Compare, out: Path, train
 
 
 def _next_goal(jobs: Sequence[SweepJob], rounds: int) -> int:
-    """Return how far to train before the costs are looked at again."""
+    """Return how far to train before the costs are evaluated again."""
     return min(rounds, GROWTH * min(map(rounds_done, jobs)))
 
 
