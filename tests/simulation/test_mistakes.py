@@ -39,6 +39,23 @@ def test_a_usual_network_and_loss_are_not_remarked(tmp_path, data, caplog):
     assert said(caplog, tmp_path, data, model=net(), loss=smooth) == ""
 
 
+@pytest.mark.parametrize(
+    ("method", "rate", "advice"),
+    [
+        (feddrop.FedDrop(), [0.2, 0.9], 'Set method.draw = "importance", unless'),
+        (feddrop.FedDrop(level="unit"), [0.2, 0.7], 'Set method.draw = "importance" and method.exponent = 2, unless'),
+        (feddrop.FedDrop(), [0.2, 0.6], ""),
+        (feddrop.FedDrop(draw="importance"), [0.2, 0.9], ""),
+        (feddrop.FIARSE(), [0.2, 0.9], ""),
+    ],
+)
+def test_uniform_draws_at_high_rates_are_reported_once(tmp_path, data, caplog, method, rate, advice):
+    feddrop.run(config(method=method, rate=rate), tmp_path / "run", dataset=data, model=net())
+    found = [line for line in caplog.messages if "method.draw" in line]
+    assert len(found) == bool(advice)
+    assert all(line.startswith("round 1: some rates are 0.7 or more") and advice in line for line in found)
+
+
 def test_more_outputs_than_classes_are_reported(tmp_path, data, caplog):
     assert "the network has 5 outputs for 3 classes" in said(caplog, tmp_path, data, model=net(outputs=5))
 

@@ -56,3 +56,7 @@ class MethodSettings(Settings):
     def notices(self, rounds: int) -> list[str]:  # noqa: ARG002
         """Return one line for each step of the method that a run of this many rounds never reaches."""
         return []
+
+    def remark(self, highest: float) -> str:  # noqa: ARG002
+        """Return one line of advice if the highest rate of a round is one that the method does not handle well."""
+        return ""

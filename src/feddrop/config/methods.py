@@ -24,6 +24,8 @@ LAYERS = ("all", "linear")
 RULES = ("delta", "model", "holders")
 DRAWS = ("uniform", "importance")
 STEPS = ("scaled", "plain")
+HIGH_RATE = 0.7
+"""Rates from which uniform draws are advised against; docs/method.md has what they lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -130,6 +132,16 @@ class FedDrop(Subnets):
             "rule": "holders" if drawn else "delta",
             "step": "plain" if plain else "scaled",
         }
+
+    def remark(self, highest: float) -> str:
+        """Recommend importance draws at high rates."""
+        if self.draw != "uniform" or highest < HIGH_RATE:
+            return ""
+        better = '"importance"' + (" and method.exponent = 2" if self.level == "unit" else "")
+        return (
+            f"some rates are {HIGH_RATE:g} or more, where uniform draws lose accuracy. Set method.draw = {better}, "
+            "unless the paper's rule is what you study."
+        )
 
     def problems(self) -> Iterator[str]:
         """Importance draws have exact counts."""

@@ -155,8 +155,10 @@ def is_late(plan: RoundPlan, done: DeviceRound, cost: Mapping[str, Any]) -> bool
     return bool(cost["latency_s"] > plan.deadline_s * (1 + TOLERANCE))
 
 
-def remarks(record: RoundRecord) -> Iterator[str]:
+def remarks(record: RoundRecord, config: RunConfig) -> Iterator[str]:
     """Yield one line per thing in a round that is probably a mistake; the run logs each line once."""
+    if advice := config.method.remark(max((one.rate or 0.0 for one in record.devices), default=0.0)):
+        yield advice
     if LATE in record.counts:
         yield "some devices are late: their latency exceeds the deadline, but their updates count."
     if (record.test_accuracy or 0.0) > 1.0:

@@ -239,7 +239,7 @@ class Run:
         if record.diverged:
             log.warning("round %d: the test loss is %.3g: training diverged. %s", record.round, record.test_loss,
                         self.config.server.advice)  # fmt: skip
-        if unusual := set(recording.remarks(record)) - self._remarked:
+        if unusual := set(recording.remarks(record, self.config)) - self._remarked:
             self._remarked |= unusual
             for line in sorted(unusual):
                 log.warning("round %d: %s", record.round, line)
