@@ -6,6 +6,7 @@
 - ``{d[claim: comparison]}``: the difference in a comparison, with its error and seeds;
 - ``{t[row, rate]}``: our accuracy in the table; ``{p[row, rate]}``: that of the paper;
 - ``{e[scenario, scheme, deadline]}``: accuracy at a deadline; ``{x[question: variant]}``: in the last section;
+- ``{b[question: variant]}``: the round with the highest accuracy there;
 - ``{f[name]}``: a measurement that needs no training;
 - ``{counts}``: how many claims hold; ``{changes}``: the verdicts that changed since 0.2.0.
 """
@@ -53,6 +54,7 @@ def write(scale: Scale, find: Lookup, judged: Sequence[Judged], facts: dict[str,
         "p": _published(),
         "e": _ends(scale, find),
         "x": _variants(scale, find),
+        "b": _best_rounds(scale, find),
         "f": _facts(scale, find, facts),
         "counts": counts(judged),
         "changes": changes.table(judged),
@@ -123,6 +125,14 @@ def _ends(scale: Scale, find: Lookup) -> dict[str, str]:
 def _variants(scale: Scale, find: Lookup) -> dict[str, str]:
     return {
         f"{question}: {name}": _percent(percents([find(config)]))
+        for question, group in explain.variants(scale).items()
+        for name, config in group
+    }
+
+
+def _best_rounds(scale: Scale, find: Lookup) -> dict[str, str]:
+    return {
+        f"{question}: {name}": "not run" if (result := find(config)) is None else str(explain.best_round(result))
         for question, group in explain.variants(scale).items()
         for name, config in group
     }

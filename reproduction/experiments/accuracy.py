@@ -222,7 +222,7 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
     beats, crosses = (_against(scale, lines, scenario) for scenario in MODELS)
     tuned = "FedDST has the learning rate that was chosen without dropout"
     return [
-        verdict("underfit-falls", falls),
+        verdict("underfit-falls", falls, _between(scale)),
         verdict("overfit-peaks", peaks, "", FC_ONLY),
         verdict(
             "beats-feddst", [_feddst_point(row, rate, pair) for (row, rate), pair in beats.items()], f"{asked}; {tuned}"
@@ -237,6 +237,15 @@ def _verdicts(scale: Scale, lines: Table) -> list[Verdict]:
             f"{asked}; {tuned}; its mask covers the convolutions too, so equal rates are not equal sparsities",
         ),
     ]
+
+
+def _between(scale: Scale) -> str:
+    """Say between which rates accuracy is compared; others have too few seeds."""
+    rates = [
+        f"{', '.join(f'{rate:g}' for rate in scale.repeated['underfitting', partition])} ({TITLES[partition]})"
+        for partition in ("iid", "dirichlet")
+    ]
+    return f"tested from one rate with all seeds to the next: {'; '.join(rates)}"
 
 
 Pair = tuple[list[float | None], list[float | None]]

@@ -73,6 +73,26 @@ def test_a_log_softmax_is_reported_before_cross_entropy_and_not_before_nll(tmp_p
     assert "ends with a log_softmax, and the loss applies another, which has no effect" in text
 
 
+def test_classes_without_an_accuracy_are_reported(tmp_path, data, caplog):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return {"scores": self.net(x)}
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs["scores"], targets)
+
+    def share(outputs, targets):
+        return (outputs["scores"].argmax(1) == targets).double().mean()
+
+    given = {"model": Named(), "loss": loss}
+    assert said(caplog, tmp_path, data, **given, metrics={"accuracy": share}) == ""
+    assert "accuracy is not measured: targets are classes" in said(caplog, tmp_path / "without", data, **given)
+
+
 def test_a_loss_that_sums_is_an_error(tmp_path, data):
     loss = nn.CrossEntropyLoss(reduction="sum")
     with pytest.raises(ConfigError, match=r"it sums over the samples. It must be their mean; use reduction=.mean"):

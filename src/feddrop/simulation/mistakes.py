@@ -59,6 +59,11 @@ def notices(run: Prepared) -> Iterator[str]:
     if _classifies(outputs, targets):
         yield from _surplus_outputs(outputs, run.dataset)
         yield from _double_softmax(run.task.setup.loss, outputs, targets)
+    elif not targets.is_floating_point() and not {"accuracy", "mae"} & {*run.task.measures, *run.task.metrics}:
+        yield (
+            "accuracy is not measured: targets are classes, but the network does not return one score per class. "
+            'Pass metrics={"accuracy": function} to measure it.'
+        )
 
 
 def _surplus_outputs(outputs: Tensor, dataset: Dataset) -> Iterator[str]:
