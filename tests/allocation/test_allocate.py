@@ -413,6 +413,14 @@ def test_what_the_error_suggests_is_just_enough():
         assert diagnose(replace(p, comm_s=p.comm_s / wider, upload_j=p.upload_j / wider)) is None
 
 
+def test_who_needs_more_than_an_equal_part_is_named():
+    for seed in range(30):
+        p = one(problems("latency", 6, 1, seed=seed, load=1.05), 0)
+        short = diagnose(p, equal=True)
+        assert set(short.devices) <= set(np.flatnonzero(least_share(p) > 1 / 6))
+        assert min(short.least_share) > 1 / 6
+
+
 def test_who_cannot_take_part_at_all_is_named_with_the_reason():
     slow = Problem(**(SIMPLE | {"compute_s": [0.5, 20.0, 0.4]}))
     assert str(diagnose(slow)).count("device 1 cannot meet its deadline with any share") == 1

@@ -378,6 +378,10 @@ def test_a_subnet_is_looked_at(page):
     page.click("#grid")  # a device in a round
     page.until("document.querySelectorAll('#subnet-pictures canvas').length", 60)
     assert " values in round " in page.text("#subnet-note")
+    page.js("document.querySelector('#subnet-round').value = 1; document.querySelector('#subnet-round').focus()")
+    page.key("Enter")  # without a mouse
+    page.until("document.querySelector('#subnet-note').innerText.includes('values in round 1:')", 60)
+    assert page.text("#timeline-title") == "Timeline of round 1"
 
 
 def test_hostile_names_are_text(page):

@@ -22,6 +22,7 @@ from feddrop.explore.cell import SHOWN, START, solve, tables_of
 from feddrop.explore.routes import _json
 from feddrop.explore.settle import curve, from_toml, settle, to_run, to_toml
 from feddrop.radio import build_cell
+from feddrop.schemes import scheme_of
 from feddrop.seeds import derive
 from support.pages import ROOT
 
@@ -104,6 +105,25 @@ def test_a_scheme_that_is_not_shown_is_named(name):
     assert note.startswith(f"The file's scheme, {name}, is not shown on this page. The optimum (exact) is shown")
     for shown in SHOWN:
         assert solve(from_toml(f'[radio]\nscheme = "{shown}"\nenergy_budget_j = 300.0\n'))["notes"] == []
+
+
+def test_a_scheme_that_fails_leaves_the_others_to_be_seen(monkeypatch):
+    def failing(name, *given, **named):
+        if name == "random":
+            raise ConfigError("no shares.")
+        return scheme_of(name, *given, **named)
+
+    monkeypatch.setattr(cell, "scheme_of", failing)
+    lacking = {one["name"]: one["lacks"]["text"] for one in solve(START)["schemes"] if "lacks" in one}
+    assert lacking.pop("random") == "no shares."
+    assert set(lacking) == {"no-dropout"}
+
+
+def test_an_objective_that_saved_files_do_not_print_is_told():
+    state = {**START, "scheme": "equal", "radio": {"objective": "linear", "energy_budget_j": 300.0}}
+    assert "print inverse" in solve(state)["notes"][0]
+    assert "objective" not in tomllib.loads(to_toml(state))["radio"]
+    assert solve({**state, "scheme": "exact"})["notes"] == []
 
 
 def test_what_a_cell_lacks():

@@ -105,6 +105,15 @@ def test_max_min_is_the_bisection_by_hand():
     assert np.delete(held.rate, 2).max() < 0.5
 
 
+def test_max_min_fits_where_one_device_needs_nearly_the_whole_band():
+    """After the deadline is stretched for it, it cannot keep even 99 % of what it could keep alone."""
+    loss = np.array([1e-3, 1e-3, 1e-3, 1e-9])
+    seen = seen_of(Cell.paper(devices=4, seed=8, deadline_s=1e-3, path_loss=loss, noise="subband"))
+    found, _ = plan_round(SCHEME_TABLE["max-min"], seen, "max-min", FULL)
+    assert found.share[3] > 0.99
+    assert found.rate == pytest.approx(np.full(4, 0.9), rel=1e-4)
+
+
 def test_subcarriers_are_whole_and_no_other_split_is_better():
     cell = Cell.paper(devices=3, seed=1, deadline_s=3.0)
     seen = seen_of(cell)

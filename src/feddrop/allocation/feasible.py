@@ -36,7 +36,8 @@ class Shortfall:
 
     Attributes:
         round: index of the round in a batch; None for a single round.
-        devices: devices that are infeasible even with the whole band; if all are feasible alone, those that need most.
+        devices: devices that are infeasible even with the whole band, or with their part if it must be split equally;
+            if there are none, those that need most.
         constraints: the constraint that limits each of them: ``"deadline"`` or ``"energy"``.
         least_share: smallest share of each of them at the highest rate; inf if no share is enough.
         load: band that all devices need over the available band; inf if no bandwidth is enough. It is a lower bound
@@ -160,7 +161,7 @@ def _explain(
         problem = _one_round(problem, number)
     present, least = everyone(problem), problem.least_share(_top(problem))
     order = np.argsort(np.where(present, -least, 0.0), kind="stable")
-    alone = int(np.sum(present & ~(least <= FITS)))
+    alone = int(np.sum(present & ~(least <= (FITS / present.sum() if equal else FITS))))
     worst = order[: min(alone or 3, 5, int(present.sum()))]
     by_energy = problem.least_share(_top(problem), np.inf)
     deadline_s = float(np.max(problem.deadline_s) * _stretch(problem, present, equal)[0])

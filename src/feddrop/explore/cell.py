@@ -23,7 +23,7 @@ from feddrop.allocation import OBJECTIVES, POLICIES, SCHEMES, Allocation, Shortf
 from feddrop.allocation.problem import FloatArray
 from feddrop.config.presets import PRESETS, SITES
 from feddrop.config.radio import NOISES, PACED, WITHOUT_DROPOUT
-from feddrop.errors import ConfigError, FeddropWarning, InfeasibleError, clean
+from feddrop.errors import ConfigError, FeddropError, FeddropWarning, clean
 from feddrop.explore.sliders import NAMES, as_tables
 from feddrop.radio.build import place_of
 from feddrop.radio.cost import cost
@@ -142,13 +142,16 @@ def solve(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def notes_on(state: Mapping[str, Any]) -> list[str]:
-    """Return a sentence if the scheme of the loaded file is not one of those shown."""
-    if not (name := state.get("replaced")):
-        return []
-    return [
-        f"The file's scheme, {clean(name)}, is not shown on this page. The optimum (exact) is shown in its place, and "
-        "saved files and copied calls use it."
-    ]
+    """Return what saved files and copied calls say differently from the page, one sentence each."""
+    notes = []
+    if name := state.get("replaced"):
+        notes += [
+            f"The file's scheme, {clean(name)}, is not shown on this page. The optimum (exact) is shown in its place, "
+            "and saved files and copied calls use it."
+        ]
+    if state.get("scheme", "exact") != "exact" and state.get("radio", {}).get("objective", "inverse") != "inverse":
+        notes += ["Only the optimum uses this objective: saved files and copied calls of other schemes print inverse."]
+    return notes
 
 
 @contextmanager
@@ -200,7 +203,7 @@ def round_of(name: str, found: CellFile) -> dict[str, Any]:
         got = allocate(
             found.problem, scheme_of(name, found, seed=found.seed, objective=radio.objective), policy=radio.policy
         )
-    except InfeasibleError as error:
+    except FeddropError as error:  # one scheme that fails leaves the others to be seen
         return {"name": name, "lacks": _lacks(error, found, 0.0 if name in WITHOUT_DROPOUT else radio.max_rate)}
     channels, active = found.channels, got.active
     if got.cpu_hz is not None and got.tx_power_w is not None:
@@ -244,7 +247,7 @@ def worth(got: Allocation, objective: str) -> float:
     return float(np.sum(measure.weights(weight / weight.sum()) * measure.value(kept)))
 
 
-def _lacks(error: InfeasibleError, found: CellFile, rate: float) -> dict[str, Any]:
+def _lacks(error: FeddropError, found: CellFile, rate: float) -> dict[str, Any]:
     """Return why a cell is infeasible, and the share of the band that each device needs at this rate."""
     short = error.args[0]
     if not isinstance(short, Shortfall):

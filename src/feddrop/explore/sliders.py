@@ -45,7 +45,7 @@ SLIDERS = (
     Slider("cell.samples", "Samples each", 1, 1e5, log=True, whole=True),
     Slider("radio.bits_per_parameter", "Bits per parameter", 1, 512, log=True, whole=True),
     Slider("model.parameters", "Parameters", 1, 1e6, "k", 1e3, log=True),
-    Slider("cell.round", "Round, its fading", 1, 200, whole=True),
+    Slider("cell.round", "Round (fading)", 1, 200, whole=True),
     Slider("cell.seed", "Seed", 0, 100, whole=True),
 )
 

@@ -20,7 +20,8 @@ def max_min(seen: SeenRound) -> Plan:
     alone = 1.0 / np.maximum(*loads(problem, np.ones(present.shape)))  # kept with the whole band
 
     def needed(s: float) -> FloatArray:
-        return np.where(present, problem.least_share(1.0 / np.minimum(s, 0.99 * alone)), 0.0)
+        kept = np.maximum(np.minimum(s, 0.99 * alone), 1.0 - problem.max_rate)  # at the highest rate, all devices fit
+        return np.where(present, problem.least_share(1.0 / kept), 0.0)
 
     low, high = float(1.0 - np.max(problem.max_rate)), 1.0
     while needed(high).sum() > 1.0 and high - low > 1e-12:

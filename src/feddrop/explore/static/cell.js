@@ -73,7 +73,7 @@ function curve(slider = page.words.sliders.find(({ key }) => key === $("against"
   if (!page.settled) return;
   const scale = slider.scale, { values, lines: found } = page.settled.curve, x = values.map((value) => value / scale);
   lines($("curve"), Object.entries(found).map(([name, y], n) => ({ name: page.words.named[name] ?? name, x, y, colour: n, dash: Math.floor(n / 6), strong: name === page.state.scheme })), {
-    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, x: [x[0], x.at(-1)],
+    xLabel: slider.label + (slider.unit ? ` (${slider.unit})` : ""), yLabel: "objective", xLog: slider.log, wide: 4, x: [x[0], x.at(-1)],
     now: Number(valueOf(slider.key)) / scale, label: `Objective of every scheme against ${slider.label}` });
 }
 

@@ -19,8 +19,9 @@ export function ticks(low, high, count, log, whole) {
 
 const known = (values) => values.filter((value) => value !== null && Number.isFinite(value));
 
-/** Draw lines into a box. Each has a name, x, y and perhaps deviation, colour and dash (numbers) and strong. */
-export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole = false, now = null, height = 230, x: ends, zero = false }) {
+/** Draw lines into a box. Each has a name, x, y and perhaps deviation, colour and dash (numbers) and strong.
+ *  The y-axis is logarithmic if the lines differ by more than the factor wide. */
+export function lines(box, given, { xLabel, yLabel, label, xLog = false, wide = Infinity, xWhole = false, now = null, height = 230, x: ends }) {
   const width = Math.max(240, box.clientWidth), right = width - RIGHT, bottom = height - BOTTOM;
   const drawn = given.filter((line) => known(line.y).length);
   if (!drawn.length) { box.replaceChildren(el("p", {}, "There is nothing to draw yet.")); return; }
@@ -28,16 +29,15 @@ export function lines(box, given, { xLabel, yLabel, label, xLog = false, xWhole 
   const low = drawn.flatMap((line) => line.y.map((y, n) => y === null ? null : y - (line.deviation?.[n] ?? 0)));
   const high = drawn.flatMap((line) => line.y.map((y, n) => y === null ? null : y + (line.deviation?.[n] ?? 0)));
   let [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(...known(low)), Math.max(...known(high))];
-  if (zero) y0 = Math.min(0, y0);
+  const yLog = y0 > 0 && y1 > wide * y0;
   if (x1 === x0) x1 = x0 + 1;
   if (y1 - y0 < 1e-9 * Math.abs(y1)) [y0, y1] = [y0 - 0.5, y1 + 0.5];
-  const pad = (y1 - y0) * 0.04;
-  y1 += pad; if (!zero) y0 -= pad;
-  const at = xLog ? Math.log : (value) => value;
-  const X = (value) => LEFT + (right - LEFT) * (at(value) - at(x0)) / (at(x1) - at(x0));
-  const Y = (value) => bottom - (bottom - TOP) * (value - y0) / (y1 - y0);
+  const xAt = xLog ? Math.log : (value) => value, yAt = yLog ? Math.log : (value) => value, pad = (yAt(y1) - yAt(y0)) * 0.04;
+  const top = yAt(y1) + pad, foot = yAt(y0) - pad;
+  const X = (value) => LEFT + (right - LEFT) * (xAt(value) - xAt(x0)) / (xAt(x1) - xAt(x0));
+  const Y = (value) => bottom - (bottom - TOP) * (yAt(value) - foot) / (top - foot);
   const picture = svg("svg", { class: "chart", width, height, role: "img", "aria-label": label });
-  for (const value of ticks(y0, y1, 5)) picture.append(
+  for (const value of yLog ? ticks(y0, y1, 5, true) : ticks(foot, top, 5)) picture.append(
     svg("line", { class: "axis", x1: LEFT, x2: right, y1: Y(value), y2: Y(value) }),
     svg("text", { x: LEFT - 6, y: Y(value) + 4, "text-anchor": "end" }, digits(value)));
   for (const value of ticks(x0, x1, Math.max(2, width / 110), xLog, xWhole))

@@ -63,10 +63,10 @@ export function digits(value, count = 3) {
 
 export function measure(value, unit, count = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (unit === "%") return `${digits(100 * value, count)} %`;
-  if (!UNITS[unit]) return `${digits(value, count)} ${unit}`.trim();
+  if (unit === "%") return `${digits(100 * value, count)}\u00a0%`;
+  if (!UNITS[unit]) return `${digits(value, count)}\u00a0${unit}`.trim();
   const [scale, name] = UNITS[unit].find(([size]) => Math.abs(value) >= 0.9995 * size) ?? UNITS[unit].find(([size]) => size === 1);
-  return `${digits(value / scale, count)} ${name}`;
+  return `${digits(value / scale, count)}\u00a0${name}`;
 }
 
 export const query = (entries) => new URLSearchParams(entries).toString();

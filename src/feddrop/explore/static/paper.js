@@ -36,7 +36,7 @@ function points(one) {
     return el("tr", {}, el("td", {}, answer.label), el("td", {}, strip(answer)), el("td", {}, mean), el("td", {}, el("strong", {}, answer.says), answer.why ? ` (${answer.why})` : ""),
       el("td", { class: "chips" }, ...chips));
   });
-  const heads = ["Comparison", "In margins", "Difference", "Says", "One number per seed"];
+  const heads = ["Comparison", "Margin", "Difference", "Says", "One number per seed"];
   return [el("p", {}, `${one.shown[0].toUpperCase()}${one.shown.slice(1)}. ${one.note ? `${one.note}.` : ""}`),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparisons" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...body))),
     place];

@@ -82,7 +82,7 @@ function list(pages) {
   $("compare-runs").hidden = known.length < 2;
   $("compare-runs").textContent = `Compare ${known.length} runs`;
   $("compare-runs").href = `#/compare/${encodeURIComponent(JSON.stringify({ runs: known }))}`;
-  $("pages").replaceChildren(...pages.flatMap((page) => [link(page, `/page?${query([["page", page]])}`, page), " "]));
+  $("pages").replaceChildren(pages.length ? "Written pages: " : "", ...pages.flatMap((page) => [link(page, `/page?${query([["page", page]])}`, page), " "]));
   const metrics = [...new Set(rows.flatMap((row) => row.metrics ?? []))].map((name) => `metrics.${name}`);
   options("quantity", [...words.quantities, ...metrics], plain);
   options("mapped-run", known);
@@ -113,6 +113,12 @@ export function plot(box, curves, x, y) {
     xWhole: x === "rounds", label: `${plain(y)} of ${curves.length} settings against ${label}` });
 }
 
+/** Show the timeline of a round of the run on the map, and keep to it while the run grows. */
+function pick(round) {
+  picked = { run: $("mapped-run").value, round };
+  timeline(picked.run, round);
+}
+
 async function grid() {
   const run = $("mapped-run").value, field = $("mapped").value, canvas = $("grid");
   canvas.hidden = !run;
@@ -133,9 +139,8 @@ async function grid() {
   }));
   canvas.onclick = (event) => { // the subnet of this device in this round
     const box = canvas.getBoundingClientRect(), at = (list, part) => list[Math.min(list.length - 1, Math.floor(part * list.length))];
-    picked = { run, round: at(rounds, (event.clientX - box.left) / box.width) };
-    timeline(run, picked.round);
-    look.at(at(rounds, (event.clientX - box.left) / box.width), at(devices, (event.clientY - box.top) / box.height));
+    pick(at(rounds, (event.clientX - box.left) / box.width));
+    look.at(picked.round, at(devices, (event.clientY - box.top) / box.height));
   };
   look.within(rounds, devices, devices[values.at(-1).findIndex((value) => value !== null)] ?? devices[0]);
   timeline(run, picked?.run === run ? picked.round : rounds.at(-1));
@@ -147,7 +152,7 @@ async function grid() {
 
 export function start(given) {
   words = given;
-  look.start();
+  look.start(pick);
   $("root").textContent = words.root || "/";
   options("quantity", words.quantities, plain);
   options("axis", words.axes);

@@ -50,5 +50,12 @@ export const look = {
     $("subnet-device").value = device;
     show();
   },
-  start() { $("subnet-show").addEventListener("click", show); },
+  /** Show what is entered, and tell the page its round. */
+  start(entered) {
+    $("subnet-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      entered($("subnet-round").valueAsNumber);
+      show();
+    });
+  },
 };
